@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
+import sys
 from collections.abc import Mapping
 
 from broker_adapter import InvalidDestinationException, MessageFormatException, checked_name
@@ -22,8 +25,13 @@ def check_timeout(timeout: object, none: str = "None waits without limit") -> No
     """
     if timeout is None:
         return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:  # NaN is not, either
-        raise ValueError(f"timeout={timeout!r} is not a number of seconds; {none}")
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, int | float)
+        or not timeout >= 0  # NaN is not, either
+        or sys.float_info.max < timeout < math.inf  # an integer that is no float
+    ):
+        raise ValueError(f"timeout={reprlib.repr(timeout)} is not a number of seconds; {none}")
 
 
 def check_subscription_name(name: object) -> None:

@@ -25,8 +25,8 @@ class Argument(NamedTuple):
 
     kind: type
     default: Any = NEEDED
-    least: int = 0  #: of a number
-    most: int = LAST_POSITION  #: of a number
+    least: int = 0  #: of a number, or of those in a list
+    most: int = LAST_POSITION  #: of a number, or of those in a list
     of: type | None = None  #: what a list is of
     most_values: int = 0  #: of a list
 
@@ -137,6 +137,11 @@ def _check_list(operation: str, name: str, wanted: Argument, values: Sequence[An
     if wanted.of is not None and not all(type(each) is wanted.of for each in values):
         raise MessageFormatException(
             f"the argument {name!r} of operation {operation!r} is not a list of {wanted.of.__name__}"
+        )
+    if wanted.of is int and values and not wanted.least <= min(values) <= max(values) <= wanted.most:
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} has a number that is not from {wanted.least} to"
+            f" {wanted.most}"
         )
     longest = max(map(len, values), default=0) if wanted.of is str else 0
     if longest > MAX_TEXT:

@@ -33,7 +33,7 @@ class Deliveries:
 
     Attributes:
         losses: deliveries that count as failed since their connection was lost.
-        redelivered: messages that were processed, or became dead letters, after an earlier delivery had failed.
+        redelivered: messages that were processed, or set aside, after an earlier delivery had failed.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Deliveries:
     def ended_elsewhere(self, token: str | None, queue: int, given: Mapping[int, int | None]) -> list[int]:
         """Which messages of a lost connection its client had acknowledged in vain.
 
-        Others have processed them since, or they are dead letters.
+        Others have processed them since, or they are dead letters or in the expiry queue.
 
         Args:
             token: of the connection; None: not known.

@@ -131,8 +131,6 @@ class Endings:
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
-        if entry.delivery_count:
-            queue.note_ended(entry, effects)
         self._set_aside(queue, entry, self._settings.dead_letter_queue, reason, effects)
 
     def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
@@ -146,6 +144,8 @@ class Endings:
 
     def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
         """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
+        if entry.delivery_count:
+            queue.note_ended(entry, effects)
         target = self._directory.queue(Destination(name), effects, limited=False)
         annotations = {
             DEAD_LETTER_REASON: reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 
@@ -42,6 +43,18 @@ Step = c.Command | Callable[[Reader], Any]
 Steps = Generator[Step, Any, Any]
 
 
+def _is_name(value: object) -> bool:
+    """Whether this can be a message id, or an identity: a producer, a thread and a sequence."""
+    if isinstance(value, list | tuple):
+        if [type(each) for each in value] != [str, int, int]:
+            return False
+        value = value[0]
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 class Arguments:
     """Arguments that were checked.
 
@@ -59,14 +72,17 @@ class Arguments:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
         values: list[Sequence[Any]] = self["given"]
         for each in values:
-            if (
-                not isinstance(each, list | tuple)
-                or len(each) not in (2, 3)
-                or type(each[0]) is not int
-                or not 0 <= each[0] <= LAST_POSITION
-                or (len(each) == 3 and type(each[2]) is not int)
+            if not (
+                isinstance(each, list | tuple)
+                and len(each) in (2, 3)
+                and type(each[0]) is int
+                and 0 <= each[0] <= LAST_POSITION
+                and _is_name(each[1])
+                and (len(each) == 2 or (type(each[2]) is int and 0 <= each[2] <= LAST_POSITION))
             ):
-                raise MessageFormatException(f"{each!r:.100} is not a position, a name, and a number of failures")
+                raise MessageFormatException(
+                    f"{reprlib.repr(each)} is not a position, a name, and a number of failures"
+                )
         return values
 
     def queue(self, state: BrokerState) -> QueueState:

@@ -59,8 +59,8 @@ identity (as a list) or else its message id, and the failures are the failed del
 and with ``token`` (of the connection that was lost, as its client says it in the open frame; or None)
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
     hand; ``lost``, the positions of those that somebody else has in hand or has processed since, or that are dead
-    letters by now (of the last 50,000 messages that ended so after a failed delivery, since the engine began).  At most
-    10,000 messages at once.
+    letters or in the expiry queue by now (of the last 50,000 messages that ended so after a failed delivery, since the
+    engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before

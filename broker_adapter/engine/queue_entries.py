@@ -354,7 +354,7 @@ class QueueEntries:
         batch.entries[entry.key] = entry
 
     def note_ended(self, entry: Entry, effects: Effects, failures: int | None = None) -> None:
-        """Note that a message is processed, or a dead letter, of which a delivery had failed.
+        """Note that a message is processed, or set aside, of which a delivery had failed.
 
         Whoever had that delivery, and lost its connection, may say that it had acknowledged it.
 

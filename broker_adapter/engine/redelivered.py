@@ -1,9 +1,9 @@
-"""Which messages ended in the hands of others than the first who got them, or as dead letters: remembered for a while.
+"""Which messages others processed than the first who got them, or were set aside: remembered for a while.
 
 A client whose connection was lost says again what it had acknowledged.  Where such a message is gone, either its
-acknowledgement had arrived, or others got the message and have processed it too, or it failed too often with this
-loss, and is a dead letter.  What is remembered tells them apart: each message that was processed after a delivery of it
-had failed, and each dead letter that had failed.
+acknowledgement had arrived, or others got the message and have processed it too, or it was set aside: it failed too
+often with this loss, and is a dead letter, or its time was over, and it is in the expiry queue.  What is remembered
+tells them apart: each message that was processed or set aside after a delivery of it had failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Redelivered:
         return len(self._failures)
 
     def ended(self, queue: int, position: int, failures: int) -> None:
-        """A message has ended in a delivery before which so many had failed; a dead letter, after them."""
+        """A message has ended in a delivery before which so many had failed; or was set aside, after them."""
         self._failures[queue, position] = failures
         if len(self._failures) > self._most:
             self._failures.popitem(last=False)

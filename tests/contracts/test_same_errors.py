@@ -298,6 +298,40 @@ def test_a_value_that_cannot_be_carried(factories: Factories, misuse: Misuse, ki
     assert len({text for _, text in found}) == 1, found
 
 
+def _deep(levels: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+#: What a request for messages that are named cannot have, by what it is.
+NAMED: dict[str, Any] = {
+    "a name that is no Unicode": [1, TEXT, 0],
+    "an identity that is no Unicode": [1, [TEXT, 1, 1], 0],
+    "a name that is nothing": [1, object(), 0],
+    "a name of lists": [1, [["p"], {}, 2], 0],
+    "a position of 71 bits": [1 << 70, "x", 0],
+    "failures below zero": [1, "x", -5],
+    "lists in lists": _deep(5000),
+}
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+@pytest.mark.parametrize("given", NAMED.values(), ids=NAMED)
+def test_a_message_that_cannot_be_named(factories: Factories, operation: str, given: Any) -> None:
+    arguments = {"destination": "q", "given": [given]}
+    found = errors(factories, lambda connection, _: connection.request(operation, arguments))
+    assert [each for each, _ in found] == [MessageFormatException] * len(found), found
+
+
+@pytest.mark.parametrize("position", [1 << 70, -1])
+def test_a_position_that_none_can_have(factories: Factories, position: int) -> None:
+    arguments = {"destination": "q", "token": "t", "positions": [1, position]}
+    found = errors(factories, lambda connection, _: connection.request("seen", arguments))
+    assert [each for each, _ in found] == [MessageFormatException] * len(found), found
+
+
 def _in_use(destination: Callable[[Session], Destination]) -> Misuse:
     def misuse(_: Connection, session: Session) -> None:
         made = destination(session)

@@ -71,6 +71,11 @@ def test_a_time_out_that_is_no_number_of_seconds_is_refused(connection: Connecti
             requestor.request("?", timeout)
 
 
+def test_an_integer_that_is_no_float_is_no_time_out() -> None:
+    with pytest.raises(ValueError, match=r"timeout=1000\d*\.\.\.\d*000 is not a number of seconds"):
+        check_timeout(10**400)
+
+
 def test_numbers_of_seconds_are_time_outs() -> None:
     for timeout in (None, 0, 1, 0.5, float("inf")):
         check_timeout(timeout)

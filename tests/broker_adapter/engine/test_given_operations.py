@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
+from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -27,7 +28,7 @@ from tests.broker_adapter.engine.asking import (
     given,
     named,
 )
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, send, settle
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, eventually, send, settle
 
 
 class Weighing:
@@ -204,6 +205,19 @@ def test_what_was_acknowledged_and_is_a_dead_letter_by_its_loss_is_told(
     assert depth(broker, "DLQ") == 2
     for _ in range(2):
         assert settled_again(broker, token, most - 1, 2) == {"settled": 0, "lost": [2]}
+    broker.close()
+
+
+@pytest.mark.parametrize("expiry_queue", ["late", None])
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+def test_what_was_acknowledged_and_is_in_the_expiry_queue_is_told(
+    tmp_path: Path, token: str | None, expiry_queue: str | None
+) -> None:
+    broker = Broker(EngineSettings(expiry_queue=expiry_queue), str(tmp_path))
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)._replace(expires_at_ms=epoch_ms() + 200)]), WAIT)
+    lost_by(broker, "a", 1)
+    eventually(lambda: depth(broker, "q") == 0)
+    assert settled_again(broker, token, 0, 1) == {"settled": 0, "lost": [] if expiry_queue is None else [1]}
     broker.close()
 
 
