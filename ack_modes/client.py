@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
 
+#: Most links that were lost, while the connection lived, and are remembered one by one.
+MAX_LOST_LINKS: Final = 1_000
+
 
 class ClientPolicy:
-    """Holds what was delivered; remembers how much of it was lost with a connection."""
+    """Holds what was delivered; remembers how much of it was lost with a connection.
 
-    __slots__ = ("_epoch", "_held", "_lost_links", "_returned", "_stale_count")
+    What came on a link that was lost acknowledges nothing that came since.  Of the oldest losses only the greatest link
+    is remembered, since the numbers of links count up: what came on one up to that acknowledges only if it is held.
+    """
+
+    __slots__ = ("_epoch", "_forgotten_link", "_held", "_lost_links", "_returned", "_stale_count")
 
     transacted = False
     presettled = False
@@ -23,7 +31,8 @@ class ClientPolicy:
         self._held: list[DeliveryTag] = []
         self._returned: list[DeliveryTag] = []  #: is being given back
         self._epoch = 0
-        self._lost_links: set[int] = set()
+        self._lost_links: dict[int, None] = {}  #: the oldest first
+        self._forgotten_link = -1  #: the greatest of those that are not remembered any more
         self._stale_count = 0
 
     def delivered(self, tag: DeliveryTag) -> None:
@@ -49,9 +58,14 @@ class ClientPolicy:
         if self._stale_count:
             stale_count = self._stale_count
             return Ending(settle_all(self._returned + self._held, Outcome.MODIFIED), True, stale_count)
-        if not self._held or 0 <= tag.epoch < self._epoch or tag.link in self._lost_links:
+        if not self._held or (tag.epoch >= 0 and self._is_lost(tag)):
             return NOTHING_ENDS  # what came since is not what the caller means
         return Ending(settle_all(self._held, Outcome.ACCEPTED))
+
+    def _is_lost(self, tag: DeliveryTag) -> bool:
+        if tag.epoch < self._epoch or tag.link in self._lost_links:
+            return True
+        return tag.link <= self._forgotten_link and tag not in self._held
 
     def acknowledged(self, tag: DeliveryTag) -> None:
         self._held, self._returned, self._stale_count = [], [], 0
@@ -82,6 +96,7 @@ class ClientPolicy:
     def interrupted(self, epoch: int) -> None:
         self._epoch = epoch
         self._lost_links.clear()
+        self._forgotten_link = -1  # each connection numbers its links from the start
         self._stale_count += len(self._held)
         self._held, self._returned = [], []
 
@@ -89,7 +104,11 @@ class ClientPolicy:
         self._epoch = epoch
 
     def link_lost(self, link: int) -> None:
-        self._lost_links.add(link)
+        self._lost_links[link] = None
+        if len(self._lost_links) > MAX_LOST_LINKS:
+            oldest = next(iter(self._lost_links))
+            del self._lost_links[oldest]
+            self._forgotten_link = max(self._forgotten_link, oldest)
         kept = [tag for tag in self._held if tag.link != link]
         self._stale_count += len(self._held) - len(kept)
         self._held = kept

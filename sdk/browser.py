@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 
 from broker_adapter import (
@@ -38,7 +37,7 @@ class QueueBrowser:
     # A misspelt attribute is an error.
     __slots__ = (
         "__weakref__",
-        "_attaching",
+        "_attach",
         "_destination",
         "_lifecycle",
         "_looks",
@@ -54,7 +53,7 @@ class QueueBrowser:
         destination: Destination,
         selector: str | None,
         on_close: Callable[[], object],
-        attaching: Callable[[], AbstractContextManager[None]],
+        attach: Callable[[Callable[[], None]], None],
     ) -> None:
         """Made by the session.
 
@@ -64,9 +63,9 @@ class QueueBrowser:
             destination: the queue.
             selector: which messages to show, in the selector language; None: all.
             on_close: called once.
-            attaching: within this, a link is attached and noted, so that no news of it is lost.
+            attach: calls what attaches a link and notes it, so that no news of it is lost.
         """
-        self._attaching = attaching
+        self._attach = attach
         self._state = state
         self._destination = destination
         self._selector = selector
@@ -140,9 +139,12 @@ class QueueBrowser:
             browse=True,
             presettled=True,
         )
-        with self._attaching():
+
+        def attach() -> None:
             look.link = state.attach(spec, look.copies.extend)
             self._looks[look.link] = look
+
+        self._attach(attach)
         return look
 
     def _fetch(self, look: _Look, window: int) -> int:

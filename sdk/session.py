@@ -228,15 +228,14 @@ class Session(MessageFactory):
             _check_reliability(checked_destination(destination), self._mode)
 
         def make() -> MessageProducer:
-            with self._links.attaching():
-                link = self._state.attach(SenderSpec(self._state.number, destination), None)
-                producer = MessageProducer(
-                    self._state, link, self._links.next_number(), destination, self._identify(), self._remove_producer
-                )
-                self._links.producers[link] = producer
+            link = self._state.attach(SenderSpec(self._state.number, destination), None)
+            producer = MessageProducer(
+                self._state, link, self._links.next_number(), destination, self._identify(), self._remove_producer
+            )
+            self._links.producers[link] = producer
             return producer
 
-        return self._set_up(make)
+        return self._set_up(lambda: self._links.attach(make))
 
     def create_consumer(
         self,
@@ -343,7 +342,7 @@ class Session(MessageFactory):
             number = self._links.next_number()
             browser = QueueBrowser(
                 *(self._state, number, destination, wanted, lambda: self._links.browsers.pop(number)),
-                self._links.attaching,
+                self._links.attach,
             )
             self._links.browsers[number] = browser
             return browser
@@ -409,18 +408,21 @@ class Session(MessageFactory):
                 presettled=state.policy.presettled,
                 selects=wanted is not None,
             )
-            with self._links.attaching():
-                link = consumer._prefetch.link = state.attach(spec, sink)
-                if state.acknowledgements is not None:
-                    state.acknowledgements.widen(prefetch)
-                sink.link = link
-                self._links.sinks[link] = sink
-                self._links.consumers[link] = consumer
+            link = consumer._prefetch.link = state.attach(spec, sink)
+            if state.acknowledgements is not None:
+                state.acknowledgements.widen(prefetch)
+            sink.link = link
+            self._links.sinks[link] = sink
+            self._links.consumers[link] = consumer
+            return consumer
+
+        def make_and_open() -> MessageConsumer:
+            consumer = self._links.attach(make)
             if state.running:
                 consumer._prefetch.open_credit()
             return consumer
 
-        return self._set_up(make)
+        return self._set_up(make_and_open)
 
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""

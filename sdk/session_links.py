@@ -15,9 +15,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
@@ -29,6 +29,8 @@ from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, stop_flows, taken_from
 from sdk.producer import MessageProducer
 from sdk.session_state import SessionState, log
+
+_T = TypeVar("_T")
 
 LinkEvent = LinkInterrupted | LinkLost | LinkRestored
 #: Most news of links that is kept; the oldest is dropped.
@@ -120,13 +122,12 @@ class SessionLinks:
             consumer._prefetch.restored()
         self._state.restore(epoch)
 
-    @contextlib.contextmanager
-    def attaching(self) -> Iterator[None]:
-        """Something is attached within this, and put into its table: no news of it is lost."""
+    def attach(self, make: Callable[[], _T]) -> _T:
+        """Do what attaches something and puts it into its table: no news of it is lost."""
         this = object()
-        self._attaching[this] = None
-        try:
-            yield
+        try:  # here, and not in a context manager: a handler of a signal may raise on the way into one, and out
+            self._attaching[this] = None
+            return make()
         finally:
             self._attaching.pop(this, None)
             self._changed(_Change.ATTACHED)

@@ -8,6 +8,7 @@ import pytest
 
 import ack_modes
 from ack_modes import AcknowledgeMode, AckPolicy, Batch, DeliveryTag, Outcome, Settlement
+from ack_modes.client import MAX_LOST_LINKS, ClientPolicy
 from ack_modes.individual import MAX_STALE, IndividualPolicy
 
 _BATCH = Batch(messages=3, delay_seconds=1.0)
@@ -613,3 +614,33 @@ def test_an_individual_session_remembers_lost_links_within_its_limit() -> None:
     policy.delivered(_on_link(2, 1))
     assert not _acknowledged(policy, _on_link(2, 1)).dirty
     assert _acknowledged(policy, _on_link(1, 0)).dirty
+
+
+def test_a_client_session_remembers_lost_links_within_its_limit_and_what_came_on_them_acknowledges_nothing() -> None:
+    policy = ClientPolicy()
+    policy.delivered(_on_link(5, 1))
+    for link in range(10, 100_010):
+        policy.delivered(_on_link(link, link))
+        policy.link_lost(link)
+        ending = _acknowledged(policy, _on_link(link, link))
+        assert (ending.dirty, ending.stale_count) == (True, 1)
+        policy.delivered(_on_link(5, link))
+    assert len(policy._lost_links) == MAX_LOST_LINKS
+    for link in (10, 50_000, 100_009):
+        assert policy.acknowledge(_on_link(link, link)) == ((), False, 0), link
+    # What is held on a link that lives is acknowledged, by whichever of it, or by none.
+    for tag in (_on_link(5, 100_009), DeliveryTag(-1, -1, -1)):
+        assert policy.acknowledge(tag).settlements == (Settlement(_on_link(5, 100_009), Outcome.ACCEPTED),)
+    policy.interrupted(1)
+    assert not policy._lost_links
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED", "AUTO", "DUPS_OK", "NO_ACK"])
+def test_links_that_are_lost_for_ever_leave_nothing_beyond_a_limit(mode: str) -> None:
+    policy = _new(mode)
+    for link in range(2 * MAX_STALE):
+        policy.delivered(_on_link(link, link))
+        policy.link_lost(link)
+    for name in type(policy).__slots__:
+        kept = getattr(policy, name)
+        assert not hasattr(kept, "__len__") or len(kept) <= MAX_STALE, name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from sdk import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
+from tests.sdk.interrupts import AtStep, Interrupt
 from tests.sdk.small_broker import SmallBroker, all_again, lose, received, started, with_messages
 
 
@@ -149,10 +148,6 @@ def test_client_is_stale_once_before_the_news_of_a_loss_and_after_it(
     assert consumer.receive(0.05) is None
     assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]
     session.close()
-
-
-class Interrupt(Exception):
-    """What the handler of a signal raises."""
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str) -> None:
@@ -393,36 +388,11 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         received(consumer).acknowledge()
 
 
-class AtCall:
-    """Interrupts as the handler of a signal does, as one of the SDK's functions begins: the one of this number."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def trace(self, frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_globals["__name__"].startswith(("sdk.", "ack_modes.")):
-            self.left -= 1
-            if not self.left:
-                raise Interrupt
-
-    def during(self, call: Callable[[], None]) -> bool:
-        """Whether the call was interrupted."""
-        before = sys.gettrace()
-        sys.settrace(self.trace)
-        try:
-            call()
-        except Interrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
-
-
 @pytest.mark.parametrize("closes", [False, True], ids=["open producer", "closed producer"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["commits again", "sends and commits"])
 def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(goes_on: bool, closes: bool) -> None:
-    out, number, interrupted = queue_of("out"), 0, True
-    while interrupted:
+    out, number, error = queue_of("out"), 0, None
+    while number == 0 or error is not None:
         number += 1
         broker = SmallBroker(prefetch_messages=10)
         with started(broker) as connection:
@@ -430,15 +400,15 @@ def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(
             producer, stays = session.create_producer(out), session.create_producer(out)
             told: list[tuple[str, JMSException | None]] = []
 
-            def completed(message: Message, error: JMSException | None, told: list[Any] = told) -> None:
-                told.append((message.body, error))
+            def completed(message: Message, failure: JMSException | None, told: list[Any] = told) -> None:
+                told.append((message.body, failure))
 
             received(consumer)
             for body in "ab":
                 producer.send(body, on_completion=completed)
             if closes:
                 producer.close()
-            interrupted = AtCall(number).during(session.commit)
+            error = AtStep(number).during(session.commit)
             done = len(broker.commits)
             if goes_on:
                 received(consumer)
@@ -446,7 +416,7 @@ def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(
             session.commit()
             expected = ["a", "b", "c"] if goes_on else ["a", "b"]
             assert [body for body, _ in told] == expected, number
-            assert [error is None for _, error in told].count(False) in ({0, 2} if done else {0}), (number, told)
+            assert [failure is None for _, failure in told].count(False) in ({0, 2} if done else {0}), (number, told)
             assert [each.envelope.body for each in broker.waiting[out]] == expected, number
             assert broker.outcomes() == [Outcome.ACCEPTED] * (1 + goes_on), number
             assert (producer._link in broker._senders) is not closes, number

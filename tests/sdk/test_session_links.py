@@ -18,11 +18,13 @@ from sdk import (
     ConnectionLostException,
     JMSException,
     Message,
+    Session,
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
 from sdk.session_links import MAX_KEPT_NEWS
-from tests.sdk.small_broker import SmallBroker, lose, received, with_messages
+from tests.sdk.interrupts import AtStep
+from tests.sdk.small_broker import SmallBroker, fill, lose, received, with_messages
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -245,11 +247,46 @@ def test_news_that_nobody_wants_is_kept_while_something_is_attached_and_not_with
 ) -> None:
     session = connection.create_session()
     links = session._links
-    with links.attaching():
+
+    def attach() -> None:
         for number in range(MAX_KEPT_NEWS + 10):
             broker.lose_link(1000 + number)
         assert len(links._kept) == MAX_KEPT_NEWS
+
+    links.attach(attach)
     assert not links._kept
+
+
+def browsed(session: Session) -> object:
+    """An iteration that has begun."""
+    looks = iter(session.create_browser(queue_of("q")))
+    next(looks)
+    return looks
+
+
+@pytest.mark.parametrize(
+    "attach",
+    [
+        lambda session: session.create_producer(queue_of("q")),
+        lambda session: session.create_consumer(queue_of("q")),
+        browsed,
+    ],
+    ids=["producer", "consumer", "browser"],
+)
+def test_nothing_counts_as_being_attached_wherever_that_was_interrupted(
+    broker: SmallBroker, connection: Connection, attach: Callable[[Session], object]
+) -> None:
+    with connection.create_session() as filling:
+        fill(filling, 1)
+    number, error = 0, None
+    while number == 0 or error is not None:
+        number += 1
+        session, made = connection.create_session(), list[object]()
+        # Both are kept: what is made, and the error with all that is in its traceback.
+        error = AtStep(number).during(lambda session=session, made=made: made.append(attach(session)))  # type: ignore[misc]
+        assert not session._links._attaching, number
+        session.close()
+    assert number > 20, "it has been interrupted at each step"
 
 
 def test_what_others_hold_is_acknowledged_together_though_a_link_cannot_be_attached_again(
