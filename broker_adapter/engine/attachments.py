@@ -51,7 +51,11 @@ class Attachments:
                 raise InvalidDestinationException(
                     f"temporary topic {destination.name!r} can be consumed only by the connection that made it"
                 )
-            queue = self._subscribe(client, command, effects)
+            subscribed = self._subscribe(client, command, effects)
+            if isinstance(subscribed, c.WouldReplace):
+                effects.answer(command, subscribed)
+                return
+            queue = subscribed
             selector = None  # the subscription takes in only what it wants
         else:
             if subscription is not None:
@@ -70,8 +74,12 @@ class Attachments:
             return
         effects.answer(command, self._consumers.attach(client, queue, command, selector, effects).id)
 
-    def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
-        """The queue of the subscription that a consumer attaches to; it is made where there is none."""
+    def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState | c.WouldReplace:
+        """The queue of the subscription that a consumer attaches to; it is made where there is none.
+
+        Returns:
+            WouldReplace, and nothing has changed, where it would replace one that the command may not replace.
+        """
         topic = command.destination
         subscription = command.subscription
         selector = command.selector or None
@@ -102,6 +110,8 @@ class Attachments:
                 )
             if same:
                 return existing
+            if command.may_replace is not None and existing.id not in command.may_replace:
+                return c.WouldReplace(existing.id)
         else:
             self._directory.check_limit()
         record = CatalogRecord(

@@ -195,6 +195,9 @@ class DeleteTemporary(NamedTuple):
 class Attach(NamedTuple):
     """A consumer comes; it has no credit yet.  Replies with its number.
 
+    A named subscription of another topic, selector or no_local ends, with its messages, and a new one takes its place.
+    Where it is none of those that the command ``may_replace``, the reply is :class:`WouldReplace`, and nothing happens.
+
     Where a queue has exclusive consumers, the one of them that came first gets everything, and the others get nothing.
 
     ``slice_bytes`` bounds what is on its way to the consumer: after so many bytes of messages (the last one may exceed
@@ -212,7 +215,14 @@ class Attach(NamedTuple):
     slice_bytes: int | None = None
     exclusive: bool = False
     ended: Callable[[Any], None] | None = None  #: told why, where the engine ends the consumer
+    may_replace: Container[int] | None = None  #: numbers of subscriptions; None: it may replace any
     reply: Reply | None = None
+
+
+class WouldReplace(NamedTuple):
+    """The reply to an :class:`Attach` that would end a subscription that it may not replace."""
+
+    subscription: int  #: its number
 
 
 class Detach(NamedTuple):

@@ -270,30 +270,53 @@ class Consumers:
             output.arrived_bytes += size
             calls.add_callback(self._deliver, consumer, handouts, size)
 
-        self._defer(
-            c.Attach(
-                calls.known_client,
-                destination,
-                sink,
-                subscription,
-                selector,
-                no_local,
-                consumer.presettled,
-                browse,
-                slice_bytes,
-                exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
-                ended=calls.reply(self._on_ended, consumer),
-                reply=calls.reply(self._on_attached, event, source, consumer),
-            )
+        command = c.Attach(
+            calls.known_client,
+            destination,
+            sink,
+            subscription,
+            selector,
+            no_local,
+            consumer.presettled,
+            browse,
+            slice_bytes,
+            exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
+            ended=calls.reply(self._on_ended, consumer),
+            may_replace=(),
         )
+        self._ask_engine(event, source, consumer, command)
+
+    def _ask_engine(self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, command: c.Attach) -> None:
+        reply = self._calls.reply(self._on_attached, event, source, consumer, command)
+        self._defer(command._replace(reply=reply))
+
+    def _replace(
+        self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, command: c.Attach, subscription: int
+    ) -> None:
+        """Attach a consumer in place of a subscription with this number, if the user may end that one."""
+        assert command.subscription is not None
+        try:
+            self._authorize(permissions.UNSUBSCRIBE, topic(command.subscription.name))
+        except JMSException as error:
+            self._peer.refuse_link(event.link, error_for(error))
+            return
+        self._ask_engine(event, source, consumer, command._replace(may_replace=(subscription,)))
 
     def _on_attached(
-        self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, result: int | JMSException
+        self,
+        event: LinkRemoteOpen,
+        source: Terminus,
+        consumer: _Consumer,
+        command: c.Attach,
+        result: int | c.WouldReplace | JMSException,
     ) -> None:
         if self._links.refused(event, result):
             if isinstance(result, int):
                 self._defer(c.Detach(result, give_back=True))
             self._calls.end_temporary(consumer.temporary)
+            return
+        if isinstance(result, c.WouldReplace):
+            self._replace(event, source, consumer, command, result.subscription)
             return
         assert isinstance(result, int)
         consumer.number = result

@@ -2,7 +2,20 @@
 
 Every user may do everything today (``docs/security.md``).  What asks: links that send, receive and browse, messages of
 links that name their destinations one by one (in transactions as well), temporary destinations, the end of
-subscriptions, and each request.
+subscriptions (also where an attach replaces one that has another topic or selector), and each request.
+
+What the door does not decide, because a name says too little or the engine knows better:
+
+- A client consumes, deletes and declares only temporary destinations of its own connection; the engine checks that.
+  Everybody may send to those of others, whose names are in messages (``reply_to``).
+- A client chooses its client id, and ``UNSUBSCRIBE`` names the subscription alone: who may end a subscription of this
+  name may end that of each client id that is not in use.
+- ``seen_rest``, ``forgive_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
+  knows (UUIDs).  ``seen``, ``forgive`` and ``settle_positions`` also name the queue, which is asked about.
+- ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
+  and ``discard`` takes prefixes.  A rule that keeps users apart must not permit them to everybody.
+- A message id may contain the producer id of its sender, and the engine rejects duplicates by it: a user that may send
+  to the same destination can have later messages of that producer taken for duplicates.
 """
 
 from __future__ import annotations
@@ -70,6 +83,9 @@ def asked_of_request(
     A redrive that names a queue to move messages to is a send to that queue as well.  One that names none puts
     messages back to where they were set aside, which needs no right but that to redrive the queue.
 
+    To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
+    there what was allowed when it was staged.
+
     Args:
         operation: its name.
         arguments: by name, not checked yet; one that is not of its type names nothing, and is refused by
@@ -84,4 +100,6 @@ def asked_of_request(
     to = arguments.get("to")
     if isinstance(to, str):
         asked.append((SEND, resolved(Destination(to))))
+    if operation == "stage" and isinstance(name, str):
+        asked.append((SEND, resolved(Destination(name))))
     return asked

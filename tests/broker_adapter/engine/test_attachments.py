@@ -83,6 +83,29 @@ def test_a_durable_subscription_moved_to_another_topic_starts_empty() -> None:
     assert len(rules.delivered[consumer]) == 1
 
 
+def test_an_attach_replaces_only_a_subscription_that_it_may_replace() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    rules.do(c.Detach(rules.attach(client, topic("t"), subscription=DURABLE)))
+    rules.send(client, topic("t"), b"old")
+    elsewhere = c.Attach(client, topic("other"), print, DURABLE, may_replace=())
+    answer = rules.do(elsewhere)
+    assert isinstance(answer, c.WouldReplace)
+    assert not rules.state.directory.consumers
+    assert rules.do(elsewhere._replace(may_replace=(answer.subscription + 1,))) == answer
+    assert rules.depth("t:s") == 1
+    assert isinstance(rules.do(elsewhere._replace(may_replace=(answer.subscription,))), int)
+    assert rules.depth("other:s") == 0
+
+
+def test_an_attach_that_may_replace_nothing_makes_and_finds_a_subscription() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    attach = c.Attach(client, topic("t"), print, DURABLE, may_replace=())
+    for _ in range(2):
+        rules.do(c.Detach(rules.do(attach)))
+
+
 def test_a_shared_subscription_that_is_in_use_does_not_move() -> None:
     rules = Rules()
     client = rules.connect()

@@ -9,12 +9,14 @@ import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, queue, topic
+from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.permissions import NAMING, NOT_NAMING, asked_of_request, authorize
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
+from broker_adapter.transport import Subscription
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -23,9 +25,9 @@ from sdk import (
     JMSSecurityException,
     TransactionRolledBackException,
 )
-from tests.broker_adapter.engine.driving import depth
+from tests.broker_adapter.engine.driving import WAIT, Inbox
 
-Q, T = queue("q"), topic("t")
+Q, T, MINE = queue("q"), topic("t"), topic("mine")
 
 
 class Door:
@@ -34,9 +36,11 @@ class Door:
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, str, Destination | None]] = []
         self.refused: tuple[str, Destination | None] | None = None
+        self.meanwhile: Callable[[str], None] = lambda action: None  #: happens while the door is asked
 
     def __call__(self, user: str | None, action: str, destination: Destination | None) -> None:
         self.asked.append((user, action, destination))
+        self.meanwhile(action)
         if (action, destination) == self.refused:
             raise JMSSecurityException(f"{user} may not {action} {destination}")
 
@@ -107,6 +111,16 @@ def subscribe(connection: Connection) -> None:
         session.create_durable_consumer(T, "s").close()
 
 
+def replace_a_subscription(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_durable_consumer(MINE, "s").close()
+
+
+def replace_a_subscription_with_another_selector(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_durable_consumer(T, "s", selector="a = 1").close()
+
+
 def unsubscribe(connection: Connection) -> None:
     with connection.create_session() as session:
         session.unsubscribe("s")
@@ -134,41 +148,60 @@ def ask_about_a_temporary_queue(connection: Connection) -> None:
         connection.request("purge", {"destination": TEMPORARY_QUEUE_PREFIX + "1"})
 
 
+def stage(connection: Connection) -> None:
+    connection.request("stage", {"transaction": "x", "queue": "q", "first": 0, "messages": []})
+
+
 def ask_in_general(connection: Connection) -> None:
     connection.statistics()
 
 
 TEMPORARY = Destination("", DestinationKind.TEMPORARY_QUEUE)
+#: What a client does, and what the door is asked for it, in this order.
 WAYS = pytest.mark.parametrize(
     ("act", "asks"),
     [
-        (send, ("send", Q)),
-        (send_anywhere, ("send", Q)),
-        (send_anywhere_in_a_transaction, ("send", Q)),
-        (consume, ("consume", Q)),
-        (browse, ("browse", Q)),
-        (subscribe, ("consume", T)),
-        (unsubscribe, ("unsubscribe", topic("s"))),
-        (make_temporary, ("create_temporary", TEMPORARY)),
-        (ask, ("purge", Q)),
-        (ask_in_general, ("statistics", None)),
-        (redrive, ("redrive", queue("DLQ"))),
-        (redrive_elsewhere, ("send", queue("elsewhere"))),
+        (send, [("send", Q)]),
+        (send_anywhere, [("send", Q)]),
+        (send_anywhere_in_a_transaction, [("send", Q)]),
+        (consume, [("consume", Q)]),
+        (browse, [("browse", Q)]),
+        (subscribe, [("consume", T)]),
+        (replace_a_subscription, [("consume", MINE), ("unsubscribe", topic("s"))]),
+        (replace_a_subscription_with_another_selector, [("consume", T), ("unsubscribe", topic("s"))]),
+        (unsubscribe, [("unsubscribe", topic("s"))]),
+        (make_temporary, [("create_temporary", TEMPORARY)]),
+        (ask, [("purge", Q)]),
+        (ask_in_general, [("statistics", None)]),
+        (stage, [("stage", Q), ("send", Q)]),
+        (redrive, [("redrive", queue("DLQ"))]),
+        (redrive_elsewhere, [("redrive", Q), ("send", queue("elsewhere"))]),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 
 
-@WAYS
-def test_every_way_to_a_destination_asks_with_the_name_of_the_user(
-    connection: Connection, door: Door, act: Callable[[Connection], None], asks: tuple[str, Destination | None]
-) -> None:
+def prepare(connection: Connection) -> None:
+    """Make a queue and a subscription, with a message each."""
     subscribe(connection)
     send(connection)
+    with connection.create_session() as session:
+        session.create_producer(T).send("x")
+
+
+def contents(broker: Broker) -> list[tuple[str, str, int]]:
+    """Each queue and subscription, with its number of messages."""
+    return [(each.kind, each.name, each.messages) for each in broker.call(c.Statistics(), WAIT).queues]
+
+
+@WAYS
+def test_every_way_to_a_destination_asks_with_the_name_of_the_user(
+    connection: Connection, door: Door, act: Callable[[Connection], None], asks: list[tuple[str, Destination | None]]
+) -> None:
+    prepare(connection)
     door.taken()
     act(connection)
-    asked = [each for each in door.taken() if each[0] != "watch_servers"]
-    assert asked == ([("redrive", Q), asks] if act is redrive_elsewhere else [asks])
+    assert [each for each in door.taken() if each[0] != "watch_servers"] == asks
 
 
 @WAYS
@@ -177,19 +210,44 @@ def test_what_is_refused_is_an_error_and_changes_nothing(
     broker: Broker,
     door: Door,
     act: Callable[[Connection], None],
-    asks: tuple[str, Destination | None],
+    asks: list[tuple[str, Destination | None]],
 ) -> None:
-    subscribe(connection)
-    send(connection)
-    before = depth(broker, "q")
-    door.refused = asks
+    prepare(connection)
+    before = contents(broker)
     error = TransactionRolledBackException if act is send_anywhere_in_a_transaction else JMSSecurityException
-    with pytest.raises(error, match="alice may not"):
-        act(connection)
+    for refused in asks:
+        door.refused = refused
+        with pytest.raises(error, match="alice may not"):
+            act(connection)
+        assert contents(broker) == before
     door.refused = None
-    assert depth(broker, "q") == before
-    assert [each.kind for each in connection.statistics().queues].count("subscription") == 1
     act(connection)  # the connection goes on
+
+
+def test_an_attach_replaces_only_the_subscription_that_the_door_was_asked_for(
+    connection: Connection, broker: Broker, door: Door
+) -> None:
+    """Another client replaces the subscription while the door is asked; the door is then asked for that one."""
+    prepare(connection)
+    times = 0
+
+    def meanwhile(action: str) -> None:
+        nonlocal times
+        if action != "unsubscribe":
+            return
+        times += 1
+        if times == 2:
+            raise JMSSecurityException("alice may not end this one")
+        other = broker.call(c.Connect("me", exclusive=False), WAIT)
+        subscription = Subscription("s", durable=True, shared=False)
+        consumer = broker.call(c.Attach(other, topic("secret"), Inbox(), subscription), WAIT)
+        broker.call(c.Detach(consumer), WAIT)
+        broker.call(c.Enqueue(other, topic("secret"), [c.NewMessage(0, b"x")]), WAIT)
+
+    door.meanwhile = meanwhile
+    with pytest.raises(JMSSecurityException, match="this one"):
+        replace_a_subscription(connection)
+    assert ("subscription", "secret:s", 1) in contents(broker)
 
 
 def test_every_user_may_do_everything_today() -> None:
