@@ -403,10 +403,10 @@ class Listener:
 
         protocol = ServerProtocol(
             *(self._broker, self.settings, login, wake, request),
+            lambda action, destination: self._authorize(login.username, action, destination),
             take_over,
             admit=self._admit,
             servers=lambda: self.servers,
-            authorize=lambda action, destination: self._authorize(login.username, action, destination),
             log=self.log.write,
             clock=time.monotonic,
         )

@@ -89,10 +89,10 @@ class ServerProtocol:
         login: Login | None,
         wake: Callable[[], None],
         run_request: RunRequest,
+        authorize: Callable[[str, Destination | None], None],
         take_over: Callable[[str], None] = lambda _token: None,
         admit: Callable[[], None] = lambda: None,
         servers: Callable[[], Sequence[Server]] = lambda: (),
-        authorize: Callable[[str, Destination | None], None] = lambda action, destination: None,
         log: Callable[..., None] = lambda kind, text, *arguments: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -104,11 +104,11 @@ class ServerProtocol:
             login: the SASL exchange to go through first; None: none is accepted.
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
+            authorize: raises JMSSecurityException where the user may not do this with this destination; see
+                :mod:`broker_adapter.server.permissions`.
             take_over: ends the connection of this token, whose client has reconnected on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.
-            authorize: raises JMSSecurityException where the user may not do this with this destination; see
-                :mod:`broker_adapter.server.permissions`.
             log: writes a warning; see :meth:`broker_adapter.server.limited_log.LimitedLog.write`.
             clock: a steady one, in seconds, by which conversions of messages are spread over turns.
         """

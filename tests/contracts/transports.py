@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from broker_adapter.failover.inner import Identification, Make
 from broker_adapter.failover.transport import FailoverTransport
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import (
@@ -130,7 +132,8 @@ class _MemoryServer:
         broker.learn_format(AMQP_FORMAT, decode_ahead)  # as the listener does
         self.wake: Callable[[], None] = lambda: None
         self._protocol = ServerProtocol(
-            broker, ServerSettings(), ServerLogin(None, plain=True), lambda: self.wake(), self._request
+            *(broker, ServerSettings(), ServerLogin(None, plain=True), lambda: self.wake(), self._request),
+            authorize=partial(authorize, None),
         )
 
     def _request(self, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:

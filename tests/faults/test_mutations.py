@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import JMSException
+from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Delivery, ReceiverSpec, SenderSpec, Subscription
@@ -69,7 +71,10 @@ class Run:
         self._broker = broker
         self._mutations = mutations
         self._now_ms = 1_000
-        self.server = ServerProtocol(broker, ServerSettings(max_frame_bytes=4096), None, lambda: None, self._request)
+        settings = ServerSettings(max_frame_bytes=4096)
+        self.server = ServerProtocol(
+            broker, settings, None, lambda: None, self._request, authorize=partial(authorize, None)
+        )
         options = ClientOptions(
             container_id="fuzzed",
             hostname="host",

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
@@ -23,6 +24,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import SenderSpec
@@ -162,7 +164,7 @@ AT_THE_CLIENT: dict[str, tuple[list[bytes], str]] = {
 
 def at_the_server(broker: Broker, pieces: list[bytes]) -> str:
     """How our server takes these pieces of a client."""
-    server = ServerProtocol(broker, ServerSettings(), None, lambda: None, lambda *_: None)
+    server = ServerProtocol(broker, ServerSettings(), None, lambda: None, lambda *_: None, partial(authorize, None))
     server.receive(HEADER + open_frame(), 1)
     for piece in pieces:
         broker.call(c.Statistics(), _SECONDS)  # it has answered all that came before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from proton import Message
@@ -32,13 +33,14 @@ from broker_adapter.amqp.wire import (
     DISCHARGE_CODE,
     envelope_capabilities,
 )
-from broker_adapter.destination import queue
+from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION
 from broker_adapter.errors import (
     JMSException,
 )
+from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
@@ -52,14 +54,24 @@ OWN_CLIENT = tuple(envelope_capabilities(ENVELOPE_VERSION))
 TOPIC = ("topic",)
 
 
+PERMITS_ALL = partial(authorize, None)
+
+
 class Client:
     """A peer at the other end of a pipe from the server's protocol, and all that it has heard."""
 
-    def __init__(self, broker: Broker, login: ServerLogin | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        login: ServerLogin | None = None,
+        *,
+        authorize: Callable[[str, Destination | None], None] = PERMITS_ALL,
+        **limits: Any,
+    ) -> None:
         self.broker = broker
         self.peer = Peer(PeerLimits())
         self._woken = threading.Event()
-        self.server = ServerProtocol(broker, ServerSettings(**limits), login, self._woken.set, self._request)
+        self.server = ServerProtocol(broker, ServerSettings(**limits), login, self._woken.set, self._request, authorize)
         self.events: list[Any] = []
         self.now_ms = 1_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.permissions import NAMING, NOT_NAMING, asked_of_request, authorize
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Subscription
@@ -281,3 +283,7 @@ def test_each_argument_of_each_operation_names_a_destination_or_is_known_to_name
     arguments = {name for operation in ARGUMENTS.values() for name in operation}
     assert arguments == NAMING | NOT_NAMING
     assert not NAMING & NOT_NAMING
+
+
+def test_a_connection_is_not_served_without_a_check_of_permissions() -> None:
+    assert signature(ServerProtocol).parameters["authorize"].default is Parameter.empty

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -18,9 +17,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.destination import MAX_NAME_BYTES, Destination
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSSecurityException
-from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.engine.driving import depth
-from tests.broker_adapter.server import protocol_client
 from tests.broker_adapter.server.protocol_client import (
     TOPIC,
     Client,
@@ -203,19 +200,12 @@ class Asked:
             self.names.append(destination.name)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Has the next clients' servers ask here."""
-    asked = Asked()
-    monkeypatch.setattr(protocol_client, "ServerProtocol", partial(ServerProtocol, authorize=asked))
-    return asked
-
-
 @pytest.mark.parametrize("in_a_transaction", [False, True])
 def test_a_name_that_no_destination_can_have_is_refused_before_permissions_are_checked(
-    asked: Asked, broker: Broker, in_a_transaction: bool
+    broker: Broker, in_a_transaction: bool
 ) -> None:
-    client = Client(broker).open()
+    asked = Asked()
+    client = Client(broker, authorize=asked).open()
     link = client.sender(Terminus())
     coordinator = client.coordinator()
 
@@ -230,8 +220,9 @@ def test_a_name_that_no_destination_can_have_is_refused_before_permissions_are_c
     assert asked.names == ["x" * MAX_NAME_BYTES]
 
 
-def test_all_links_of_a_connection_remember_a_bounded_number_of_destinations(asked: Asked, broker: Broker) -> None:
-    client = Client(broker).open()
+def test_all_links_of_a_connection_remember_a_bounded_number_of_destinations(broker: Broker) -> None:
+    asked = Asked()
+    client = Client(broker, authorize=asked).open()
     links = [client.sender(Terminus(), name=f"s{number}") for number in range(2)]
     for link in links:
         client.send(link, "x", address="q0")
@@ -243,7 +234,7 @@ def test_all_links_of_a_connection_remember_a_bounded_number_of_destinations(ask
 
 
 def test_nothing_is_kept_of_a_message_that_its_sender_may_not_send(
-    monkeypatch: pytest.MonkeyPatch, broker: Broker
+    broker: Broker,
 ) -> None:
     names: list[str] = []
 
@@ -252,8 +243,7 @@ def test_nothing_is_kept_of_a_message_that_its_sender_may_not_send(
         names.append(destination.name)
         raise JMSSecurityException("no")
 
-    monkeypatch.setattr(protocol_client, "ServerProtocol", partial(ServerProtocol, authorize=refuse))
-    client = Client(broker).open()
+    client = Client(broker, authorize=refuse).open()
     link = client.sender(Terminus())
     for _ in range(2):
         assert code_of(client.send(link, "x", address="q")[0]) == (REJECTED, "amqp:unauthorized-access")
