@@ -49,7 +49,6 @@ from broker_adapter.engine.records import (
     Counters,
     LaneCounters,
     RawEntry,
-    check_kind,
     decode_annotations,
     decode_catalog,
     decode_counters,
@@ -193,8 +192,6 @@ class Check:
             (number,) = unpack_queue_key(key)
             try:
                 record = decode_catalog(key, value)
-                if not (isinstance(record.kind, str) and isinstance(record.name, str)):
-                    raise ValueError(record)
             except (StoreCorruptException, ValueError, TypeError):
                 record = CatalogRecord("queue", f"recovered-{number}")
                 yield Finding(
@@ -205,7 +202,6 @@ class Check:
                     f" {record.name!r}",
                     (*to_quarantine("catalog", key, value), ("catalog", key, encode_catalog(key, record))),
                 )
-            check_kind(record)
             self._queues[number] = _Queue(number, record)
             name = record.kind, record.name, record.client_id if record.kind == "subscription" else None
             if record.kind != "ended" and name in names:

@@ -18,7 +18,6 @@ from broker_adapter.engine.records import (
     LaneCounters,
     RawEntry,
     RunRecord,
-    check_kind,
     decode_catalog,
     decode_counters,
     decode_entry,
@@ -144,7 +143,6 @@ def _record(path: Path, key: bytes, value: bytes) -> CatalogRecord:
             f"the catalog of the store in {str(path)!r} is damaged (queue {key.hex()});"
             f" run: holdfast check {str(path)!r} --repair"
         ) from error
-    check_kind(record)
     return record
 
 

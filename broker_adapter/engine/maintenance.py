@@ -51,7 +51,9 @@ from broker_adapter.engine.records import (
     decode_sequences,
     encode_meta,
     is_run_key,
+    newer,
     quarantine_key,
+    refuse_newer,
     split_quarantine_key,
     unpack_message_key,
     unpack_queue_key,
@@ -61,7 +63,12 @@ from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.store_files import DATA, existing_store, own, reader_of, sync_directory
-from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
+from broker_adapter.errors import (
+    ResourceAllocationException,
+    StoreCorruptException,
+    StoreException,
+    StoreVersionException,
+)
 from broker_adapter.settings import EngineSettings
 
 #: Findings of which a report has the text; the others are counted.
@@ -192,6 +199,7 @@ def check_store(
         StoreLockedException: an engine has it open.
         StoreException: there is no store, or it cannot be read.
         StoreCorruptException: there is nothing in the file to begin with: both of its roots are damaged.
+        StoreVersionException: newer software has written the store, or one of its records; nothing was changed.
     """
     directory = existing_store(path)
     report = Report()
@@ -204,6 +212,9 @@ def check_store(
                     return report
                 try:
                     _rebuild(directory, data.fileno(), root, settings, report, progress)
+                except StoreVersionException:
+                    shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
+                    raise
                 except (OSError, lmdb.Error) as error:
                     shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
@@ -390,6 +401,7 @@ def _write(env: Any, handles: dict[str, Any], records: Iterator[Salvaged]) -> in
         with env.begin(write=True) as txn:
             for each in chunk:
                 table, key, value = each.table, each.key, each.value
+                refuse_newer(table, key, value)
                 if table == "quarantine" and _is_there(txn, handles, key):
                     continue
                 if txn.put(key, value, db=handles[table], overwrite=False):
@@ -431,13 +443,22 @@ def _is_there(txn: Any, handles: dict[str, Any], quarantined: bytes) -> bool:
 
 
 def tables_of(key: bytes, value: bytes) -> Sequence[str]:
-    """The tables that a record may be of, by its key and checksum; none where it is of no known kind."""
+    """The tables that a record may be of, by its key and checksum; none where it is of no known kind.
+
+    Raises:
+        StoreVersionException: newer software has written it.
+    """
+    is_newer = False
     for tables, is_one in _RECOGNISED:
         try:
             if is_one(key, value):
                 return tables
         except (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException):
             continue
+        except StoreVersionException:  # unless it is of another table
+            is_newer = True
+    if is_newer:
+        raise newer(f"record {key.hex()} is of a form that this software does not know")
     return ()
 
 
@@ -458,7 +479,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
-    (("catalog",), lambda key, value: _is_queue(key) and isinstance(decode_catalog(key, value, old=True).kind, str)),
+    (("catalog",), lambda key, value: _is_queue(key) and decode_catalog(key, value, old=True)),
     (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value, old=True)),
     # Nothing tells these two apart; a number too many in one of them is never asked for.
     (("commits", "published"), lambda key, value: decode_last(key, value)),

@@ -29,11 +29,17 @@ then by position: the order of delivery.  Lane :data:`DELAYED_LANE` holds what i
 LMDB pages carry no checksum, so the records that messages depend on carry their own, which covers their keys as well:
 a record in the wrong place is as bad as a damaged one.  A record that fails is moved to ``quarantine``: never
 delivered, never lost from sight.
+
+Records that are msgpack arrays may get further fields at their end.  A record whose checksum is right and that has more
+fields than are known here, or is of an unknown kind, is not damaged: newer software has written it, and the store is
+refused as it is (:func:`refuse_newer`).  Another change of the layout needs another :data:`STORE_VERSION`.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -393,21 +399,9 @@ def encode_counters(key: bytes, counters: Counters) -> bytes:
 
 def decode_counters(key: bytes, value: bytes, *, old: bool = False) -> Counters:
     """The counters; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
-    next_position, stored_bytes, lanes = _checked(key, value, old)
-    return Counters(next_position, stored_bytes, tuple(LaneCounters(*lane) for lane in lanes))
-
-
-def check_kind(record: CatalogRecord) -> None:
-    """Whether the catalogue may have such a queue.
-
-    Raises:
-        StoreVersionException: it is of a kind that this version does not know.
-    """
-    if record.kind not in CATALOG_KINDS:
-        raise StoreVersionException(
-            f"queue {record.name!r} of the store is of the kind {record.kind!r}, which this software does not know;"
-            " newer software has written it: use that, or upgrade this"
-        )
+    counters = Counters(*_fields(Counters, key, _checked(key, value, old)))
+    lanes = (LaneCounters(*_fields(LaneCounters, key, lane)) for lane in counters.lanes)
+    return counters._replace(lanes=tuple(lanes))
 
 
 def encode_catalog(key: bytes, record: CatalogRecord) -> bytes:
@@ -416,8 +410,42 @@ def encode_catalog(key: bytes, record: CatalogRecord) -> bytes:
 
 
 def decode_catalog(key: bytes, value: bytes, *, old: bool = False) -> CatalogRecord:
-    """The catalog record; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
-    return CatalogRecord(*_checked(key, value, old))
+    """The catalog record.
+
+    Args:
+        key: of the record.
+        value: of the record.
+        old: whether a checksum that does not cover the key will do.
+
+    Raises:
+        StoreCorruptException: it cannot be trusted.
+        StoreVersionException: newer software has written it.
+    """
+    record = CatalogRecord(*_fields(CatalogRecord, key, _checked(key, value, old)))
+    if not isinstance(record.kind, str) or record.kind not in CATALOG_KINDS:
+        raise newer(f"queue {record.name!r} is of the kind {record.kind!r}, which this software does not know")
+    if not isinstance(record.name, str):
+        raise StoreCorruptException(f"queue {key.hex()} has the name {record.name!r}")
+    return record
+
+
+def refuse_newer(table: str, key: bytes, value: bytes) -> None:
+    """Refuse a record of a table that only newer software writes; one that is damaged is none.
+
+    Raises:
+        StoreVersionException: newer software has written it.
+    """
+    decode: Callable[..., object]
+    if table == "catalog":
+        decode = decode_catalog
+    elif table == "queues":
+        decode = decode_counters
+    elif table == "meta" and is_run_key(key):
+        decode = decode_run
+    else:
+        return
+    with suppress(StoreCorruptException, TypeError, ValueError, msgpack.UnpackException):
+        decode(key, value, old=True)
 
 
 def encode_annotations(key: bytes, annotations: dict[str, Any]) -> bytes:
@@ -455,7 +483,7 @@ def encode_run(key: bytes, record: RunRecord) -> bytes:
 
 def decode_run(key: bytes, value: bytes, *, old: bool = False) -> RunRecord:
     """The start of the engine; raises StoreCorruptException.  ``old``: as :func:`decode_catalog`."""
-    return RunRecord(*_checked(key, value, old))
+    return RunRecord(*_fields(RunRecord, key, _checked(key, value, old)))
 
 
 def encode_meta(key: bytes, value: int | str | dict[str, Any]) -> bytes:
@@ -513,6 +541,32 @@ def split_quarantine_key(key: bytes) -> tuple[str, bytes]:
 
 def _with_crc(key: bytes, body: bytes) -> bytes:
     return crc32(body, crc32(key)).to_bytes(4, "big") + body
+
+
+def _fields(kind: type[Counters | LaneCounters | CatalogRecord | RunRecord], key: bytes, found: Any) -> Sequence[Any]:
+    """The fields of a record of this kind, whose checksum is right.
+
+    Raises:
+        StoreCorruptException: there are too few.
+        StoreVersionException: there are more than are known, or it has no fields.
+    """
+    known = kind._fields
+    if not isinstance(found, list):
+        raise newer(f"record {key.hex()} ({kind.__name__}) is no array")
+    if len(found) > len(known):
+        raise newer(
+            f"record {key.hex()} ({kind.__name__}) has {len(found)} fields, and this software knows {len(known)}"
+        )
+    if len(found) < len(known) - len(kind._field_defaults):
+        raise StoreCorruptException(f"record {key.hex()} ({kind.__name__}) has only {len(found)} fields")
+    return found
+
+
+def newer(what: str) -> StoreVersionException:
+    """The error for a record of newer software; ``what`` says how it is known."""
+    return StoreVersionException(
+        f"{what}: newer software has written it to the store; use that software, or upgrade this one"
+    )
 
 
 def _checked(key: bytes, value: bytes, old: bool) -> Any:

@@ -29,6 +29,7 @@ from broker_adapter.engine.records import (
     encode_last,
     encode_meta,
     last_key,
+    refuse_newer,
     with_key_covered,
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
@@ -59,7 +60,7 @@ def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> T
         now_ms: the time of the day, with which the age of a new store begins.
 
     Raises:
-        StoreVersionException: a newer version wrote it.
+        StoreVersionException: a newer version wrote it, or one of its records; nothing was changed.
         StoreCorruptException: the record of its version is damaged.
     """
     return _TakeOver(txn, tables, path, now_ms).carry_out()
@@ -77,6 +78,9 @@ class _TakeOver:
         """See :func:`take_over`."""
         meta = self._tables["meta"]
         version = self._version()
+        for table in ("catalog", "queues", "meta"):
+            for key, value in self._txn.cursor(db=self._tables[table]):
+                refuse_newer(table, key, value)
         if version is None:
             if any(self._txn.stat(table)["entries"] for table in self._tables.values()):
                 # Its record is lost, and a repair could not save it: what any version may have written is taken over.
