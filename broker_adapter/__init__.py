@@ -14,6 +14,7 @@ from broker_adapter.destination import (
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
 from broker_adapter.errors import (
+    MESSAGE_TOO_LARGE,
     BrowserInterruptedException,
     ConnectionLostException,
     IllegalStateException,
@@ -94,6 +95,7 @@ __all__ = [
     "LinkLost",
     "LinkRestored",
     "MAX_BODY_DEPTH",
+    "MESSAGE_TOO_LARGE",
     "MessageEOFException",
     "MessageFormatException",
     "MessageNotReadableException",

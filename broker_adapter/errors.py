@@ -34,7 +34,13 @@ inherited as well.  This file imports nothing of ours.
 from __future__ import annotations
 
 from copy import copy
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: Codes of the engine's errors: a queue or subscription was deleted; a limit is reached; a message is larger than the
+#: limit.
+DELETED: Final = "deleted"
+LIMIT_REACHED: Final = "limit-reached"
+MESSAGE_TOO_LARGE: Final = "message-too-large"
 
 
 class JMSException(Exception):
@@ -42,7 +48,8 @@ class JMSException(Exception):
 
     Attributes:
         reason: what happened, in one sentence.
-        error_code: the vendor's code, an AMQP condition such as ``amqp:not-found`` where the broker sent one.
+        error_code: the vendor's code: an AMQP condition such as ``amqp:not-found`` where a broker sent one, or a word
+            of the embedded engine such as ``message-too-large``.
     """
 
     def __init__(self, reason: str = "", *, error_code: str | None = None) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker_adapter.signals import Waiters
+from broker_adapter import Waiters
 
 
 class Closing:

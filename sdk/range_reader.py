@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from broker_adapter import (
+    MESSAGE_TOO_LARGE,
     Destination,
     Envelope,
     JMSException,
@@ -32,9 +33,14 @@ CHUNK_BYTES = 2 * 1024 * 1024
 STAGE_BYTES = 2 * 1024 * 1024
 
 
+def is_above_limit(error: JMSException) -> bool:
+    """Whether an error says that a message is larger than the limit of the broker or of the embedded engine."""
+    return error.error_code in ("amqp:link:message-size-exceeded", MESSAGE_TOO_LARGE)
+
+
 def is_too_large(error: JMSException) -> bool:
     """Whether an error that a message meets says that the message is larger than the broker or the client takes."""
-    return isinstance(error, MessageFormatException) or error.error_code == "amqp:link:message-size-exceeded"
+    return isinstance(error, MessageFormatException) or is_above_limit(error)
 
 
 @attrs.frozen
@@ -282,8 +288,8 @@ class StagedTransaction:
 
         Raises:
             MessageFormatException: the next message is larger than a request may be.
-            ResourceAllocationException: a limit of the broker; with the code ``amqp:link:message-size-exceeded`` that
-                of the size of the next message.
+            ResourceAllocationException: a limit of the broker; that of the size of the next message, where
+                :func:`is_above_limit` says so.
             ConnectionLostException, OperationTimedOutException: may be called again.
         """
         while self._waiting:

@@ -38,7 +38,7 @@ from sdk import (
     TransactionRolledBackException,
 )
 from sdk.envelopes import message_of
-from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
+from sdk.range_reader import StagedTransaction, discard, is_above_limit, is_too_large, publish, published
 from spark_connector.batches import (
     Attempt,
     all_of_batch,
@@ -227,7 +227,7 @@ def _name_sent(error: JMSException, sent: Sequence[Sent]) -> None:
         except MessageFormatException as format_error:
             column, value = largest_cell(each.rows, each.place)
             raise RowError.of(each.number, column, value, str(format_error)) from error
-    if cause.error_code == "amqp:link:message-size-exceeded" and sizes:
+    if is_above_limit(cause) and sizes:
         # One of them is larger than the limit, so the largest one is.
         largest = sent[sizes.index(max(sizes))]
         column, value = largest_cell(largest.rows, largest.place)

@@ -162,3 +162,9 @@ def test_every_file_of_a_package_has_its_floor() -> None:
     inside = [contract for name, contract in CONTRACTS.items() if name.startswith("Inside ")]
     assert len(inside) == 14
     assert all(contract["exhaustive"] for contract in inside)
+
+
+def test_the_engine_names_no_condition_of_amqp() -> None:
+    """An error gets its condition where it is sent: in ``amqp/conditions.py``."""
+    files = (ROOT / "broker_adapter" / "engine").rglob("*.py")
+    assert [path.name for path in files if '"amqp:' in path.read_text(encoding="utf-8")] == []

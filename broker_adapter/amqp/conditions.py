@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.errors import (
+    DELETED,
+    LIMIT_REACHED,
+    MESSAGE_TOO_LARGE,
     ConnectionLostException,
     IllegalStateException,
     InvalidClientIDException,
@@ -70,6 +73,13 @@ CONDITIONS: Final[tuple[tuple[str, type[JMSException]], ...]] = (
     ("amqp:internal-error", JMSException),
 )
 
+#: The engine's codes, and the conditions that tell a peer of them.
+CODES: Final = {
+    DELETED: "amqp:resource-deleted",
+    LIMIT_REACHED: "amqp:resource-limit-exceeded",
+    MESSAGE_TOO_LARGE: "amqp:link:message-size-exceeded",
+}
+
 _EXCEPTIONS: Final[dict[str, type[JMSException]]] = dict(reversed(CONDITIONS))
 _NAMES: Final[dict[type[JMSException], str]] = {cls: name for name, cls in reversed(CONDITIONS)} | {
     JMSException: "amqp:internal-error"
@@ -123,11 +133,17 @@ def _where_to(info: dict[str, Any]) -> str:
     return f"; it is {' '.join(words)}" if words else ""
 
 
+def sent_code(exception: JMSException) -> str | None:
+    """The code of an exception as a peer is told: for the engine's own codes, a condition."""
+    code = exception.error_code
+    return None if code is None else CODES.get(code, code)
+
+
 def error_for(exception: JMSException) -> AmqpError:
     """What to tell a peer.  A condition that the exception already carries is kept."""
     if isinstance(exception, InvalidClientIDException):
         return AmqpError("amqp:invalid-field", exception.reason, {"invalid-field": "container-id"})
-    code = exception.error_code
+    code = sent_code(exception)
     if code is not None and code in _EXCEPTIONS:
         return AmqpError(code, exception.reason)
     for cls in type(exception).__mro__:

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from broker_adapter.amqp.conditions import sent_code
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.packing import Outliner, unpacked
 
@@ -114,7 +115,7 @@ def unpack_answer(payload: bytes) -> Answer:
 
 def error_fields(error: JMSException) -> tuple[str, str, str | None]:
     """An exception as an answer carries it."""
-    return type(error).__name__, error.reason, error.error_code
+    return type(error).__name__, error.reason, sent_code(error)
 
 
 def error_from_fields(fields: tuple[str, str, str | None]) -> JMSException:

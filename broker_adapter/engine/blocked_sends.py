@@ -14,7 +14,7 @@ from broker_adapter.engine.failures import rolled_back
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
-from broker_adapter.errors import JMSException, ResourceAllocationException
+from broker_adapter.errors import LIMIT_REACHED, JMSException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 
 
@@ -89,7 +89,7 @@ class BlockedSends:
 
     def refuse(self, blocked: BlockedSend, reason: str, effects: Effects) -> None:
         """Answer a send with the error that it finds no room."""
-        error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
+        error = ResourceAllocationException(reason, error_code=LIMIT_REACHED)
         self._totals.refused += 1
         self.fail(blocked, error, effects)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker_adapter.errors import (
+    DELETED,
+    MESSAGE_TOO_LARGE,
     InvalidDestinationException,
     JMSException,
     ResourceAllocationException,
@@ -21,14 +23,14 @@ def fault(command: Any, cause: Exception) -> JMSException:
 
 def deleted(name: str) -> InvalidDestinationException:
     """The error for the consumers of a queue that was deleted."""
-    return InvalidDestinationException(f"{name!r} was deleted", error_code="amqp:resource-deleted")
+    return InvalidDestinationException(f"{name!r} was deleted", error_code=DELETED)
 
 
 def message_too_large(size: int, limit: int) -> ResourceAllocationException:
     """The error for a message above the limit."""
     return ResourceAllocationException(
         f"message of {size} bytes is larger than the limit of {limit} bytes (option max_message_bytes)",
-        error_code="amqp:link:message-size-exceeded",
+        error_code=MESSAGE_TOO_LARGE,
     )
 
 

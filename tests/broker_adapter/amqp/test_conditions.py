@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.conditions import CONDITIONS, AmqpError, error_for, exception_for
+from broker_adapter.amqp.conditions import CODES, CONDITIONS, AmqpError, error_for, exception_for
+from broker_adapter.engine import failures
 from broker_adapter.errors import (
+    MESSAGE_TOO_LARGE,
     ConnectionLostException,
     InvalidClientIDException,
     InvalidDestinationException,
@@ -16,6 +18,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     StoreCorruptException,
     StoreException,
+    TransactionRolledBackException,
 )
 
 
@@ -44,6 +47,22 @@ def test_the_condition_that_an_exception_carries_is_kept() -> None:
     error = error_for(ResourceAllocationException("too long", error_code="amqp:link:message-size-exceeded"))
 
     assert error.condition == "amqp:link:message-size-exceeded"
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+@pytest.mark.parametrize("cls", [ResourceAllocationException, TransactionRolledBackException])
+def test_each_code_of_the_engine_has_its_condition_whatever_the_class_of_the_error(
+    code: str, cls: type[JMSException]
+) -> None:
+    error = error_for(cls("why", error_code=code))
+    assert error == AmqpError(CODES[code], "why")
+    assert CODES[code] in dict(CONDITIONS)
+
+
+def test_the_engine_has_codes_of_its_own() -> None:
+    assert failures.deleted("q").error_code in CODES
+    assert failures.message_too_large(2, 1).error_code in CODES
+    assert failures.rolled_back(failures.message_too_large(2, 1)).error_code == MESSAGE_TOO_LARGE
 
 
 def test_a_client_id_in_use_is_told_by_the_invalid_field() -> None:

@@ -21,9 +21,11 @@ from broker_adapter.amqp.management import (
     unpack_request,
 )
 from broker_adapter.errors import (
+    MESSAGE_TOO_LARGE,
     InvalidDestinationException,
     JMSException,
     MessageFormatException,
+    ResourceAllocationException,
     StaleAcknowledgementException,
 )
 from broker_adapter.packing import MAX_CONTAINERS, Unread
@@ -58,10 +60,12 @@ def test_requests_have_a_greatest_size() -> None:
 
 def test_errors_of_answers_keep_their_class() -> None:
     error = error_from_fields(error_fields(InvalidDestinationException("gone", error_code="amqp:not-found")))
+    large = error_from_fields(error_fields(ResourceAllocationException("too large", error_code=MESSAGE_TOO_LARGE)))
     stale = error_from_fields(("StaleAcknowledgementException", "old", None))
     unknown = error_from_fields(("SomethingNew", "why", None))
 
     assert (type(error), error.reason, error.error_code) == (InvalidDestinationException, "gone", "amqp:not-found")
+    assert (type(large), large.error_code) == (ResourceAllocationException, "amqp:link:message-size-exceeded")
     assert type(stale) is StaleAcknowledgementException
     assert type(unknown) is JMSException
     assert unknown.reason == "SomethingNew: why"
