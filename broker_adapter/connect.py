@@ -6,6 +6,7 @@ Each is loaded when it is first needed: importing the SDK, or using the engine i
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import attrs
 
@@ -14,6 +15,17 @@ from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Refresh, Transport
 from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
+
+_INSTALL_PROTON: Final = "; install it: pip install python-qpid-proton"
+#: What to do where a module cannot be loaded.
+_REMEDIES: Final = {
+    "proton": _INSTALL_PROTON,
+    "cproton": _INSTALL_PROTON,
+    "cproton_ffi": _INSTALL_PROTON,
+    "scramp": "; install it: pip install scramp",
+    "ssl": "; use a Python that was built with OpenSSL",
+    "_ssl": "; use a Python that was built with OpenSSL",
+}
 
 
 def transport_for(
@@ -31,7 +43,7 @@ def transport_for(
 
     Raises:
         InvalidURLException
-        JMSException: it is one of AMQP, and Proton cannot be loaded.
+        JMSException: it is one of AMQP, and a module that AMQP needs cannot be loaded.
     """
     parsed = parse_url(url)
     if isinstance(parsed, EmbeddedURL):
@@ -48,9 +60,11 @@ def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:
         from broker_adapter.amqp.client.login import login_for
         from broker_adapter.amqp.client.transport import AmqpTransport
     except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        needed = f"the module {module!r}" if module else "a module"
+        remedy = _REMEDIES.get(module, "")
         raise JMSException(
-            f"AMQP needs the package python-qpid-proton, which cannot be loaded here: {error}; install it:"
-            " pip install python-qpid-proton (embedded: URLs work without it)"
+            f"AMQP needs {needed}, which cannot be loaded here: {error}{remedy} (embedded: URLs work without it)"
         ) from error
     from broker_adapter.failover.inner import Identification, Inner
     from broker_adapter.failover.transport import FailoverTransport

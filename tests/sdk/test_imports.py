@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+
+import pytest
 
 #: Loads the SDK, uses an embedded engine, and prints which of these modules were there after each.
 LOADING = """
@@ -30,14 +33,14 @@ with sdk.ConnectionFactory(sys.argv[1]).create_connection() as connection, conne
 print(json.dumps([*at_import, heavy()]))
 """
 
-#: A process in which Proton cannot be loaded.
-WITHOUT_PROTON = """
+#: A process in which some modules cannot be loaded.
+WITHOUT = """
 import sys
-sys.modules["cproton"] = sys.modules["proton"] = None
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
 from sdk import ConnectionFactory, JMSException
 
 ConnectionFactory("embedded:").create_connection().close()
-for url in ("amqp://localhost", "failover:(amqp://localhost)"):
+for url in ("amqp://localhost", "amqps://localhost", "failover:(amqp://localhost)"):
     try: ConnectionFactory(url).create_connection()
     except JMSException as error: print(error)
 """
@@ -58,7 +61,22 @@ def test_importing_the_sdk_loads_no_transport_and_an_embedded_engine_no_amqp(tmp
     assert heavy_with_engine == ["importlib.metadata", "lmdb"]
 
 
-def test_an_embedded_engine_works_without_proton_and_an_amqp_url_says_what_to_install() -> None:
-    said = run(WITHOUT_PROTON).splitlines()
-    assert len(said) == 2
-    assert all("pip install python-qpid-proton" in line for line in said)
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        (
+            ["proton", "cproton"],
+            "'proton', which cannot be loaded here: .*; install it: pip install python-qpid-proton ",
+        ),
+        (["cproton_ffi"], "'cproton_ffi', which .*; install it: pip install python-qpid-proton "),
+        (["scramp"], "'scramp', which .*; install it: pip install scramp "),
+        (["ssl", "_ssl"], "'ssl', which .*; use a Python that was built with OpenSSL "),
+        (["asyncio"], r"'asyncio', which cannot be loaded here: import of asyncio halted; None in sys.modules \("),
+    ],
+)
+def test_an_embedded_engine_works_without_amqp_and_an_amqp_url_says_what_to_do(missing: list[str], remedy: str) -> None:
+    said = run(WITHOUT, *missing).splitlines()
+    assert len(said) == 3
+    for line in said:
+        assert re.search(rf"AMQP needs the module {remedy}", line), line
+        assert line.endswith("(embedded: URLs work without it)")
