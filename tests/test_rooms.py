@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -168,3 +169,15 @@ def test_the_engine_names_no_condition_of_amqp() -> None:
     """An error gets its condition where it is sent: in ``amqp/conditions.py``."""
     files = (ROOT / "broker_adapter" / "engine").rglob("*.py")
     assert [path.name for path in files if '"amqp:' in path.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="it is no clone")
+def test_nothing_is_committed_that_git_is_told_to_ignore() -> None:
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == []
