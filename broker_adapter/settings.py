@@ -6,6 +6,7 @@ The classes are the single source: connection URLs and the command line are pars
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 import attrs
@@ -415,13 +416,25 @@ def options_of(*classes: type) -> list[OptionInfo]:
 
 
 #: Options by the names that they had in earlier versions.
-_FORMER_NAMES: Final = {"max_resting_messages": "max_delayed_redeliveries"}
+_FORMER_NAMES: Final = {
+    "max_logins": "max_login_connections",
+    "max_logins_per_address": "max_login_connections_per_address",
+    "max_resting_messages": "max_delayed_redeliveries",
+}
 
 
-def renamed(name: str) -> str | None:
-    """What to say of an option that had this name in an earlier version; None: there was none."""
+def renamed(name: str, known: Container[str]) -> str | None:
+    """What to say of an option that had another name in an earlier version.
+
+    Args:
+        name: the one that was given.
+        known: the names of the options that may be given.
+
+    Returns:
+        None where none of these had that name.
+    """
     new = _FORMER_NAMES.get(name)
-    return None if new is None else f"option {name!r} is called {new!r} now"
+    return f"option {name!r} is called {new!r} now" if new is not None and new in known else None
 
 
 def parse_option(info: OptionInfo, text: str) -> Any:

@@ -213,7 +213,7 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            if (hint := renamed(name)) is not None:
+            if (hint := renamed(name, known)) is not None:
                 raise InvalidURLException(hint)
             from difflib import get_close_matches  # only where an option is misspelt
 

@@ -84,3 +84,16 @@ def test_a_password_is_not_shown() -> None:
         shown = repr(parse_sink({"url": url, "queue": "q"}))
         assert "secret" not in shown
         assert "***@" in shown
+
+
+#: Every name that an option has had.  A new option comes into this list; none is removed, unless its old name is an
+#: error that says the new one.
+EVERY_NAME = """
+    clientId deliveryGuarantee failOnDataLoss fetchBytes headRefreshSeconds maxMessagesPerPartition
+    maxMessagesPerTrigger password priority producerId queue retrySeconds subscription timeToLive topic url
+    username
+"""
+
+
+def test_no_option_has_lost_its_name() -> None:
+    assert sorted({name for cls in (SourceOptions, SinkOptions) for name, _, _ in describe(cls)}) == EVERY_NAME.split()

@@ -202,7 +202,7 @@ def settings_of(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
     known = [info.name for info in options_of(EngineSettings, ServerSettings)]
     for pair in pairs:
         name, separator, value = pair.partition("=")
-        if (hint := renamed(name)) is not None:
+        if (hint := renamed(name, known)) is not None:
             raise ValueError(hint)
         if not separator or name not in known:
             similar = get_close_matches(name, known, 1)

@@ -66,6 +66,8 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("amqp://h?max_queue_messages=1", "unknown option 'max_queue_messages'"),
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
         ("embedded:?max_resting_messages=1", "'max_resting_messages' is called 'max_delayed_redeliveries' now"),
+        ("amqp://h?max_resting_messages=1", "unknown option 'max_resting_messages'"),
+        ("embedded:?max_logins=1", "unknown option 'max_logins'"),
         ("embedded:?prefetch_messages=1&prefetch_messages=2", "given twice"),
         ("embedded:?prefetch_messages", "not of the form name=value"),
         ("embedded:?prefetch_messages=many", "prefetch_messages='many' is not a number"),

@@ -77,6 +77,7 @@ from tests.server_process import ServerProcess
         (("send", "q", "x", "--priority", "12"), 2, "priority"),
         (("send", "q", "x", "--nonsense"), 2, "--nonsense"),
         (("serve", "--data", "x", "--option", "max_resting_messages=1"), 1, "is called 'max_delayed_redeliveries' now"),
+        (("serve", "--data", "x", "--option", "max_logins=1"), 1, "is called 'max_login_connections' now"),
         (("stat", "--url", "amqp://127.0.0.1:1?nonsense=1"), 1, "unknown option 'nonsense'; the options here are"),
         (("purge", "q"), 1, "the question has no answer; give --yes\n"),
         (("delete", "q"), 1, "the question has no answer; give --yes\n"),
