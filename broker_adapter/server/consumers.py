@@ -15,10 +15,8 @@ rest of what the engine has handed out waits for the next turn of the loop, as i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-
-import attrs
 
 from ack_modes import Outcome
 from broker_adapter.amqp.conditions import AmqpError, error_for
@@ -41,6 +39,7 @@ from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, in_version
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.server import permissions
 from broker_adapter.server.client import Client
+from broker_adapter.server.consumer import Consumer
 from broker_adapter.server.coordinator import Coordinator
 from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.links import Links
@@ -64,55 +63,6 @@ IN_HAND_BYTES: Final = 4 * KIB
 _LEAST_IN_HAND: Final = 16
 #: Consumers whose deliveries cannot be given back that may wait for the engine's answer to a grant at once.
 _GRANTS_AT_ONCE: Final = 8
-
-
-@attrs.define(eq=False)
-class _Consumer:
-    """A link that the client receives messages on."""
-
-    link: int
-    session: int
-    number: int  #: the engine's
-    presettled: bool  #: the engine settles what it hands out
-    slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
-    max_message_bytes: int  #: of the largest message that the client takes
-    settles: bool = False  #: what is sent is settled for the client, and accepted for the engine then
-    handed: int = 0  #: the engine's number of the last delivery that the connection's thread has taken
-    since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
-    credit: int = 0  #: what the client allows beyond what was sent
-    granted: int = 0  #: what of it the engine has, and has not used yet
-    draining: bool = False  #: the client wants the credit used up or back
-    drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
-    gives_back: bool = False  #: something went back to the engine, and so does what comes until the next such answer
-    mean_bytes: int = 0  #: of what it was sent last
-    detached: bool = False
-    browses: bool = False  #: it gets copies
-    dead_letters: bool = False  #: of the dead-letter queue
-    unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
-    subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
-    temporary: Destination | None = None  #: ends with the link
-
-    @property
-    def slice_is_used_up(self) -> bool:
-        """Whether the engine may have stopped for the bytes, and not because messages or credit ran out."""
-        return self.since_grant >= self.slice_bytes
-
-    def take(self, deliveries: Iterable[int]) -> list[int]:
-        """The engine's numbers of some deliveries, which are the client's no more."""
-        take = self.unsettled.pop
-        return [number for number in [take(each, 0) for each in deliveries] if number]
-
-    def on_their_way(self) -> range:
-        """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
-        return range(self.handed + 1, self.handed + 1 + self.granted)
-
-    def never_delivered(self, unsent: Iterable[int]) -> c.Unseen:
-        """What does not count as failed though the consumer goes, because the client never got it.
-
-        Args:
-            unsent: what the peer has not sent as a whole, by its numbers.
-        """
-        return set(self.take(unsent)), self.on_their_way()
 
 
 class Consumers:
@@ -174,7 +124,7 @@ class Consumers:
         self._turn = 0  #: in which something was converted
         self._converts_until = 0.0  #: by the clock: when that turn's time for it is over
         self._authorize = authorize
-        self._consumers: dict[int, _Consumer] = {}
+        self._consumers: dict[int, Consumer] = {}
         self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
         self._granting = 0  #: grants to consumers whose deliveries cannot be given back, not answered yet
         self.postponed: dict[int, None] = {}
@@ -251,7 +201,7 @@ class Consumers:
         settles = event.presettled and not browse and event.max_message_bytes is not None
         presettled = (event.presettled or browse) and not settles
         max_message_bytes = event.max_message_bytes or sys.maxsize
-        consumer = _Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, settles)
+        consumer = Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, settles)
         if subscription is not None and subscription.durable:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
@@ -286,12 +236,12 @@ class Consumers:
         )
         self._ask_engine(event, source, consumer, command)
 
-    def _ask_engine(self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, command: c.Attach) -> None:
+    def _ask_engine(self, event: LinkRemoteOpen, source: Terminus, consumer: Consumer, command: c.Attach) -> None:
         reply = self._calls.reply(self._on_attached, event, source, consumer, command)
         self._defer(command._replace(reply=reply))
 
     def _replace(
-        self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, command: c.Attach, subscription: int
+        self, event: LinkRemoteOpen, source: Terminus, consumer: Consumer, command: c.Attach, subscription: int
     ) -> None:
         """Attach a consumer in place of a subscription with this number, if the user may end that one."""
         assert command.subscription is not None
@@ -306,7 +256,7 @@ class Consumers:
         self,
         event: LinkRemoteOpen,
         source: Terminus,
-        consumer: _Consumer,
+        consumer: Consumer,
         command: c.Attach,
         result: int | c.WouldReplace | JMSException,
     ) -> None:
@@ -334,7 +284,7 @@ class Consumers:
 
     # The end of a link.
 
-    def _on_ended(self, consumer: _Consumer, error: JMSException) -> None:
+    def _on_ended(self, consumer: Consumer, error: JMSException) -> None:
         """The engine has ended a consumer, because its queue was deleted."""
         if consumer.detached or self._client.has_ended:
             return
@@ -379,7 +329,7 @@ class Consumers:
             return False  # the client has closed its link, and takes no other answer
         return True
 
-    def _take_left(self, consumer: _Consumer) -> list[int]:
+    def _take_left(self, consumer: Consumer) -> list[int]:
         """The client has detached a link: what it can settle no more goes back to where it was (the engine's numbers).
 
         Sessions of our own client may acknowledge what a consumer has got that is closed; to others a link that is
@@ -452,7 +402,7 @@ class Consumers:
         """The client wants the credit of a link used up or back, whose consumer the engine has not made yet."""
         self._early_drains.add(link)
 
-    def _grant(self, consumer: _Consumer) -> None:
+    def _grant(self, consumer: Consumer) -> None:
         """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
         output = self._output
         if consumer.detached or consumer.drain_sent or output.is_paused:
@@ -487,7 +437,7 @@ class Consumers:
         if consumer.draining:
             self._drain(consumer)
 
-    def _room_for(self, consumer: _Consumer, wanted: int) -> int:
+    def _room_for(self, consumer: Consumer, wanted: int) -> int:
         """How many more deliveries a consumer may have in hand, up to so many; they are taken into account."""
         if self._room < wanted:
             # Counted only now and then: a count for each delivery would cost more.
@@ -534,12 +484,12 @@ class Consumers:
                 room -= consumer.mean_bytes
         calls.submit()
 
-    def _drain(self, consumer: _Consumer) -> None:
+    def _drain(self, consumer: Consumer) -> None:
         consumer.drain_sent = True
         consumer.since_grant = 0
         self._defer(c.Drain(consumer.number, self._calls.reply(self._on_drained, consumer)))
 
-    def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
+    def _on_drained(self, consumer: Consumer, _result: Any) -> None:
         """The engine has used up or dropped what it was granted."""
         left, consumer.granted = consumer.granted, 0
         consumer.drain_sent = consumer.gives_back = False
@@ -551,7 +501,7 @@ class Consumers:
         else:
             self._grant(consumer)
 
-    def _end_drain(self, consumer: _Consumer) -> None:
+    def _end_drain(self, consumer: Consumer) -> None:
         """Nothing more comes for the client's credit."""
         consumer.draining = False
         consumer.credit = 0
@@ -559,7 +509,7 @@ class Consumers:
 
     # Deliveries.
 
-    def _give_back(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+    def _give_back(self, consumer: Consumer, numbers: Sequence[int]) -> None:
         """Deliveries go back to where they were, untouched: too much waits for the client already."""
         if self._client.has_ended:
             return
@@ -571,12 +521,12 @@ class Consumers:
             if not consumer.drain_sent:
                 self._drain(consumer)  # else it would be handed the same again
 
-    def _release_some(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+    def _release_some(self, consumer: Consumer, numbers: Sequence[int]) -> None:
         """Deliveries go back, and what comes behind them as well until the engine has answered a drain."""
         consumer.gives_back = True
         self._defer(c.Settle(consumer.number, numbers, Outcome.RELEASED))
 
-    def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout], size: int) -> None:
+    def _deliver(self, consumer: Consumer, handouts: Sequence[c.Handout], size: int) -> None:
         self._output.taken_bytes += size
         consumer.handed = handouts[-1].number
         client = self._client
@@ -650,7 +600,7 @@ class Consumers:
         self._converted = 0
         return self._clock() >= self._converts_until
 
-    def _postpone(self, consumer: _Consumer, handouts: Sequence[c.Handout], *, is_cut: bool) -> None:
+    def _postpone(self, consumer: Consumer, handouts: Sequence[c.Handout], *, is_cut: bool) -> None:
         """The last of what was handed out waits for the next turn, as if it were on its way yet.
 
         Args:
@@ -670,7 +620,7 @@ class Consumers:
         self._calls.postpone(self._deliver, consumer, handouts, size)
 
     def _set_aside(
-        self, consumer: _Consumer, number: int, form: int, payload: bytes, error: MessageFormatException
+        self, consumer: Consumer, number: int, form: int, payload: bytes, error: MessageFormatException
     ) -> None:
         """A message cannot be converted for the client: it becomes a dead letter."""
         if not consumer.presettled:
@@ -694,7 +644,7 @@ class Consumers:
         if error is not None:
             self._log("undecodable", "! a message that cannot be decoded is lost, because it is refused: %s", error)
 
-    def _end_before(self, consumer: _Consumer, numbers: Sequence[int], size: int) -> None:
+    def _end_before(self, consumer: Consumer, numbers: Sequence[int], size: int) -> None:
         """Close a link ahead of these deliveries, the first of which is larger than its client takes."""
         link = consumer.link
         consumer.detached = True
