@@ -165,6 +165,60 @@ def test_every_file_of_a_package_has_its_floor() -> None:
     assert all(contract["exhaustive"] for contract in inside)
 
 
+#: Files that are to be split.  The set only shrinks: a name that it no longer needs is an error.
+TO_SPLIT = {
+    "tests/broker_adapter/amqp/test_sasl.py",
+    "tests/broker_adapter/engine/test_broker.py",
+    "tests/broker_adapter/engine/test_maintenance.py",
+    "tests/broker_adapter/engine/test_runs.py",
+    "tests/broker_adapter/server/test_consumers.py",
+    "tests/contracts/test_transport_edges.py",
+    "tests/faults/test_contract.py",
+    "tests/sdk/test_session_threads.py",
+}
+
+
+def python_files(*folders: str) -> Iterator[tuple[str, str]]:
+    """The name and the text of each file in these folders."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def is_long_without_a_reason(text: str) -> bool:
+    """Whether a file has more than 700 lines and no sentence in its docstring that begins with "Long because"."""
+    return len(text.splitlines()) > 700 and "Long because" not in (ast.get_docstring(ast.parse(text)) or "")
+
+
+def large_classes(text: str) -> list[str]:
+    """The classes of a file that have 40 methods of their own or more."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        node.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef) and sum(isinstance(each, functions) for each in node.body) >= 40
+    ]
+
+
+def test_a_file_of_more_than_700_lines_says_why() -> None:
+    files = dict(python_files(*PACKAGES, "samples", "benchmarks", "docs", "tests"))
+    assert {name for name, text in files.items() if is_long_without_a_reason(text)} == TO_SPLIT
+
+
+def test_no_class_has_40_methods_of_its_own() -> None:
+    found = {name: classes for name, text in python_files(*PACKAGES) if (classes := large_classes(text))}
+    assert found == {}
+
+
+def test_the_limits_of_files_and_classes_are_exact() -> None:
+    assert not is_long_without_a_reason("x = 1\n" * 700)
+    assert is_long_without_a_reason("x = 1\n" * 701)
+    assert not is_long_without_a_reason('"""Words.\n\nLong because it is one table.\n"""\n' + "x = 1\n" * 701)
+    methods = ["    def m(self): ...", "    async def n(self): ..."]
+    assert large_classes("\n".join(["class Small:", *methods * 19, methods[0]])) == []
+    assert large_classes("\n".join(["class Large:", *methods * 20])) == ["Large"]
+
+
 def test_the_engine_names_no_condition_of_amqp() -> None:
     """An error gets its condition where it is sent: in ``amqp/conditions.py``."""
     files = (ROOT / "broker_adapter" / "engine").rglob("*.py")
