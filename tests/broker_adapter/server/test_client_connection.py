@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, end, flow
 from tests.broker_adapter.server.raw_client import RawClient, request
@@ -64,7 +66,8 @@ class FaultyListener(Listener):
         def wake() -> None:
             self.wake(connection)
 
-        return FaultyProtocol(self._broker, self.settings, ServerLogin(None, plain=True), wake, self.request)
+        login = ServerLogin(None, plain=True)
+        return FaultyProtocol(self._broker, self.settings, login, wake, self.request, partial(authorize, None))
 
 
 @pytest.mark.parametrize("fault", ["tick", "receive", "pending_output"])
