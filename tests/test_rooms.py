@@ -222,3 +222,25 @@ def test_nothing_is_committed_that_git_is_told_to_ignore() -> None:
         check=True,
     )
     assert done.stdout.splitlines() == []
+
+
+def quick_files() -> list[str]:
+    """What ``make quick`` runs, with nothing set up for it."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--old-file=.venv/.ready", "quick"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [word for word in done.stdout.split() if word.startswith("tests/")]
+
+
+def test_the_quick_tests_exist_and_leave_out_no_room() -> None:
+    quick = quick_files()
+    assert [name for name in quick if not (ROOT / name).exists()] == []
+    files = [
+        path
+        for name in quick
+        for path in ((ROOT / name).rglob("test_*.py") if (ROOT / name).is_dir() else [ROOT / name])
+    ]
+    covered = {path.parent for path in files} | {ROOT / "tests" / path.stem.removeprefix("test_") for path in files}
+    rooms = {path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert len(rooms) >= 15
+    assert [str(room) for room in sorted(rooms) if ROOT / "tests" / room not in covered] == []
