@@ -7,17 +7,26 @@ TESTS  ?= tests
 WORKERS ?= 4
 #: How many of the slowest tests are named at the end.
 SLOWEST ?= 10
-#: The tests of the edit loop: some of each package, without Spark, kills, and what waits.
-QUICK := tests/ack_modes tests/contracts/test_selectors.py tests/test_docs.py tests/test_holdfast.py tests/test_rooms.py \
-  $(wildcard tests/broker_adapter/test_*.py) tests/broker_adapter/selectors tests/broker_adapter/urls \
+#: The tests of the edit loop: quick files of each package, without Spark, kills, and what waits.
+QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
+  $(addprefix tests/contracts/test_,damaged_bodies.py transport_receiving.py) \
+  $(addprefix tests/test_,docs.py holdfast.py rooms.py) \
+  $(addprefix tests/broker_adapter/test_,answers.py clock.py connect.py destination.py errors.py in_process.py \
+    mechanisms.py settings.py version.py wording.py) \
+  tests/broker_adapter/selectors/test_language.py tests/broker_adapter/urls \
   $(addprefix tests/broker_adapter/failover/test_,rules.py links.py unanswered.py reattach.py commits.py) \
   $(addprefix tests/broker_adapter/engine/test_,admission.py attachments.py backoff.py blocked_sends.py broker_state.py \
-    connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py resumption.py \
-    sends.py store.py lmdb_store.py lmdb_reads.py lmdb_room.py store_files.py store_versions.py stores.py transactions.py \
+    connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py sends.py \
+    store.py lmdb_store.py lmdb_reads.py lmdb_room.py store_files.py store_versions.py stores.py transactions.py \
     wait_queues.py) \
-  $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py payloads.py sasl.py values.py) \
+  $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py sasl.py values.py) \
+  $(addprefix tests/broker_adapter/amqp/client/test_,commits.py protocol.py transport.py) \
+  $(addprefix tests/broker_adapter/amqp/proton_engine/test_,credit.py endpoints.py frame_input.py) \
+  tests/broker_adapter/amqp/security \
   $(addprefix tests/broker_adapter/server/test_,consumers.py coordinator.py permissions.py producers.py protocol.py) \
-  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py envelopes.py lifecycle.py message.py message_types.py message_values.py) \
+  $(addprefix tests/broker_adapter/server/cli/test_,on_demand.py terminal.py) \
+  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py envelopes.py lifecycle.py message.py \
+    message_types.py message_values.py) \
   $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
 
 .PHONY: setup demo test quick coverage check format docs bench interop soak torture clean preflight

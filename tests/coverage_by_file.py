@@ -44,10 +44,14 @@ def _server(*tests: str) -> tuple[str, ...]:
 _ONE_QUEUE = _engine("histories", "selective_histories", "queue_state", "dispatch", "endings", "backoff")
 #: What every transport must do.
 _PORT = ("tests/contracts",)
-_SESSION = tuple(
-    f"tests/sdk/test_{each}.py"
-    for each in ("end_to_end", "policies", "session_threads", "session_links", "session_lost", "dropped")
+_SESSION = (
+    *(f"tests/sdk/test_{each}.py" for each in ("end_to_end", "policies", "session_links", "session_lost", "dropped")),
+    "tests/sdk/threads",
 )
+#: Checks and repairs of damaged stores.
+_REPAIRS = _engine("maintenance", "damaged_records", "damaged_pages", "damaged_roots", "memory_of_repairs")
+#: Consumers of a server.
+_CONSUMERS = _server("consumers", "credit", "link_ends", "conversions", "undecodable_messages", "messages_in_hand")
 _PEERS = ("tests/broker_adapter/amqp/proton_engine", "tests/broker_adapter/amqp/test_peer.py")
 #: Source files or folders whose tests are elsewhere, with these tests (files, or folders with all that is below).
 CONTRACTS: dict[str, tuple[str, ...]] = {
@@ -81,12 +85,13 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "spark_connector/renewal.py": ("tests/spark_connector/test_writer.py",),
     # One end of a connection: what the other end sees of it.
     f"{_S}/client_connection.py": _server("places", "close_half_way", "listener"),
-    f"{_S}/consumers.py": _server(
-        "unfinished_messages", "windows", "on_the_way", "disposition_ranges", "strange_messages"
+    f"{_S}/consumers.py": (
+        *_CONSUMERS,
+        *_server("unfinished_messages", "windows", "on_the_way", "disposition_ranges", "strange_messages"),
     ),
     f"{_S}/requests.py": _server("request_workers", "permissions"),
     f"{_S}/password_checks.py": ("tests/broker_adapter/test_connect.py",),
-    f"{_S}/protocol.py": _server("consumers", "coordinator", "producers"),
+    f"{_S}/protocol.py": (*_CONSUMERS, *_server("coordinator", "producers")),
     # The command, run as such.
     "broker_adapter/server/cli": ("tests/broker_adapter/server/cli",),
     # The port, line by line, over every transport.
@@ -122,6 +127,10 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "broker_adapter/amqp/proton_memory.py": _PEERS,
     "broker_adapter/amqp/public_engine.py": _PEERS,
     "broker_adapter/amqp/wire.py": _PEERS,
+    # Both ends of a login.
+    "broker_adapter/amqp/sasl.py": tuple(
+        f"tests/broker_adapter/amqp/test_{each}.py" for each in ("sasl_challenges", "sasl_bytes")
+    ),
     # What an application gets of a session: each mode's promise, its options, its threads, and a lost connection.
     "sdk/session.py": _SESSION,
     "sdk/session_state.py": _SESSION,
@@ -141,10 +150,15 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/store_versions.py": _engine("old_stores"),
     f"{_E}/records.py": _engine("lmdb_store", "store", "old_stores", "schedule_lines", "key_lengths"),
     f"{_E}/lmdb_writes.py": _engine("lmdb_store", "store", "lmdb_room", "full_disk"),
-    f"{_E}/check.py": _engine("maintenance"),
-    f"{_E}/check_places.py": _engine("maintenance"),
-    f"{_E}/pages.py": _engine("maintenance"),
-    f"{_E}/salvage.py": _engine("maintenance"),
+    f"{_E}/check.py": _REPAIRS,
+    f"{_E}/check_places.py": _REPAIRS,
+    f"{_E}/maintenance.py": _REPAIRS,
+    f"{_E}/pages.py": _REPAIRS,
+    f"{_E}/salvage.py": _REPAIRS,
+    # The driver, and positions over its restarts.
+    f"{_E}/broker.py": _engine("engine_failures"),
+    f"{_E}/runs.py": _engine("noted_starts", "run_histories"),
+    f"{_E}/run_numbers.py": _engine("noted_starts"),
 }
 
 

@@ -62,7 +62,7 @@ def test_links_between_the_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_twenty_lines_of_the_readme_run() -> None:
+def test_the_program_of_the_readme_runs() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     finished = subprocess.run(

@@ -33,7 +33,7 @@ LONG: Final = (
     ("broker_adapter/server/cli/test_program.py",),
     ("broker_adapter/server/test_memory.py",),
     ("broker_adapter/engine/test_full_disk.py",),
-    ("broker_adapter/engine/test_maintenance.py",),
+    ("broker_adapter/engine/test_damaged_pages.py",),
     ("crash/test_kill_server.py",),
 )
 _TESTS: Final = Path(__file__).parent

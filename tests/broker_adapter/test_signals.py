@@ -18,7 +18,7 @@ WAIT = 120.0
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_handlers_of_signals(scenario: str) -> None:
+def test_handlers_of_signals_harm_nothing(scenario: str) -> None:
     """In processes of their own, so that nothing else is interrupted, or loses what belongs to a thread by a fork."""
     command = [sys.executable, "-m", "tests.broker_adapter.signalled", scenario]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)

@@ -10,8 +10,8 @@ import pytest
 from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.errors import TransactionRolledBackException
+from tests.contracts.calls import Caller, depth, held_producers
 from tests.contracts.conftest import MakeEngine
-from tests.contracts.test_transport_edges import Caller, depth, held_producers
 from tests.contracts.transports import WAIT, Client, Receiver, eventually, message
 
 Q = queue("q")

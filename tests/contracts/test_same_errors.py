@@ -100,7 +100,7 @@ SUBSCRIBING: dict[str, Callable[[Session, Any], object]] = {
 
 @wrong_names
 @pytest.mark.parametrize("subscribe", SUBSCRIBING.values(), ids=SUBSCRIBING)
-def test_a_name_that_no_subscription_can_have(
+def test_a_name_that_no_subscription_can_have_is_refused_alike(
     factories: Factories, subscribe: Callable[[Session, Any], object], name: Any, why: str
 ) -> None:
     refused_alike(factories, lambda _, session: subscribe(session, name), ValueError, why)
@@ -128,7 +128,7 @@ def test_odd_names_of_subscriptions_are_names(factories: Factories, transport: s
 
 
 @wrong_names
-def test_a_name_that_no_client_can_have(factories: Factories, name: Any, why: str) -> None:
+def test_a_name_that_no_client_can_have_is_refused_alike(factories: Factories, name: Any, why: str) -> None:
     if name is None:
         return  # then one is invented
     for factory in factories.values():
@@ -161,7 +161,7 @@ USES: dict[str, Callable[[Session, Destination], object]] = {
 
 @wrong_names
 @pytest.mark.parametrize("make", [Session.create_queue, Session.create_topic])
-def test_a_name_that_no_destination_can_have(
+def test_a_name_that_no_destination_can_have_is_refused_alike(
     factories: Factories, make: Callable[[Session, Any], Destination], name: Any, why: str
 ) -> None:
     refused_alike(factories, lambda _, session: make(session, name), InvalidDestinationException, why)
@@ -170,7 +170,7 @@ def test_a_name_that_no_destination_can_have(
 @wrong_names
 @pytest.mark.parametrize("kind", DestinationKind)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_destination_with_a_name_that_none_can_have(
+def test_a_destination_with_a_name_that_none_can_have_is_refused_alike(
     factories: Factories, use: Callable[[Session, Destination], object], kind: DestinationKind, name: Any, why: str
 ) -> None:
     """A name that is no string once broke a connection over AMQP, again and again."""
@@ -182,7 +182,7 @@ def test_a_destination_with_a_name_that_none_can_have(
 
 @pytest.mark.parametrize("kind", ["queue", None, 7])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_destination_of_a_kind_that_there_is_not(
+def test_a_destination_of_an_unknown_kind_is_refused_alike(
     factories: Factories, use: Callable[[Session, Destination], object], kind: Any
 ) -> None:
     destination = Destination("name", kind)
@@ -191,7 +191,7 @@ def test_a_destination_of_a_kind_that_there_is_not(
 
 
 @pytest.mark.parametrize("wrong", ["name", 7, Destination(None), Destination("q", "queue")])  # type: ignore[arg-type]
-def test_a_reply_to_that_is_no_destination(factories: Factories, wrong: Any) -> None:
+def test_a_reply_to_that_is_no_destination_is_refused_alike(factories: Factories, wrong: Any) -> None:
     """Embedded, a destination without a name was once sent, and its message could not be read."""
 
     def misuse(_: Connection, session: Session) -> None:
@@ -292,7 +292,9 @@ OTHER: dict[str, tuple[Misuse, type[Exception]]] = {
 
 
 @pytest.mark.parametrize(("misuse", "kind"), OTHER.values(), ids=OTHER)
-def test_a_value_that_cannot_be_carried(factories: Factories, misuse: Misuse, kind: type[Exception]) -> None:
+def test_a_value_that_cannot_be_carried_is_refused_alike(
+    factories: Factories, misuse: Misuse, kind: type[Exception]
+) -> None:
     found = errors(factories, misuse)
     assert [each for each, _ in found] == [kind] * len(found), found
     assert len({text for _, text in found}) == 1, found
@@ -451,7 +453,7 @@ STATES: dict[str, tuple[Misuse, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("misuse", "kind", "text"), STATES.values(), ids=STATES)
-def test_what_does_not_fit_the_state_of_things(
+def test_what_does_not_fit_the_state_of_things_is_refused_alike(
     factories: Factories, misuse: Misuse, kind: type[Exception], text: str
 ) -> None:
     found = [(each, re.sub(r"temporary-\w+/[0-9a-f]{24}", "NAME", words)) for each, words in errors(factories, misuse)]

@@ -13,8 +13,8 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.errors import IllegalStateException, JMSException, TransactionRolledBackException
 from broker_adapter.transport import SenderSpec
+from tests.contracts.calls import Answers, Caller, depth, held_producers, texts
 from tests.contracts.conftest import MakeEngine
-from tests.contracts.test_transport_edges import Answers, Caller, depth, held_producers, texts
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
 
 Q = queue("q")

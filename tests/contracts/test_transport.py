@@ -523,7 +523,7 @@ def test_a_commit_does_all_of_it(client: Client) -> None:
     assert (client.bodies("in"), client.bodies("out")) == ([], ["1", "2"])
 
 
-def test_many_commits_in_a_row(client: Client) -> None:
+def test_many_commits_in_a_row_keep_their_order(client: Client) -> None:
     link = client.sender(queue("out"))
     for number in range(1, 21):
         client.transport.commit(1, number, [(link, message(queue("out"), str(number)))], [], WAIT)

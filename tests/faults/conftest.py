@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 import attrs
 import pytest
@@ -35,6 +36,12 @@ class Client:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("faults") / "data") as running:
         yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a queue that no other test uses."""
+    return f"queue {uuid4()}"
 
 
 @pytest.fixture

@@ -26,7 +26,11 @@ from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
-SCENARIOS = re.findall(r"static void test(\w+)\(", (HERE / "java" / "Scenarios.java").read_text())
+SCENARIOS = [
+    scenario
+    for file in sorted((HERE / "java").glob("*.java"))
+    for scenario in re.findall(r"static void test(\w+)\(", file.read_text())
+]
 WAIT = 10.0
 
 

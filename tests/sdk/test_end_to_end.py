@@ -95,7 +95,9 @@ def bodies(messages: list[tuple[Any, int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_what_a_closed_session_leaves_behind(connection: Connection, name: str, mode: AcknowledgeMode) -> None:
+def test_a_closed_session_leaves_what_its_mode_has_not_acknowledged(
+    connection: Connection, name: str, mode: AcknowledgeMode
+) -> None:
     send(connection, name, *"abcd")
     with connection.create_session(mode) as session:
         consumer = session.create_consumer(session.create_queue(name))
@@ -380,7 +382,7 @@ def test_headers_and_properties_arrive(connection: Connection, name: str) -> Non
             got.text = "y"  # type: ignore[attr-defined]
 
 
-def test_priority_expiry_and_delay(connection: Connection, name: str) -> None:
+def test_priority_expiry_and_delay_hold(connection: Connection, name: str) -> None:
     with connection.create_session() as session:
         queue = session.create_queue(name)
         producer = session.create_producer(queue)
@@ -463,7 +465,7 @@ def test_a_shared_subscription_is_shared_over_connections(url: str, name: str) -
         assert sorted(found[0] + found[1]) == [str(number) for number in range(10)]
 
 
-def test_request_and_reply_over_a_temporary_queue(connection: Connection, name: str) -> None:
+def test_a_reply_comes_over_a_temporary_queue(connection: Connection, name: str) -> None:
     def answer(session: Session, destination: Destination) -> None:
         request = session.create_consumer(destination).receive(timeout=WAIT)
         assert request is not None

@@ -110,7 +110,7 @@ def test_every_column_has_its_value() -> None:
         (BodyKind.OBJECT, {b"\xff": {b"k": [{b"\x00": 1}]}, 5: None}, '{"ff": {"6b": [{"00": 1}]}, "5": null}', None),
     ],
 )
-def test_each_kind_of_body(kind: BodyKind, body: object, text: str | None, data: bytes | None) -> None:
+def test_each_kind_of_body_becomes_columns(kind: BodyKind, body: object, text: str | None, data: bytes | None) -> None:
     columns = ["bodyType", "text", "body", "problem"]
     (row,) = rows_of(Envelope(Destination("q"), kind, body), columns=columns)
     assert row == {"bodyType": kind.name.lower(), "text": text, "body": data, "problem": None}

@@ -6,8 +6,8 @@ from typing import Any
 
 from scramp import ScramMechanism
 
-from broker_adapter.amqp.sasl import SASL_HEADER, SCRAM_SHA_256, ServerLogin, Verifier
-from broker_adapter.amqp.values import Described, Symbols, ULong, encode
+from broker_adapter.amqp.sasl import PLAIN, SASL_HEADER, SCRAM_SHA_256, ClientLogin, ServerLogin, Verifier
+from broker_adapter.amqp.values import Described, Reader, Symbols, ULong, encode
 
 PASSWORD = "correct horse"
 
@@ -63,3 +63,18 @@ def frame(code: int, *fields: Any) -> bytes:
 
 def offer(*mechanisms: str) -> bytes:
     return SASL_HEADER + frame(0x40, Symbols(mechanisms))
+
+
+def client(*mechanisms: str, username: str | None = "alice", password: str | None = PASSWORD) -> ClientLogin:
+    return ClientLogin(mechanisms or (SCRAM_SHA_256, PLAIN), username, password, "host")
+
+
+def performatives(data: bytes) -> list[Any]:
+    """What is in these frames; a header ahead of them is passed over."""
+    found = []
+    position = 8 if data.startswith(SASL_HEADER) else 0
+    while position < len(data):
+        size = int.from_bytes(data[position : position + 4], "big")
+        found.append(Reader(data, position + 8, position + size).value())
+        position += size
+    return found

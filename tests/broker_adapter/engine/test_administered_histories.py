@@ -10,12 +10,12 @@ from tests.broker_adapter.engine.administered import History
 
 
 @pytest.mark.parametrize("first", range(0, 150, 15))
-def test_a_history_in_memory(first: int) -> None:
+def test_a_history_in_memory_goes_as_the_model_says(first: int) -> None:
     for seed in range(first, first + 15):
         History(seed, None).run()
 
 
 @pytest.mark.parametrize("first", range(1_000_000, 1_000_100, 10))
-def test_a_history_on_disk_over_restarts(first: int, tmp_path: Path) -> None:
+def test_a_history_on_disk_goes_as_the_model_says_over_restarts(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 10):
         History(seed, tmp_path / str(seed)).run()

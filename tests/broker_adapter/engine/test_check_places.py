@@ -17,8 +17,7 @@ from broker_adapter.engine.maintenance import check_store, quarantined, sound_st
 from broker_adapter.engine.records import decode_catalog, entry_key, quarantine_key, unpack_entry_key
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, drained, payloads, send
-from tests.broker_adapter.engine.test_maintenance import (
+from tests.broker_adapter.engine.damaging import (
     SETTINGS,
     Tables,
     Txn,
@@ -29,6 +28,7 @@ from tests.broker_adapter.engine.test_maintenance import (
     page_of,
     records,
 )
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, drained, payloads, send
 
 NAMES = ("one", "two")
 

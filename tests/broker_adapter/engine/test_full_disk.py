@@ -29,7 +29,7 @@ def _may_mount() -> bool:
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not make a mount name space (unshare --user --mount)")
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_an_engine_on_a_full_disk(scenario: str, tmp_path: Path) -> None:
+def test_an_engine_survives_a_full_disk(scenario: str, tmp_path: Path) -> None:
     script = 'mount -t tmpfs -o size=96m tmpfs "$1" && exec "$2" -m tests.broker_adapter.engine.full_disk "$3" "$1"'
     done = subprocess.run(
         [*_UNSHARE, "sh", "-c", script, "sh", str(tmp_path), sys.executable, scenario],

@@ -85,7 +85,7 @@ def test_far_jumps_forget_and_never_take_a_new_number_for_a_known_one() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 50, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW]))
-def test_against_a_set(seed: int, reach: int) -> None:
+def test_numbers_are_new_exactly_where_a_set_does_not_have_them(seed: int, reach: int) -> None:
     chance = random.Random(seed)
     number = chance.randrange(0, 20_000)
     seen = Sequences.begin(number)

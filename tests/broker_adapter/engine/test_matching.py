@@ -284,7 +284,7 @@ def test_the_clock_is_asked_more_often_for_a_large_message(size: int, at_once: i
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(test_selective_histories._steps, min_size=5, max_size=40))
-def test_a_history_in_which_each_cycle_has_time_for_one_selector(steps: list[Any]) -> None:
+def test_a_history_goes_as_the_model_says_where_each_cycle_has_time_for_one_selector(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loading, "SELECT_SECONDS", -1.0)
         test_selective_histories.History(None).run(steps)

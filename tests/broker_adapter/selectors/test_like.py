@@ -45,7 +45,7 @@ def test_a_short_text_is_like_what_the_table_says(pattern: str, text: str) -> No
     assert like(pattern)(text, 0) is by_table(pattern, text)
 
 
-def test_every_short_pattern_and_text() -> None:
+def test_every_short_pattern_fits_the_texts_that_the_table_says() -> None:
     texts = ["".join(each) for size in range(5) for each in product("ab", repeat=size)]
     for size in range(6):
         for characters in product("ab_%", repeat=size):

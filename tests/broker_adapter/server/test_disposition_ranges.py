@@ -81,7 +81,7 @@ def test_the_first_disposition_that_settles_a_delivery_counts(
     assert left(broker, port, 5, *ranges) == expected
 
 
-def test_ranges_at_random(broker: Broker, port: int) -> None:
+def test_the_first_of_random_ranges_decides_about_each_delivery(broker: Broker, port: int) -> None:
     chance = random.Random(20261122)
     for _ in range(40):
         ranges, states = [], {}

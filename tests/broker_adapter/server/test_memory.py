@@ -120,7 +120,7 @@ def linked(client: RawClient, count: int, *further: bytes) -> None:
     client.until(lambda: client.count(FLOW) >= count)
 
 
-def test_unfinished_messages(server: ServerProcess) -> None:
+def test_unfinished_messages_take_bounded_memory(server: ServerProcess) -> None:
     links, size = 32, 15 * MIB
     with Growth(server) as growth, RawClient(server.port) as client:
         linked(client, links)
@@ -150,7 +150,7 @@ def declared(client: RawClient, count: int) -> list[bytes]:
     return ids()
 
 
-def test_transactions_that_are_never_discharged(server: ServerProcess) -> None:
+def test_transactions_that_are_never_discharged_take_bounded_memory(server: ServerProcess) -> None:
     links, size = 8, 15 * MIB
     with Growth(server) as growth, RawClient(server.port) as client:
         linked(client, links)
@@ -167,7 +167,7 @@ def test_transactions_that_are_never_discharged(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1])
-def test_sessions_that_take_nothing(server: ServerProcess, window: int) -> None:
+def test_sessions_that_take_nothing_need_bounded_memory(server: ServerProcess, window: int) -> None:
     sessions, size = 100, 5 * MIB
     with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
         producer = session.create_producer(session.create_queue("big"))
@@ -189,7 +189,7 @@ def test_sessions_that_take_nothing(server: ServerProcess, window: int) -> None:
     [(400, MIB, 0), (3_000, 66_000, MAX_KEPT_BYTES + 3_000 * SMALL_BYTES)],
     ids=["in parts", "at once"],
 )
-def test_large_messages_that_a_consumer_keeps_unsettled(
+def test_large_messages_that_a_consumer_keeps_unsettled_take_bounded_memory(
     server: ServerProcess, count: int, size: int, kept: int
 ) -> None:
     with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
@@ -205,7 +205,7 @@ def test_large_messages_that_a_consumer_keeps_unsettled(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_message_of_empty_lists(server: ServerProcess, version: int) -> None:
+def test_a_message_of_empty_lists_takes_bounded_memory(server: ServerProcess, version: int) -> None:
     """Of version 2 the server does not read the body, until a client that does not know the form is to have it."""
     lists = 16 * MIB - 2_000
     body = b"\xdd" + lists.to_bytes(4) + b"\x90" * lists
@@ -236,7 +236,7 @@ def dead_letters(server: ServerProcess) -> int:
         return next(each.messages for each in connection.statistics().queues if each.name == "DLQ")
 
 
-def test_answers_to_requests_that_came_together(server: ServerProcess) -> None:
+def test_answers_to_requests_that_came_together_take_bounded_memory(server: ServerProcess) -> None:
     with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
         producer = session.create_producer(session.create_queue("big"))
         for _ in range(8):
@@ -261,7 +261,7 @@ def test_answers_to_requests_that_came_together(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     "answers", [(flow(1, 0, 1 << 30, window=0),), (flow(1, 0, 1 << 30, window=1),)], ids=["no window", "one frame"]
 )
-def test_answers_that_are_not_taken(server: ServerProcess, answers: tuple[bytes, ...]) -> None:
+def test_answers_that_are_not_taken_need_bounded_memory(server: ServerProcess, answers: tuple[bytes, ...]) -> None:
     with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
         for number in range(200):
             session.create_producer(session.create_queue(f"a queue with a long name {number:040d}"))
@@ -292,7 +292,7 @@ def test_answers_that_are_not_taken(server: ServerProcess, answers: tuple[bytes,
 @pytest.mark.parametrize(
     "payload", [pack(Envelope(topic("t"), BodyKind.TEXT, "x")), b"\x9f"], ids=["accepted", "rejected"]
 )
-def test_answers_to_messages_that_are_not_taken(server: ServerProcess, payload: bytes) -> None:
+def test_answers_to_messages_that_are_not_taken_need_bounded_memory(server: ServerProcess, payload: bytes) -> None:
     target = Described(ULong(TARGET), ["t", None, None, None, None, None, Symbols(["topic"])])
     link = frame(
         0, ATTACH, "l", UInt(0), False, None, None, Described(ULong(SOURCE), ["s"]), target, None, None, UInt(0)
@@ -310,7 +310,7 @@ def test_answers_to_messages_that_are_not_taken(server: ServerProcess, payload: 
     assert growth.most < BUDGET + BESIDE
 
 
-def test_requests_that_are_carried_out(server: ServerProcess) -> None:
+def test_requests_that_are_carried_out_take_bounded_memory(server: ServerProcess) -> None:
     links, size = 8, 15 * MIB
     with Growth(server) as growth, RawClient(server.port) as client:
         for number in range(0, 2 * links, 2):
@@ -330,7 +330,7 @@ def test_requests_that_are_carried_out(server: ServerProcess) -> None:
     assert growth.most < BUDGET + BESIDE
 
 
-def test_attaches_with_large_properties(server: ServerProcess) -> None:
+def test_attaches_with_large_properties_take_bounded_memory(server: ServerProcess) -> None:
     source, target = Described(ULong(SOURCE), ["q"]), Described(ULong(TARGET), ["q"])
     properties = {Symbol("x"): "y" * 200_000}
 
@@ -350,7 +350,7 @@ def test_attaches_with_large_properties(server: ServerProcess) -> None:
     assert growth.most < BESIDE
 
 
-def test_connections_that_have_ended(server: ServerProcess) -> None:
+def test_connections_that_have_ended_leave_bounded_memory(server: ServerProcess) -> None:
     """Their memory is not added up until the garbage collector comes."""
     links, size, rounds = 8, 12 * MIB, 6
     left: list[int] = []

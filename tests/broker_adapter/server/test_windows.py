@@ -56,7 +56,7 @@ def fill_budget(client: RawClient) -> None:
     client.until(lambda: client.count(DISPOSITION) == settled + BUDGET // _SIZE)
 
 
-def test_messages_that_wait_for_the_window_of_their_session(port: int) -> None:
+def test_messages_that_wait_for_the_window_of_their_session_come_when_it_opens(port: int) -> None:
     with RawClient(port) as client:
         fill_budget(client)
         client.send(begin(1, window=1), attach(1, 0, "r", "big", receives=True), flow(1, 0, _COUNT, window=1))
@@ -65,7 +65,7 @@ def test_messages_that_wait_for_the_window_of_their_session(port: int) -> None:
         client.until(lambda: client.count(TRANSFER) >= _COUNT)
 
 
-def test_answers_that_wait_for_credit(port: int) -> None:
+def test_answers_that_wait_for_credit_come_with_it(port: int) -> None:
     with RawClient(port) as client:
         fill_budget(client)
         client.send(begin(1), attach(1, 0, "ask", "$holdfast"), attach(1, 1, "answers", "$holdfast", receives=True))

@@ -25,22 +25,22 @@ from broker_adapter.server.cli.store_commands import _put_back
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.asking import damage_body
-from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
-from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
-from tests.broker_adapter.engine.test_maintenance import (
+from tests.broker_adapter.engine.damaging import (
     ALL,
     Tables,
     Txn,
-    _a_message_gone,
-    _an_entry_gone,
-    _damaged,
-    _no_schedule,
+    a_message_gone,
+    an_entry_gone,
     damage,
+    damaged,
     filled,
     first,
+    no_schedule,
     overwrite,
     page_of,
 )
+from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
+from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
 from tests.broker_adapter.server.cli.running import done, holdfast
 from tests.server_process import ServerProcess
 
@@ -64,7 +64,7 @@ def test_a_sound_store_is_sound_on_the_disk_and_in_a_running_server(tmp_path: Pa
 
 def test_what_is_wrong_is_told_repaired_and_told_no_more(tmp_path: Path) -> None:
     filled(tmp_path)
-    damage(tmp_path, _a_message_gone)
+    damage(tmp_path, a_message_gone)
     found = holdfast("check", str(tmp_path))
     assert found.returncode == 1
     assert "NOT SOUND" in found.stdout
@@ -118,7 +118,7 @@ def test_a_delayed_message_of_another_client_keeps_its_time_where_the_schedule_i
     delayed = c.from_head(payload, read_head(payload, 0))
     assert broker.call(c.Enqueue(client, queue("later"), [delayed]), WAIT) is None
     broker.close()
-    damage(tmp_path, _no_schedule)
+    damage(tmp_path, no_schedule)
     found = done("check", str(tmp_path), "--repair")
     assert "as its message says" in found
     assert done("check", str(tmp_path)).endswith("sound\n")
@@ -139,7 +139,7 @@ def test_a_server_that_checks_first_does_not_serve_a_damaged_store(tmp_path: Pat
     filled(tmp_path)
     with ServerProcess(tmp_path, "--check"):
         pass
-    damage(tmp_path, _an_entry_gone)
+    damage(tmp_path, an_entry_gone)
     refused = holdfast("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0", "--check")
     assert refused.returncode == 1
     assert "holdfast check" in refused.stderr
@@ -242,7 +242,7 @@ def test_a_message_of_a_topic_says_in_quarantine_where_it_was_sent_to(tmp_path: 
             news = session.create_topic("news")
             session.create_durable_consumer(news, "one").close()
             session.create_producer(news).send("first")
-    damage(tmp_path, _an_entry_gone)
+    damage(tmp_path, an_entry_gone)
     check_store(tmp_path, EngineSettings(), repair=True)
     (listed,) = done("quarantine", "list", str(tmp_path)).splitlines()
     assert listed.endswith(" sent to topic 'news'")
@@ -316,7 +316,7 @@ def test_putting_back_that_is_killed_half_way_doubles_nothing(tmp_path: Path) ->
 
 def test_what_is_in_quarantine_may_be_dropped(tmp_path: Path) -> None:
     filled(tmp_path)
-    damage(tmp_path, _damaged("entries"))
+    damage(tmp_path, damaged("entries"))
     done("check", str(tmp_path), "--repair")
     assert holdfast("quarantine", "drop", str(tmp_path)).returncode == 1
     assert "there is no record" in holdfast("quarantine", "drop", str(tmp_path), "entries/00").stderr
@@ -349,8 +349,8 @@ def test_a_message_in_quarantine_is_one_line_of_the_list_with_its_entry(tmp_path
 
 def test_several_messages_in_quarantine_are_shown_one_by_one(tmp_path: Path) -> None:
     filled(tmp_path)
-    damage(tmp_path, _damaged("messages"))
-    damage(tmp_path, _damaged("entries"))
+    damage(tmp_path, damaged("messages"))
+    damage(tmp_path, damaged("entries"))
     done("check", str(tmp_path), "--repair")
     listed = [json.loads(line) for line in done("quarantine", "list", str(tmp_path), "--json").splitlines()]
     records = [each["record"] for each in listed]
