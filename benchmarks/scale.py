@@ -105,7 +105,7 @@ def _consumers(broker: Broker, client: int, count: int) -> None:
 
 _CROWDS: dict[str, tuple[Callable[[Broker, int, int], None], dict[str, Any]]] = {
     "queues that wait": (_waiting, {}),
-    "queues that are full": (_held, {"max_queue_messages": _BATCH, "hold_timeout_seconds": 600}),
+    "queues that are full": (_held, {"max_queue_messages": _BATCH, "blocked_send_timeout_seconds": 600}),
     "queues whose messages rest": (_resting, {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}),
     "consumers without credit": (_consumers, {}),
 }

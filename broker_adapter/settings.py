@@ -238,10 +238,10 @@ class EngineSettings:
     )
     dead_letter_queue: str = _option("DLQ", "name of the dead-letter queue")
     expiry_queue: str | None = _option(None, "name of the queue for expired messages; none: they are dropped")
-    hold_timeout_seconds: float = _option(
+    blocked_send_timeout_seconds: float = _option(
         10.0, "longest time that a producer is blocked at a limit; then its send is refused", least=0
     )
-    max_held_messages: int = _option(
+    max_blocked_sends: int = _option(
         100_000, "blocked sends in the whole broker; a further one is refused at once", least=1
     )
     window_messages: int = _option(
@@ -417,6 +417,8 @@ def options_of(*classes: type) -> list[OptionInfo]:
 
 #: Options by the names that they had in earlier versions.
 _FORMER_NAMES: Final = {
+    "hold_timeout_seconds": "blocked_send_timeout_seconds",
+    "max_held_messages": "max_blocked_sends",
     "max_logins": "max_login_connections",
     "max_logins_per_address": "max_login_connections_per_address",
     "max_resting_messages": "max_delayed_redeliveries",

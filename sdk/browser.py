@@ -39,8 +39,8 @@ class QueueBrowser:
         "__weakref__",
         "_attach",
         "_destination",
+        "_enumerations",
         "_lifecycle",
-        "_looks",
         "_on_close",
         "_selector",
         "_state",
@@ -70,7 +70,7 @@ class QueueBrowser:
         self._destination = destination
         self._selector = selector
         self._on_close = on_close
-        self._looks: dict[int, _Look] = {}
+        self._enumerations: dict[int, _Enumeration] = {}
         # At the end: what a handler of a signal interrupts here is not closed.
         self._lifecycle = Lifecycle(f"browser {number} of {state.name}")
 
@@ -128,10 +128,10 @@ class QueueBrowser:
         finally:
             end(look, settings.close_timeout_seconds)
 
-    def _open(self) -> _Look:
+    def _open(self) -> _Enumeration:
         state = self._state
         self._require_usable()
-        look = _Look()
+        look = _Enumeration()
         spec = ReceiverSpec(
             session=state.number,
             destination=self._destination,
@@ -142,12 +142,12 @@ class QueueBrowser:
 
         def attach() -> None:
             look.link = state.attach(spec, look.copies.extend)
-            self._looks[look.link] = look
+            self._enumerations[look.link] = look
 
         self._attach(attach)
         return look
 
-    def _fetch(self, look: _Look, window: int) -> int:
+    def _fetch(self, look: _Enumeration, window: int) -> int:
         """Wait for the next copies; returns how many came, fewer than the window at the end."""
         state = self._state
         try:
@@ -166,7 +166,7 @@ class QueueBrowser:
         self._lifecycle.require_usable()
 
     @staticmethod
-    def _check(look: _Look) -> None:
+    def _check(look: _Enumeration) -> None:
         if look.error is not None:
             raise copied(look.error) from look.error
 
@@ -177,26 +177,26 @@ class QueueBrowser:
             self._state.report(error)
             return None
 
-    def _end(self, look: _Look, timeout: float) -> None:
-        if look.link not in self._looks:
+    def _end(self, look: _Enumeration, timeout: float) -> None:
+        if look.link not in self._enumerations:
             return
         try:
             self._state.transport.detach(look.link, timeout)
         except JMSException as error:
             log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
-        self._looks.pop(look.link, None)
+        self._enumerations.pop(look.link, None)
 
-    def _end_elsewhere(self, look: _Look, timeout: float) -> None:
+    def _end_elsewhere(self, look: _Enumeration, timeout: float) -> None:
         dropped(look, partial(self._end, look, timeout), self._state.transport, warns=False)
 
     def _interrupted(self) -> None:
         """The connection was lost; for the session."""
-        for look in list(self._looks.values()):
+        for look in list(self._enumerations.values()):
             look.error = _interrupted(self._destination)
 
     def _lost(self, link: int, error: JMSException) -> bool:
         """The broker closed this link; returns whether it was one of this browser; for the session."""
-        look = self._looks.get(link)
+        look = self._enumerations.get(link)
         if look is None:
             return False
         look.error = error
@@ -211,7 +211,7 @@ class QueueBrowser:
         if self._lifecycle.state is State.CLOSED:
             return
         self._lifecycle.process(Event.BEGIN_CLOSE)
-        for look in list(self._looks.values()):
+        for look in list(self._enumerations.values()):
             self._end(look, max(0.001, deadline - time.monotonic()))
         self._on_close()
         self._lifecycle.process(Event.END_CLOSE)
@@ -223,7 +223,7 @@ def _interrupted(destination: Destination) -> BrowserInterruptedException:
     )
 
 
-class _Look:
+class _Enumeration:
     """One iteration."""
 
     __slots__ = ("copies", "error", "link")

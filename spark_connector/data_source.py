@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector.batch_reader import JmsBatchReader
-from spark_connector.engine_host import Desk, DriverLog, EngineHost, reachable
+from spark_connector.engine_host import DriverLog, EngineHost, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.stream_reader import JmsStreamReader
@@ -26,7 +26,7 @@ from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 class JmsDataSource(DataSource):
     """Queues and topics as DataFrames: format ``jms``."""
 
-    desk: ClassVar[Desk | None] = None
+    registry: ClassVar[EngineRegistry | None] = None
     #: Whether Spark may run two attempts of a task at once (``spark.speculation``).
     speculation: ClassVar[bool] = True
 
@@ -43,12 +43,12 @@ class JmsDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
         options, columns = self._source(), projection(schema)
-        return JmsBatchReader(reachable(options, self.desk), columns)
+        return JmsBatchReader(reachable(options, self.registry), columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         options, columns = self._source(), projection(schema)
-        return JmsStreamReader(reachable(options, self.desk), columns, DriverLog(self.desk))
+        return JmsStreamReader(reachable(options, self.registry), columns, DriverLog(self.registry))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""
@@ -59,7 +59,7 @@ class JmsDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``."""
-        return JmsStreamWriter(self._sink(schema, overwrite), self.speculation, DriverLog(self.desk))
+        return JmsStreamWriter(self._sink(schema, overwrite), self.speculation, DriverLog(self.registry))
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
@@ -69,7 +69,7 @@ class JmsDataSource(DataSource):
         if overwrite:
             raise ValueError("a queue cannot be overwritten: use mode('append'), or outputMode('append') in a stream")
         check_sink_schema(schema)
-        return reachable(options, self.desk)
+        return reachable(options, self.registry)
 
 
 _host: EngineHost | None = None
@@ -89,12 +89,12 @@ def register(spark: SparkSession) -> None:
     with _lock:
         if _host is None:
             _host = EngineHost()
-        found = _host.desk
+        found = _host.registry
     speculative = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
 
     class RegisteredJmsDataSource(JmsDataSource):
-        # Made here, so that Spark carries the class by value, with where the desk is.
-        desk: ClassVar[Desk | None] = found
+        # Made here, so that Spark carries the class by value, with where the registry is.
+        registry: ClassVar[EngineRegistry | None] = found
         speculation: ClassVar[bool] = speculative
 
     spark.dataSource.register(RegisteredJmsDataSource)

@@ -2,17 +2,17 @@
 
 Theory of operation
     Only one process may own a store, but Spark plans, reads and writes in processes of its own.  So ``register`` starts
-    a small desk in the driver's process.  A process that gets an ``embedded:`` URL asks there, once, and is answered
-    with the ``amqp:`` address of a listener on the driver's engine, with a user and a password made for it.  Nothing is
-    opened before a process asks.  All of it listens on 127.0.0.1 only, and the desk answers only callers that have the
-    key that the registered data source carries.
+    a small registry in the driver's process.  A process that gets an ``embedded:`` URL asks there, once, and is
+    answered with the ``amqp:`` address of a listener on the driver's engine, with a user and a password made for it.
+    Nothing is opened before a process asks.  All of it listens on 127.0.0.1 only, and the registry answers only callers
+    that have the key that the registered data source carries.
 
-    Any process on this machine can connect to the desk.  A caller shows first that it has the key (each side sends a
-    random number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are
+    Any process on this machine can connect to the registry.  A caller shows first that it has the key (each side sends
+    a random number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are
     read.  Callers do not wait for each other, but for engines that are being opened, one at a time.
 
-    The desk takes warnings as well, for the log of the driver's program: what Spark's own Python processes log ends up
-    in the standard error of the JVM, or, with ``spark.sql.pyspark.worker.logging.enabled``, in the log of a session
+    The registry takes warnings as well, for the log of the driver's program: what Spark's own Python processes log ends
+    up in the standard error of the JVM, or, with ``spark.sql.pyspark.worker.logging.enabled``, in the log of a session
     that only the query has.
 """
 
@@ -45,14 +45,14 @@ from spark_connector.options import ConnectionOptions
 _log = logging.getLogger(f"holdfast.{__name__}")
 Options = TypeVar("Options", bound=ConnectionOptions)
 _USER: Final = "spark"
-#: Largest request and answer of the desk.
+#: Largest request and answer of the registry.
 _MAX_BYTES: Final = 64 * 1024
 #: Bytes of the random number that each side sends, and of a keyed hash.
 _NONCE_BYTES: Final = 32
 _HASH_BYTES: Final = 32
 #: What the two hashes begin with, so that none can stand for the other.
-_CALLER: Final = b"holdfast desk, caller"
-_DESK: Final = b"holdfast desk, desk"
+_CALLER: Final = b"holdfast registry, caller"
+_REGISTRY: Final = b"holdfast registry, registry"
 #: Longest time that a caller has to show its key and to ask, in seconds; and to take the answer.
 CALLER_SECONDS = 10.0
 #: Longest time that a worker process waits for an answer, in seconds: an engine may have to be opened first.
@@ -61,14 +61,14 @@ ANSWER_SECONDS = 120.0
 MAX_CALLERS: Final = 200
 #: Connections that the system keeps until they are accepted.
 _BACKLOG: Final = 128
-#: Longest wait for the desk to take a warning, in seconds.
+#: Longest wait for the registry to take a warning, in seconds.
 WARNING_SECONDS: Final = 5.0
 #: Longest warning, in characters; in JSON none of them has more than twelve bytes.
 _MOST_TEXT: Final = 4000
 
 
-class Desk(NamedTuple):
-    """Where the desk of a driver is, and what opens it."""
+class EngineRegistry(NamedTuple):
+    """Where the registry of a driver is, and what opens it."""
 
     port: int
     key: bytes
@@ -97,7 +97,7 @@ def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
 
 
 class EngineHost:
-    """The driver's side: the desk, and a listener for each engine that was asked for."""
+    """The driver's side: the registry, and a listener for each engine that was asked for."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -106,15 +106,15 @@ class EngineHost:
         self._opener = ThreadPoolExecutor(1, "holdfast-spark-opener")
         self._callers = 0
         self._log_limiter = LogLimiter()
-        self._thread = LoopThread("holdfast-spark-desk")
+        self._thread = LoopThread("holdfast-spark-registry")
         listening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1024, backlog=_BACKLOG)
         self._server = asyncio.run_coroutine_threadsafe(listening, self._thread.loop).result()
         self._port: int = self._server.sockets[0].getsockname()[1]
 
     @property
-    def desk(self) -> Desk:
+    def registry(self) -> EngineRegistry:
         """What the worker processes need to know."""
-        return Desk(self._port, self._key)
+        return EngineRegistry(self._port, self._key)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one caller."""
@@ -133,7 +133,7 @@ class EngineHost:
         except Exception as error:
             self._warn(str(error) or type(error).__name__)
         except asyncio.CancelledError:
-            pass  # the desk is closed; asyncio 3.11 would complain of a task that ends so
+            pass  # the registry is closed; asyncio 3.11 would complain of a task that ends so
         finally:
             self._callers -= 1
             writer.close()
@@ -143,7 +143,7 @@ class EngineHost:
         now = time.monotonic()
         self._log_limiter.suppressed(now)  # a new minute begins
         if self._log_limiter.may_write(now):
-            _log.warning("turned a caller away at the desk of the engine: %s", reason)
+            _log.warning("turned a caller away at the registry of the engine: %s", reason)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:
         """What a caller that has the key asks for.
@@ -156,7 +156,7 @@ class EngineHost:
         nonces += await reader.readexactly(_NONCE_BYTES)
         if not hmac.compare_digest(await reader.readexactly(_HASH_BYTES), _proof(self._key, _CALLER, nonces)):
             raise PermissionError("it has not the key of this driver")
-        writer.write(_proof(self._key, _DESK, nonces))
+        writer.write(_proof(self._key, _REGISTRY, nonces))
         size = int.from_bytes(await reader.readexactly(4))
         if size > _MAX_BYTES:
             raise ValueError(f"a request of {size} bytes is larger than the limit of {_MAX_BYTES}")
@@ -195,7 +195,10 @@ class EngineHost:
         return f"amqp://{_USER}:{password}@127.0.0.1:{port}"
 
     def close(self) -> None:
-        """Close the desk, the listeners and the engines that nothing else uses.  Waits for one that is being opened."""
+        """Close the registry, the listeners and the engines that nothing else uses.
+
+        Waits for one that is being opened.
+        """
         self._thread.loop.call_soon_threadsafe(self._server.close)
         self._thread.stop()
         self._opener.shutdown()
@@ -206,7 +209,7 @@ class EngineHost:
         self._addresses.clear()
 
 
-def reachable(options: Options, desk: Desk | None) -> Options:
+def reachable(options: Options, registry: EngineRegistry | None) -> Options:
     """These options with a URL that any process on this machine can use.
 
     Raises:
@@ -215,32 +218,32 @@ def reachable(options: Options, desk: Desk | None) -> Options:
     """
     if not options.url.startswith("embedded:"):
         return options
-    if desk is None:
+    if registry is None:
         raise ValueError("an embedded: URL needs register(spark) from spark_connector in the driver's program")
-    answer = _ask(desk, {"url": options.url})
+    answer = _ask(registry, {"url": options.url})
     if "error" in answer:
         raise JMSException(answer["error"])
     return attrs.evolve(options, url=answer["url"], username=None, password=None)
 
 
-def _ask(desk: Desk, request: dict[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, str]:
-    """The desk's answer to a request.
+def _ask(registry: EngineRegistry, request: dict[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, str]:
+    """The registry's answer to a request.
 
     Raises:
         OSError: no process listens there, it does not answer in time, or one of both does not have the key.
     """
     asked = json.dumps(request).encode()
     deadline = time.monotonic() + timeout
-    with socket.create_connection(("127.0.0.1", desk.port), min(timeout, CALLER_SECONDS)) as asking:
+    with socket.create_connection(("127.0.0.1", registry.port), min(timeout, CALLER_SECONDS)) as asking:
         own = secrets.token_bytes(_NONCE_BYTES)
         nonces = _received(asking, _NONCE_BYTES, deadline) + own
-        asking.sendall(own + _proof(desk.key, _CALLER, nonces))
-        if not hmac.compare_digest(_received(asking, _HASH_BYTES, deadline), _proof(desk.key, _DESK, nonces)):
-            raise PermissionError("the process that listens at the port of the driver's desk is not the driver")
+        asking.sendall(own + _proof(registry.key, _CALLER, nonces))
+        if not hmac.compare_digest(_received(asking, _HASH_BYTES, deadline), _proof(registry.key, _REGISTRY, nonces)):
+            raise PermissionError("the process that listens at the port of the driver's registry is not the driver")
         asking.sendall(len(asked).to_bytes(4) + asked)
         size = int.from_bytes(_received(asking, 4, deadline))
         if size > _MAX_BYTES:
-            raise PermissionError(f"the driver's desk answers with {size} bytes; the limit is {_MAX_BYTES}")
+            raise PermissionError(f"the driver's registry answers with {size} bytes; the limit is {_MAX_BYTES}")
         answer: dict[str, str] = json.loads(_received(asking, size, deadline))
         return answer
 
@@ -251,7 +254,7 @@ def _received(asking: socket.socket, size: int, deadline: float) -> bytes:
         asking.settimeout(max(0.001, deadline - time.monotonic()))
         more = asking.recv(size - len(data))
         if not more:
-            raise PermissionError("the driver's desk has turned this process away, which has not its key")
+            raise PermissionError("the driver's registry has turned this process away, which has not its key")
         data += more
     return data
 
@@ -261,21 +264,21 @@ class DriverLog:
     """The log of the driver's program, for Spark's processes on the driver's machine.
 
     Args:
-        desk: of the driver; None: the log is that of this process.
+        registry: of the driver; None: the log is that of this process.
     """
 
-    desk: Desk | None = None
+    registry: EngineRegistry | None = None
 
     def __reduce__(self) -> tuple[type[DriverLog], tuple[()]]:
-        # What goes to the executors has no use for the desk, and no business with its key.
+        # What goes to the executors has no use for the registry, and no business with its key.
         return DriverLog, ()
 
     def warning(self, text: str) -> None:
-        """Log a warning.  Never raises; waits for the desk at most :data:`WARNING_SECONDS`."""
-        if self.desk is not None:
+        """Log a warning.  Never raises; waits for the registry at most :data:`WARNING_SECONDS`."""
+        if self.registry is not None:
             try:
-                _ask(self.desk, {"warning": text[:_MOST_TEXT]}, WARNING_SECONDS)
+                _ask(self.registry, {"warning": text[:_MOST_TEXT]}, WARNING_SECONDS)
                 return
             except (OSError, EOFError, ValueError) as error:
-                _log.debug("the desk of the driver takes no warning: %s", error)
+                _log.debug("the registry of the driver takes no warning: %s", error)
         _log.warning("%s", text)

@@ -51,7 +51,7 @@ BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 #: Address of our server's request and answer nodes.
 MANAGEMENT_ADDRESS: Final = "$holdfast"
 #: Number of an unsolicited answer: the server's list of servers has changed.
-NEWS: Final = 0
+ANNOUNCED: Final = 0
 #: Operation by which our own client asks to be told of such changes; answered with the list.
 WATCH: Final = "watch_servers"
 

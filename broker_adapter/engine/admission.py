@@ -48,7 +48,7 @@ class Admission:
     Attributes:
         limits: of each queue.
         has_queue_limits: whether there are such limits.
-        held_because: why the whole engine takes no durable message, if it does not.
+        blocked_because: why the whole engine takes no durable message, if it does not.
         room: what the store on disk may still take; None: more than is worth counting.
         volatile_room: bytes of volatile messages that may still be taken; None: no limit.
         publishing: published transactions whose messages are still to be moved, by their target's name.
@@ -59,7 +59,7 @@ class Admission:
         self._max_volatile_bytes = settings.max_volatile_bytes
         self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
         self.has_queue_limits = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
-        self.held_because: str | None = None
+        self.blocked_because: str | None = None
         self.room: Room | None = None
         self.volatile_room: int | None = None
         self.publishing: dict[str, dict[int, QueueState]] = {}
@@ -94,8 +94,8 @@ class Admission:
 
     def take_at_once(self, messages: Iterable[tuple[int, int]]) -> None:
         """Take the room on the disk for some messages, of (bytes, queues) each, or raise and take none."""
-        if self.held_because:
-            raise ResourceAllocationException(self.held_because)
+        if self.blocked_because:
+            raise ResourceAllocationException(self.blocked_because)
         if self.room is not None:
             left = self.room.taken(messages)
             if left is None:
@@ -113,12 +113,12 @@ class Admission:
     def full_because(self) -> str | None:
         """Why the whole engine takes no messages of some kind; None where it does."""
         is_volatile_full = self.volatile_room is not None and self.volatile_room <= 0
-        return self.held_because or (self.volatile_full() if is_volatile_full else None)
+        return self.blocked_because or (self.volatile_full() if is_volatile_full else None)
 
     def engine_wide_room(self) -> tuple[float, ...]:
         """How much room there is for what waits for no queue in particular, of each kind."""
         volatile = math.inf if self.volatile_room is None else self.volatile_room
-        return self.held_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
+        return self.blocked_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
 
     def ask_for_batches(self, staged: Sequence[QueueState]) -> Full | None:
         """Whether some staged transactions can be published: the first queue that has no room for what goes into it.
@@ -191,7 +191,7 @@ class CommitRoom:
                 ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
         #: by itself, until the commit is certain
         self._room = None if admission.room is None else admission.room.lent(ended)
-        self._engine_reason = None if ended else admission.held_because
+        self._engine_reason = None if ended else admission.blocked_because
         self.is_open = not (self._engine_reason or self._room is not None or admission.has_queue_limits)
 
     def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> Full | None:

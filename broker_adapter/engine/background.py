@@ -172,7 +172,7 @@ class Background:
             disk.quarantine(numbers.table, [key for key, record in found if record is None])
             old = [key for key, record in found if record is not None and numbers.is_over(record.used_ms, age_ms)]
             if old:
-                commands.append(c.ForgetNames(numbers.table, old))
+                commands.append(c.RemoveNames(numbers.table, old))
         return commands
 
     # The parts of jobs.

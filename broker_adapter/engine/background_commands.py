@@ -162,8 +162,8 @@ class BackgroundCommands:
         except JMSException:
             return None
 
-    def forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
-        """Carry out a ForgetNames."""
+    def remove_names(self, command: c.RemoveNames, now_ms: int, effects: Effects) -> None:
+        """Carry out a RemoveNames."""
         for key in command.keys:
             effects.durable.put(command.table, key, None)
         effects.answer(command, None)

@@ -29,8 +29,8 @@ class BlockedSends:
         totals: Totals,
         time: DecisionTime,
     ) -> None:
-        self._most = settings.max_held_messages
-        self._timeout_ms = int(settings.hold_timeout_seconds * 1000)
+        self._most = settings.max_blocked_sends
+        self._timeout_ms = int(settings.blocked_send_timeout_seconds * 1000)
         self._wait_queues = wait_queues
         self._deliveries = deliveries
         self._totals = totals
@@ -54,7 +54,7 @@ class BlockedSends:
         """Whether it may wait; otherwise it is refused."""
         if blocked.routes is not None or self._wait_queues.count < self._most:
             return True
-        waiting = f"{self._wait_queues.count} sends wait already (option max_held_messages)"
+        waiting = f"{self._wait_queues.count} sends wait already (option max_blocked_sends)"
         self.refuse(blocked, f"{reason}, and {waiting}", effects)
         return False
 

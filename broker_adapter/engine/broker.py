@@ -157,7 +157,7 @@ class Broker:
         self._shortage = ""  #: why not
         # What follows is by the monotonic clock.
         self._waits_since_ms = 0
-        self._patience_ms = min(settings.hold_timeout_seconds, _MOST_PATIENCE_SECONDS) * 1000
+        self._patience_ms = min(settings.blocked_send_timeout_seconds, _MOST_PATIENCE_SECONDS) * 1000
         self._retry_ms = 0
         self._complain_ms = 0
         self._failure_listeners: list[Callable[[JMSException], None]] = []

@@ -165,7 +165,7 @@ class BrokerState:
             c.SetAside: background.set_aside,
             c.Due: background.due,
             c.Redrive: background.redrive,
-            c.ForgetNames: background.forget_names,
+            c.RemoveNames: background.remove_names,
             c.NoteAge: background.note_age,
             c.EndRun: background.end_run,
             c.Statistics: self._statistics,
@@ -387,7 +387,7 @@ class BrokerState:
             commits=totals.commits,
             clients=len(directory.clients),
             volatile_bytes=volatile_bytes,
-            held_because=self.admission.full_because,
+            blocked_because=self.admission.full_because,
             queues=tuple(sorted(queues, key=by_kind_and_name)),
         )
         effects.answer(command, result)
@@ -402,7 +402,7 @@ class BrokerState:
             in_hand=queue.in_hand,
             delayed=queue.delayed.behind + len(queue.backoff),
             consumers=len(queue.consumers),
-            held_producers=sum(blocked),
+            blocked_sends=sum(blocked),
             next_position=queue.next_position,
             client_id=queue.record.client_id,
         )

@@ -54,15 +54,15 @@ def _of_queue(queue: QueueState, entries: list[RawEntry]) -> Iterator[str]:
             if entry.position in in_hands:
                 yield f"two consumers hold position {entry.position}"
             in_hands[entry.position] = entry
-    resting = {entry.position: entry for entry in queue.backoff.entries()}
+    backing_off = {entry.position: entry for entry in queue.backoff.entries()}
     for one, other, what in (
         (queue.ready, in_hands, "ready and in a consumer's hands"),
-        (queue.ready, resting, "ready and delayed after a failure"),
-        (resting, in_hands, "delayed after a failure and in a consumer's hands"),
+        (queue.ready, backing_off, "ready and delayed after a failure"),
+        (backing_off, in_hands, "delayed after a failure and in a consumer's hands"),
     ):
         if both := one.keys() & other.keys():
             yield f"positions {sorted(both)[:5]} are {what}"
-    in_memory = {**queue.ready, **resting, **in_hands}
+    in_memory = {**queue.ready, **backing_off, **in_hands}
     waiting = [entry for entry in entries if entry.lane != DELAYED_LANE]
     by_position = {entry.position: entry for entry in waiting}
     if gone := in_memory.keys() - by_position.keys():

@@ -545,7 +545,7 @@ class Discard(NamedTuple):
     reply: Reply | None = None
 
 
-class ForgetNames(NamedTuple):
+class RemoveNames(NamedTuple):
     """Drop these records of a table of last numbers: they have not been used for long.  Replies None."""
 
     table: str
@@ -646,7 +646,7 @@ Command = (
     | Renew
     | Publish
     | Discard
-    | ForgetNames
+    | RemoveNames
     | NoteAge
     | Move
     | Redrive

@@ -110,7 +110,7 @@ class LmdbStore:
         path: the directory.
         unique: a word that no other store has.
         errors: what a call raises where the disk, or what is on it, has failed.
-        mended_version: what stood where the version is noted, if that was damaged and is repaired.
+        repaired_version: what stood where the version is noted, if that was damaged and is repaired.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -130,7 +130,7 @@ class LmdbStore:
     ) -> None:
         self.path = Path(path)
         self.errors: tuple[type[Exception], ...] = STORE_ERRORS
-        self.mended_version: bytes | None = None
+        self.repaired_version: bytes | None = None
         self._settings = settings
         self._is_checked = is_checked
         self._is_kept = is_kept
@@ -211,7 +211,7 @@ class LmdbStore:
     def _take_over(self, txn: Any) -> None:
         found = take_over(txn, self._db, self.path, epoch_ms())
         self._has_old = found.has_old
-        self.mended_version = found.mended_version
+        self.repaired_version = found.repaired_version
         self.unique = self._noted(UNIQUE, found.unique) or ""  # a store that is refused stays as it was
 
     def _noted(self, key: bytes, value: bytes | None) -> Any:

@@ -224,8 +224,8 @@ def check_store(
             _check_records(store, report, repair, progress, formats)
             if is_taken_up and repair:
                 store.apply((("meta", REBUILT, None),))
-            if store.mended_version is not None:
-                was = store.mended_version.hex()
+            if store.repaired_version is not None:
+                was = store.repaired_version.hex()
                 text = f"the version ({was}) and its copy differ, or one is damaged; it is put right"
                 report.findings.append(Finding("damaged record of the version", "meta", VERSION, text))
                 report.summary.problems["damaged record of the version"] += 1

@@ -14,9 +14,9 @@ that an operation does not have is refused, as is a value of another type.  Posi
     limit), ``quarantined`` (records that could not be trusted), ``miscounted`` (messages by which the counters of
     queues differed from the store, and were corrected; more than 0 is a reason to run ``holdfast check``) and
     ``commits`` of the store.  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places),
-    ``held_because`` (why all producers are held back; or None), ``in_quarantine`` (records) and ``queues``.  Of each
+    ``blocked_because`` (why all producers are held back; or None), ``in_quarantine`` (records) and ``queues``.  Of each
     of these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
-    delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``held_producers`` (sends
+    delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (sends
     that wait for room), ``next_position`` and ``client_id`` (or None).
 ``check`` of nothing
     What ``holdfast check --json`` prints, of the records on disk as of the last commit.

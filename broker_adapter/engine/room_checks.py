@@ -52,4 +52,4 @@ class RoomChecks:
             self.checked_ms = elapsed_ms
             self._bytes_since_check = 0
             room = admission.room = self._disk.room()
-            admission.held_because = room.reason if room is not None and room.is_used_up else None
+            admission.blocked_because = room.reason if room is not None and room.is_used_up else None

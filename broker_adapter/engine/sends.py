@@ -108,8 +108,8 @@ class Sends:
                         full, reason = queue, refusal
                         break
             size = 0
-            if message.persistent and admission.held_because:
-                reason = reason or admission.held_because
+            if message.persistent and admission.blocked_because:
+                reason = reason or admission.blocked_because
             elif admission.volatile_room is not None and not (message.persistent and all_durable):
                 size = len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(wanting)
                 if size > admission.volatile_room:

@@ -23,7 +23,7 @@ class QueueStatistics:
     in_hand: int  #: in consumers' hands
     delayed: int  #: not due yet
     consumers: int
-    held_producers: int  #: sends that wait because of a limit
+    blocked_sends: int  #: sends that wait because of a limit
     next_position: int
     client_id: str | None = None  #: of a subscription that has one: others may have subscriptions of the same name
 
@@ -45,7 +45,7 @@ class BrokerStatistics:
     commits: int  #: of the store
     clients: int
     volatile_bytes: int
-    held_because: str | None  #: why producers of the whole broker are held back
+    blocked_because: str | None  #: why producers of the whole broker are held back
     queues: tuple[QueueStatistics, ...]
     in_quarantine: int = 0  #: records that are in the store's quarantine, from earlier starts as well
 

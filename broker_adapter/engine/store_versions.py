@@ -47,7 +47,7 @@ class TakenOver(NamedTuple):
 
     unique: bytes  #: the record of what it is known by
     has_old: bool  #: whether there may be messages that a version before 3 has written
-    mended_version: bytes | None  #: what stood where the version is noted, if that was damaged and is repaired
+    repaired_version: bytes | None  #: what stood where the version is noted, if that was damaged and is repaired
 
 
 def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> TakenOver:

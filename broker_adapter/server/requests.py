@@ -18,7 +18,7 @@ from broker_adapter.amqp.conditions import error_for
 from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteOpen, Transfers
 from broker_adapter.amqp.management import Answer, Outline, error_fields, outline_of, pack_answer, unpack_request
 from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.wire import MAX_SERVERS, NEWS, WATCH
+from broker_adapter.amqp.wire import ANNOUNCED, MAX_SERVERS, WATCH
 from broker_adapter.destination import Destination
 from broker_adapter.engine.arguments import Argument
 from broker_adapter.engine.arguments import check_outline as check_outline_of
@@ -200,7 +200,7 @@ class Requests:
         if self._watcher in self._requesters and not self._client.has_ended:
             # An answer that was not sent yet is as old as the list that it has.
             self._drop_answers(None)
-            self._queue_answer(None, pack_answer(Answer(NEWS, None, as_answer(self._servers()))))
+            self._queue_answer(None, pack_answer(Answer(ANNOUNCED, None, as_answer(self._servers()))))
 
     def _queue_answer(self, link: int | None, answer: bytes) -> None:
         """Have an answer sent when the client takes it; a link of None is that of the watcher."""

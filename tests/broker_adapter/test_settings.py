@@ -30,6 +30,7 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "seconds",
                 "deliveries",
                 "redeliveries",
+                "sends",
                 "destinations",
                 "producers",
                 "entries",
@@ -67,7 +68,7 @@ def test_defaults_survive_being_written_and_read(cls: type) -> None:
         ("max_queue_messages", "", None),
         ("max_queue_messages", "5", 5),
         ("dead_letter_queue", "DEAD", "DEAD"),
-        ("hold_timeout_seconds", "0.5", 0.5),
+        ("blocked_send_timeout_seconds", "0.5", 0.5),
     ],
 )
 def test_texts_become_values(name: str, text: str, value: object) -> None:
@@ -88,9 +89,9 @@ EVERY_NAME = """
     commit_memory_seconds connect_delay_seconds connect_timeout_seconds cycle_count dead_letter_queue
     delete_idle_queues_seconds delete_idle_subscriptions_seconds dups_ok_batch_messages dups_ok_delay_seconds
     durable_prefetch_messages envelope expiry_queue failed_login_delay_seconds failover failover_server_list
-    handshake_timeout_seconds hold_timeout_seconds idle_timeout_seconds initial_reconnect_delay_seconds
+    handshake_timeout_seconds blocked_send_timeout_seconds idle_timeout_seconds initial_reconnect_delay_seconds
     link_credit_messages local_message_expiry max_connection_bytes max_connections max_delayed_redeliveries
-    max_deliveries max_destinations max_failed_login_delay_seconds max_frame_bytes max_held_messages
+    max_deliveries max_destinations max_failed_login_delay_seconds max_frame_bytes max_blocked_sends
     max_in_hand_messages max_input_bytes max_links max_login_connections max_login_connections_per_address
     max_logins max_logins_per_address max_message_bytes max_output_bytes max_producers max_queue_bytes
     max_queue_messages max_reconnect_attempts max_reconnect_delay_seconds max_redeliveries

@@ -62,10 +62,10 @@ class Caller:
         return self
 
 
-def held_producers(client: Client, name: str) -> int:
+def blocked_sends(client: Client, name: str) -> int:
     """How many sends wait for room in a queue."""
     queues = client.transport.request("statistics", {}, WAIT)["queues"]
-    return sum(each["held_producers"] for each in queues if each["name"] == name)
+    return sum(each["blocked_sends"] for each in queues if each["name"] == name)
 
 
 def depth(client: Client, name: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.errors import TransactionRolledBackException
-from tests.contracts.calls import Caller, depth, held_producers
+from tests.contracts.calls import Caller, blocked_sends, depth
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Receiver, eventually, message
 
@@ -50,7 +50,7 @@ def _expired_in_hand(client: Client, receiver: Receiver) -> int:
 
 
 def test_what_a_transaction_takes_from_a_queue_is_room_for_what_it_puts_there(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
+    client = make_engine("max_queue_messages=2&blocked_send_timeout_seconds=0.1").open()
     client.send("q", "a", "b")
     receiver = client.receiver(Q, 2)
     taken = [Settlement(each.tag, Outcome.ACCEPTED) for each in receiver.wait_for(2)]
@@ -60,7 +60,7 @@ def test_what_a_transaction_takes_from_a_queue_is_room_for_what_it_puts_there(ma
 
 
 def test_a_commit_that_takes_less_than_it_puts_is_rolled_back_in_the_end(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
+    client = make_engine("max_queue_messages=2&blocked_send_timeout_seconds=0.1").open()
     client.send("q", "a", "b")
     receiver = client.receiver(Q, 1)
     taken = [Settlement(each.tag, Outcome.ACCEPTED) for each in receiver.wait_for(1)]
@@ -79,7 +79,7 @@ def test_a_commit_does_not_overtake_a_send_of_its_connection_that_waits(make_eng
     link = client.sender(Q)
     answers: list[Any] = []
     client.transport.send(link, message(Q, "c"), answers.append, WAIT)
-    eventually(lambda: held_producers(client, "q") == 1)
+    eventually(lambda: blocked_sends(client, "q") == 1)
     # It takes one and puts one there, so there would be room for it, and not for the send.
     settlements = [Settlement(taken[0].tag, Outcome.ACCEPTED)]
     waiting = Caller(lambda: client.transport.commit(1, 1, [(link, message(Q, "d"))], settlements, WAIT))
@@ -98,7 +98,7 @@ def test_sends_that_wait_are_taken_one_by_one_as_there_is_room(make_engine: Make
     answers: list[Any] = []
     for body in "bcd":
         client.transport.send(link, message(Q, body), answers.append, WAIT)
-    eventually(lambda: held_producers(client, "q") >= 1)
+    eventually(lambda: blocked_sends(client, "q") >= 1)
     for body in "abcd":
         receiver = client.receiver(Q, 1)
         assert [each.envelope.body for each in receiver.wait_for(1)] == [body]
@@ -130,7 +130,7 @@ def test_what_expires_while_its_sender_is_held_back_is_set_aside(make_engine: Ma
     link = client.sender(Q)
     answers: list[Any] = []
     client.transport.send(link, message(Q, "late", expires_at_ms=_soon(50)), answers.append, WAIT)
-    eventually(lambda: held_producers(client, "q") == 1)
+    eventually(lambda: blocked_sends(client, "q") == 1)
     time.sleep(0.1)
     client.settle(client.receiver(Q, 1).wait_for(1))
     _set_aside(client, "late")

@@ -23,7 +23,7 @@ _names = itertools.count(1)
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
     """One of each kind."""
     # A pause before a redelivery would be over sooner for one than for another.
-    options = "max_deliveries=3&max_queue_messages=8&hold_timeout_seconds=0&redelivery_delay_seconds=0"
+    options = "max_deliveries=3&max_queue_messages=8&blocked_send_timeout_seconds=0&redelivery_delay_seconds=0"
     made = [Engine(kind, tmp_path_factory.mktemp("engine") / "data", options) for kind in KINDS]
     yield made
     for each in made:

@@ -13,7 +13,7 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.errors import IllegalStateException, JMSException, TransactionRolledBackException
 from broker_adapter.transport import SenderSpec
-from tests.contracts.calls import Answers, Caller, depth, held_producers, texts
+from tests.contracts.calls import Answers, Caller, blocked_sends, depth, texts
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
 
@@ -72,14 +72,14 @@ def test_a_drain_ends_with_its_session(client: Client) -> None:
 
 
 def test_what_a_link_still_waits_for_is_told_when_its_session_ends(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&hold_timeout_seconds=10").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=10").open()
     watcher = client
     client.send("q", "full")
     link = client.transport.attach(SenderSpec(2, Q), None, WAIT)
     answers = Answers()
     for body in texts(3):
         client.transport.send(link, message(Q, body), answers, WAIT)
-    eventually(lambda: held_producers(watcher, "q"))
+    eventually(lambda: blocked_sends(watcher, "q"))
     client.transport.end_session(2, 20)
     # Those that the broker has already may be taken all the same; each is answered once.
     client.settle(client.receiver(Q, 1).wait_for(1))
@@ -91,12 +91,12 @@ def held_commit(client: Client, number: int = 1, settlements: list[Settlement] |
     link = client.sender(Q, session=2)
     sends = [(link, message(Q, body)) for body in texts(2)]
     commit = Caller(lambda: client.transport.commit(2, number, sends, settlements or [], 60))
-    eventually(lambda: held_producers(client, "q"))
+    eventually(lambda: blocked_sends(client, "q"))
     return commit
 
 
 def test_a_commit_that_waits_is_rolled_back_when_its_session_ends(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&hold_timeout_seconds=60").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=60").open()
     client.send("q", "full")
     client.send("in", "taken")
     taken = client.receiver(queue("in"), 1, session=2).wait_for(1)
@@ -106,12 +106,12 @@ def test_a_commit_that_waits_is_rolled_back_when_its_session_ends(make_engine: M
     assert isinstance(commit.ended().error, TransactionRolledBackException)
     client.settle(client.receiver(Q, 1).wait_for(1))
     assert depth(client, "q") == 0
-    assert held_producers(client, "q") == 0
+    assert blocked_sends(client, "q") == 0
     assert [each.envelope.body for each in client.receiver(queue("in"), 1).wait_for(1)] == ["taken"]
 
 
 def test_a_session_that_ends_leaves_the_waiting_commits_of_others_alone(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=2&hold_timeout_seconds=60").open()
+    client = make_engine("max_queue_messages=2&blocked_send_timeout_seconds=60").open()
     client.send("q", "full")
     commit = held_commit(client)
     client.sender(Q, session=3)

@@ -146,7 +146,7 @@ def test_a_full_queue_holds_the_sender_back_until_there_is_room(make_engine: Mak
 
 
 def test_a_sender_held_back_too_long_gets_an_error(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&hold_timeout_seconds=0.2").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=0.2").open()
     client.send("q", "a")
     with pytest.raises(ResourceAllocationException, match="max_queue_messages"):
         client.send("q", "b")
@@ -541,7 +541,7 @@ def test_a_commit_with_a_stale_delivery_does_nothing(client: Client) -> None:
 
 
 def test_a_commit_with_a_refused_message_does_nothing(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=3&hold_timeout_seconds=0.1").open()
+    client = make_engine("max_queue_messages=3&blocked_send_timeout_seconds=0.1").open()
     client.send("in", "a")
     held = client.drained("in")
     link = client.sender(queue("out"))

@@ -22,7 +22,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.transport import ReceiverSpec, SenderSpec, Transport
-from tests.contracts.calls import TEMPORARY, Answers, Caller, Q, depth, held_producers, texts
+from tests.contracts.calls import TEMPORARY, Answers, Caller, Q, blocked_sends, depth, texts
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
 
@@ -82,7 +82,7 @@ def test_invented_client_ids_differ(engine: Engine) -> None:
 
 
 def test_a_close_wakes_all_waiting_calls(make_engine: MakeEngine) -> None:
-    engine = make_engine("max_queue_messages=1&hold_timeout_seconds=60")
+    engine = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=60")
     client, watcher = engine.open(), engine.open()
     full = [queue(name) for name in ("a", "b", "c")]
     for each in full:
@@ -95,13 +95,13 @@ def test_a_close_wakes_all_waiting_calls(make_engine: MakeEngine) -> None:
         Caller(lambda: client.transport.send(links[1], message(full[1]), None, 60)),
         Caller(lambda: client.transport.commit(2, 1, [(links[2], message(full[2]))], [], 60)),
     ]
-    eventually(lambda: all(held_producers(watcher, each.name) for each in full))
+    eventually(lambda: all(blocked_sends(watcher, each.name) for each in full))
     client.close()
 
     assert len(answers.wait_for(3)) == 3
     assert all(isinstance(error, JMSException) for error in answers.errors)
     assert all(isinstance(each.ended().error, JMSException) for each in waiting)
-    eventually(lambda: not any(held_producers(watcher, each.name) for each in full))
+    eventually(lambda: not any(blocked_sends(watcher, each.name) for each in full))
     assert [depth(watcher, each.name) for each in full] == [1, 1, 1]
 
 
@@ -198,7 +198,7 @@ def test_a_sink_may_settle_give_credit_and_send(client: Client) -> None:
 
 
 def test_the_send_window_holds_a_sender_back_until_its_deadline(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&hold_timeout_seconds=1000", "send_window_messages=3").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=1000", "send_window_messages=3").open()
     client.send("q", "full")
     link = client.sender(Q)
     answers = Answers()
@@ -218,7 +218,7 @@ def test_the_send_window_holds_a_sender_back_until_its_deadline(make_engine: Mak
 
 
 def test_a_refusal_reaches_its_own_send_and_the_order_stays(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=3&hold_timeout_seconds=0.2").open()
+    client = make_engine("max_queue_messages=3&blocked_send_timeout_seconds=0.2").open()
     link = client.sender(None)
     answers = Answers()
     for number in range(5):
@@ -236,7 +236,7 @@ def test_a_refusal_reaches_its_own_send_and_the_order_stays(make_engine: MakeEng
 
 
 def test_a_send_that_is_held_back_holds_up_the_answers_of_its_own_link_only(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=10&hold_timeout_seconds=60").open()
+    client = make_engine("max_queue_messages=10&blocked_send_timeout_seconds=60").open()
     client.send("q", *texts(10))
     held, free = client.sender(None), client.sender(None)
     told: list[str] = []

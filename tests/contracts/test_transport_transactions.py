@@ -11,7 +11,7 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import OperationTimedOutException, TransactionRolledBackException
-from tests.contracts.calls import TEMPORARY, Caller, Q, depth, held_producers, texts
+from tests.contracts.calls import TEMPORARY, Caller, Q, blocked_sends, depth, texts
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
 
@@ -128,7 +128,7 @@ def test_a_commit_is_held_back_until_there_is_room(make_engine: MakeEngine) -> N
     client.send("q", "a", "b")
     link = client.sender(Q)
     waiting = Caller(lambda: client.transport.commit(1, 1, [(link, message(Q, "c")), (link, message(Q, "d"))], [], 30))
-    eventually(lambda: held_producers(client, "q") == 1)
+    eventually(lambda: blocked_sends(client, "q") == 1)
     receiver = client.receiver(Q, 2)
     held = receiver.wait_for(2)
     client.settle(held[:1])
@@ -151,7 +151,7 @@ def test_a_commit_keeps_its_deadline(make_engine: MakeEngine) -> None:
 
 
 def test_what_a_rolled_back_commit_was_to_settle_is_redelivered(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
+    client = make_engine("max_queue_messages=2&blocked_send_timeout_seconds=0.1").open()
     client.send("in", "a")
     receiver = client.receiver(queue("in"), 5)
     held = receiver.wait_for(1)
@@ -177,7 +177,7 @@ def test_a_commit_with_a_stale_delivery_releases_the_others(client: Client) -> N
 
 
 def test_what_a_commit_was_to_settle_is_redelivered_though_no_call_waited_for_its_end(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&hold_timeout_seconds=1.5").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=1.5").open()
     client.send("q", "full")
     client.send("in", "a")
     receiver = client.receiver(queue("in"), 5)

@@ -29,9 +29,9 @@ WAIT = 60.0
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an engine whose queues take two messages."""
     if request.param == "in process":
-        yield f"embedded:{tmp_path}?max_queue_messages=2&hold_timeout_seconds=50&close_timeout_seconds=1"
+        yield f"embedded:{tmp_path}?max_queue_messages=2&blocked_send_timeout_seconds=50&close_timeout_seconds=1"
         return
-    broker = Broker(EngineSettings(max_queue_messages=2, hold_timeout_seconds=50), str(tmp_path))
+    broker = Broker(EngineSettings(max_queue_messages=2, blocked_send_timeout_seconds=50), str(tmp_path))
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
     url = f"amqp://127.0.0.1:{port}"
@@ -61,7 +61,7 @@ def bodies(connection: Connection, queue: Destination) -> list[object]:
 
 
 def held(connection: Connection) -> int:
-    return sum(queue.held_producers for queue in connection.statistics().queues)
+    return sum(queue.blocked_sends for queue in connection.statistics().queues)
 
 
 @pytest.mark.parametrize("closes", ["session", "connection"])

@@ -24,7 +24,7 @@ from tests.contracts.transports import eventually
 from tests.sdk.test_closed_by_handlers import MOST_STEPS, Handler
 
 #: Takes two messages, and holds back what comes then.
-LIMITS = {"max_queue_messages": 2, "hold_timeout_seconds": 60.0}
+LIMITS = {"max_queue_messages": 2, "blocked_send_timeout_seconds": 60.0}
 
 
 @pytest.fixture(params=["in process", "amqp", "failover"])

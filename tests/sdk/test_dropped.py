@@ -396,7 +396,7 @@ def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotte
             del holder, iterator
             gc.collect()
             assert wait_for(lambda: ended_by == ["holdfast-dropped-closer"])
-            looks = browser._looks
+            looks = browser._enumerations
             assert wait_for(lambda: not looks)
         del browser
         gc.collect()

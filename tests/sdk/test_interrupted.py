@@ -170,7 +170,7 @@ next(look)
 transport.detach = once(transport.detach)
 interrupted(browser.close)
 browser.close()
-assert not browser._looks
+assert not browser._enumerations
 context = ConnectionFactory("embedded:").create_context()
 shared = context._shared
 type(shared).leave = once(type(shared).leave, behind=len(sys.argv) > 2)

@@ -1,4 +1,4 @@
-"""The desk in the driver's process that gives worker processes the way to an embedded engine."""
+"""The registry in the driver's process that gives worker processes the way to an embedded engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from sdk import ConnectionFactory, JMSException, JMSSecurityException
 from spark_connector import engine_host
-from spark_connector.engine_host import Desk, DriverLog, EngineHost, reachable
+from spark_connector.engine_host import DriverLog, EngineHost, EngineRegistry, reachable
 from spark_connector.options import SourceOptions
 from tests.contracts.transports import eventually
 
@@ -34,10 +34,10 @@ def options(url: str) -> SourceOptions:
 
 def test_an_embedded_url_becomes_one_that_any_process_can_use(host: EngineHost, tmp_path: Path) -> None:
     url = f"embedded:{tmp_path}"
-    found = reachable(options(url), host.desk)
+    found = reachable(options(url), host.registry)
     assert found.url.startswith("amqp://spark:")
     assert found.queue == "q"
-    assert reachable(options(url), host.desk).url == found.url  # one listener for each engine
+    assert reachable(options(url), host.registry).url == found.url  # one listener for each engine
     with (
         ConnectionFactory(url).create_connection() as driver,
         ConnectionFactory(found.url).create_connection() as worker,
@@ -48,7 +48,7 @@ def test_an_embedded_url_becomes_one_that_any_process_can_use(host: EngineHost, 
 
 
 def test_a_caller_without_the_password_is_refused(host: EngineHost, tmp_path: Path) -> None:
-    address = reachable(options(f"embedded:{tmp_path}"), host.desk).url.rpartition("@")[2]
+    address = reachable(options(f"embedded:{tmp_path}"), host.registry).url.rpartition("@")[2]
     for user in ("", "spark:guess@", "other:guess@"):
         with pytest.raises(JMSSecurityException):
             ConnectionFactory(f"amqp://{user}{address}").create_connection()
@@ -56,8 +56,8 @@ def test_a_caller_without_the_password_is_refused(host: EngineHost, tmp_path: Pa
 
 def test_a_caller_without_the_key_is_refused_and_the_desk_goes_on(host: EngineHost, tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="has not its key"):
-        reachable(options(f"embedded:{tmp_path}"), Desk(host.desk.port, b"guess"))
-    assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+        reachable(options(f"embedded:{tmp_path}"), EngineRegistry(host.registry.port, b"guess"))
+    assert reachable(options(f"embedded:{tmp_path}"), host.registry)
 
 
 def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
@@ -75,7 +75,7 @@ def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
         listening = threading.Thread(target=listen)
         listening.start()
         with pytest.raises(PermissionError, match="is not the driver"):
-            reachable(options("embedded:x"), Desk(stranger.getsockname()[1], b"key"))
+            reachable(options("embedded:x"), EngineRegistry(stranger.getsockname()[1], b"key"))
         listening.join(WAIT)
 
 
@@ -83,9 +83,9 @@ def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
 def test_a_silent_or_malformed_caller_blocks_no_other_caller(host: EngineHost, tmp_path: Path, says: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(20):
-            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.registry.port), WAIT))
             caller.sendall(says)
-        assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+        assert reachable(options(f"embedded:{tmp_path}"), host.registry)
 
 
 def test_a_silent_caller_is_disconnected_in_time(
@@ -93,7 +93,7 @@ def test_a_silent_caller_is_disconnected_in_time(
 ) -> None:
     monkeypatch.setattr(engine_host, "CALLER_SECONDS", 0.2)
     for says in (b"", b"x" * 10):
-        with socket.create_connection(("127.0.0.1", host.desk.port), WAIT) as caller:
+        with socket.create_connection(("127.0.0.1", host.registry.port), WAIT) as caller:
             caller.sendall(says)
             assert len(caller.recv(100)) == 32
             assert caller.recv(100) == b""
@@ -103,16 +103,16 @@ def test_a_silent_caller_is_disconnected_in_time(
 def test_not_more_callers_are_here_than_may_be(host: EngineHost, tmp_path: Path) -> None:
     with ExitStack() as stack:
         for _ in range(engine_host.MAX_CALLERS):
-            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.registry.port), WAIT))
             assert len(caller.recv(100)) == 32
-        late = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+        late = stack.enter_context(socket.create_connection(("127.0.0.1", host.registry.port), WAIT))
         assert late.recv(100) == b""
     eventually(lambda: host._callers == 0)
-    assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+    assert reachable(options(f"embedded:{tmp_path}"), host.registry)
 
 
 def test_little_is_read_of_a_caller_that_has_not_shown_the_key(host: EngineHost) -> None:
-    with socket.create_connection(("127.0.0.1", host.desk.port), WAIT) as caller:
+    with socket.create_connection(("127.0.0.1", host.registry.port), WAIT) as caller:
         caller.settimeout(0.5)
         caller.sendall(b"x" * 20)
         try:
@@ -126,46 +126,46 @@ def test_little_is_read_of_a_caller_that_has_not_shown_the_key(host: EngineHost)
 
 def test_a_request_beyond_the_limit_is_refused(host: EngineHost, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"reset|turned"):
-        reachable(options("embedded:" + "x" * 70_000), host.desk)
-    assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+        reachable(options("embedded:" + "x" * 70_000), host.registry)
+    assert reachable(options(f"embedded:{tmp_path}"), host.registry)
 
 
 def test_many_ask_at_once_and_get_one_listener(host: EngineHost, tmp_path: Path) -> None:
     with ThreadPoolExecutor(20) as threads:
-        found = list(threads.map(lambda _: reachable(options(f"embedded:{tmp_path}"), host.desk).url, range(40)))
+        found = list(threads.map(lambda _: reachable(options(f"embedded:{tmp_path}"), host.registry).url, range(40)))
     assert len(set(found)) == 1
 
 
 def test_an_engine_that_cannot_be_opened_is_the_askers_error(host: EngineHost, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(JMSException, match="cannot be opened"):
-        reachable(options(f"embedded:{tmp_path / 'file'}"), host.desk)
+        reachable(options(f"embedded:{tmp_path / 'file'}"), host.registry)
 
 
-def test_other_urls_stay_as_they_are_and_embedded_ones_need_a_desk() -> None:
+def test_other_urls_stay_as_they_are_and_embedded_ones_need_a_registry() -> None:
     assert reachable(options("amqp://host"), None) == options("amqp://host")
     with pytest.raises(ValueError, match="register"):
         reachable(options("embedded:x"), None)
     with pytest.raises(OSError, match="refused"):
-        reachable(options("embedded:x"), Desk(1, b"key"))
+        reachable(options("embedded:x"), EngineRegistry(1, b"key"))
 
 
 def test_a_warning_comes_into_the_log_of_the_driver(host: EngineHost, caplog: pytest.LogCaptureFixture) -> None:
-    DriverLog(host.desk).warning("something is lost " + "\N{SMILING FACE WITH SUNGLASSES}" * 10_000)
+    DriverLog(host.registry).warning("something is lost " + "\N{SMILING FACE WITH SUNGLASSES}" * 10_000)
     assert "something is lost \N{SMILING FACE WITH SUNGLASSES}" in caplog.text
     (record,) = caplog.records
-    assert record.threadName == "holdfast-spark-desk"
+    assert record.threadName == "holdfast-spark-registry"
 
 
 def test_a_warning_that_the_desk_does_not_take_comes_into_the_log_of_the_process(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for desk in (None, Desk(1, b"key")):
-        DriverLog(desk).warning("said here")
+    for registry in (None, EngineRegistry(1, b"key")):
+        DriverLog(registry).warning("said here")
     assert [record.getMessage() for record in caplog.records] == ["said here", "said here"]
 
 
 def test_the_key_of_the_desk_does_not_go_to_the_executors(host: EngineHost) -> None:
-    sent = pickle.dumps(DriverLog(host.desk))
-    assert host.desk.key not in sent
+    sent = pickle.dumps(DriverLog(host.registry))
+    assert host.registry.key not in sent
     assert pickle.loads(sent) == DriverLog(None)

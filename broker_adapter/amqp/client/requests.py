@@ -13,7 +13,7 @@ from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.conditions import exception_for
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dropped, LinkFlow, LinkRemoteClose, Terminus, Transfers
 from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
-from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS, NEWS
+from broker_adapter.amqp.wire import ANNOUNCED, MANAGEMENT_ADDRESS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
 from broker_adapter.transport import ServersAnnounced
 
@@ -78,7 +78,7 @@ class Requests:
                 broken.__cause__ = error
                 self._on_broken(broken)
                 return
-            if answer.number == NEWS:
+            if answer.number == ANNOUNCED:
                 self._table.listener(ServersAnnounced(servers_of(answer.result)))
                 continue
             done = self._waiting.pop(answer.number, None)

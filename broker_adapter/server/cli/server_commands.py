@@ -26,7 +26,7 @@ def stat(options: argparse.Namespace) -> int:
     for name, value in statistics.items():
         say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     if queues:
-        columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers"]
+        columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "blocked_sends"]
         if any(each.get("client_id") for each in queues):
             columns.append("client_id")
         cells_of = [[each[column] for column in columns] for each in queues]

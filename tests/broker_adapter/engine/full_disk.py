@@ -67,7 +67,7 @@ def sound(broker: Broker) -> None:
 
 
 def producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_again(directory: Path) -> None:
-    settings = EngineSettings(min_free_disk_bytes=16 * MIB, hold_timeout_seconds=0.3)
+    settings = EngineSettings(min_free_disk_bytes=16 * MIB, blocked_send_timeout_seconds=0.3)
     broker = Broker(settings, str(directory / "data"))
     client = connect(broker)
     for body in (b"x" * 300, b"y" * 20_000):
@@ -166,7 +166,7 @@ def a_write_that_is_cut_short_waits_until_there_is_room(directory: Path) -> None
 
 def at_the_limit_of_the_size_of_files_producers_are_refused_and_consumers_go_on(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (3 * MIB, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    broker = Broker(EngineSettings(min_free_disk_bytes=0, hold_timeout_seconds=0), str(directory))
+    broker = Broker(EngineSettings(min_free_disk_bytes=0, blocked_send_timeout_seconds=0), str(directory))
     client = connect(broker)
     for sent in range(3):  # as often as the store is filled and emptied
         confirmed = 1
@@ -285,7 +285,7 @@ def an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there(d
 
 
 def a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on(directory: Path) -> None:
-    settings = EngineSettings(min_free_disk_bytes=16 * MIB, hold_timeout_seconds=0.3)
+    settings = EngineSettings(min_free_disk_bytes=16 * MIB, blocked_send_timeout_seconds=0.3)
     broker = Broker(settings, str(directory / "data"))
     client = connect(broker)
     sends = [(queue("q"), message(os.urandom(MIB))) for _ in range(85)]
@@ -303,7 +303,7 @@ def a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on(directory:
 
 
 def a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on(directory: Path) -> None:
-    settings = EngineSettings(min_free_disk_bytes=0, hold_timeout_seconds=0.3, max_store_bytes=16 * MIB)
+    settings = EngineSettings(min_free_disk_bytes=0, blocked_send_timeout_seconds=0.3, max_store_bytes=16 * MIB)
     broker = Broker(settings, str(directory / "data"))
     client = connect(broker, "me")
     consumers = []

@@ -157,6 +157,4 @@ def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
     for number in (1, 2):
         sends = [(each, c.NewMessage(0, b"")) for each in (Q, FULL_QUEUE)]
         assert rules.do(c.Commit(client, c.CommitId(f"s{number}", 1), sends, [])) == "held"
-    assert {each.name: each.held_producers for each in rules.do(c.Statistics()).queues if each.held_producers} == {
-        "q": 2
-    }
+    assert {each.name: each.blocked_sends for each in rules.do(c.Statistics()).queues if each.blocked_sends} == {"q": 2}

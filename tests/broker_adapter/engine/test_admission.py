@@ -31,10 +31,10 @@ def test_bytes_of_a_queue_limit_transactions_as_well() -> None:
 def test_a_broker_that_takes_nothing_holds_everything_persistent() -> None:
     rules = Rules()
     client, other = rules.connect(), rules.connect()
-    rules.state.admission.held_because = "the disk is full"
+    rules.state.admission.blocked_because = "the disk is full"
     assert rules.send(client, Q, b"x") == "held"
     assert rules.send(other, Q, b"y", persistent=False) is None
-    rules.state.admission.held_because = None
+    rules.state.admission.blocked_because = None
     rules.pass_time(1)
     assert rules.depth("q") == 2
 
@@ -43,7 +43,7 @@ def test_what_is_staged_again_needs_no_room() -> None:
     scarce = Scarce()
     stage = c.Stage("t", Q, 0, [c.NewMessage(0, LARGE)])
     assert scarce.rules.do(stage) is True
-    scarce.rules.state.admission.held_because = FULL
+    scarce.rules.state.admission.blocked_because = FULL
     assert scarce.rules.do(stage) is True
 
 
@@ -97,7 +97,7 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
         rules.send(client, Q, LARGE)
     consumer = rules.attach(client, Q, credit=3)
     rules.state.admission.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
 
     sends = [(queue("other"), c.NewMessage(0, LARGE))]
     assert rules.do(c.Commit(rules.connect(), c.CommitId("only sends", 1), sends, [])) == "held"

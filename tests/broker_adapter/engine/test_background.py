@@ -139,9 +139,9 @@ def test_names_that_were_not_used_for_long_are_swept_away(disk: Engines, monkeyp
         later_ms = 1000 * int(broker.settings.publish_memory_seconds + 1)
         elapsed_ms = broker._state.time.elapsed_ms
         swept.add_due(day_ms() + later_ms, elapsed_ms + 100_000, commands)
-        assert not [each for each in commands if isinstance(each, c.ForgetNames)], "the clock was set"
+        assert not [each for each in commands if isinstance(each, c.RemoveNames)], "the clock was set"
         swept.add_due(day_ms(), elapsed_ms + later_ms, commands)
-    assert [each for each in commands if isinstance(each, c.ForgetNames)]
+    assert [each for each in commands if isinstance(each, c.RemoveNames)]
     assert len([each for each in commands if isinstance(each, c.NoteAge)]) == 1
 
 

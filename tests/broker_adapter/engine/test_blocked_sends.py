@@ -32,11 +32,11 @@ def test_held_sends_go_on_in_their_order() -> None:
     assert rules.do(c.Credit(consumer, 10)) is None
     rules.do(c.Settle(consumer, [2, 3], Outcome.ACCEPTED))
     assert rules.depth("q") == 2
-    assert sum(each.held_producers for each in rules.do(c.Statistics()).queues) in (0, 1)
+    assert sum(each.blocked_sends for each in rules.do(c.Statistics()).queues) in (0, 1)
 
 
 def test_a_held_send_is_refused_when_its_time_is_over() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=5)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=5)
     client = rules.connect()
     rules.send(client, Q, b"1")
     told: list[Any] = []
@@ -51,7 +51,7 @@ def test_a_held_send_is_refused_when_its_time_is_over() -> None:
 
 
 def test_a_refused_identity_may_be_sent_again() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=1)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"1", identity=Identity("p", 1, 1))
     rules.send(client, Q, b"2", identity=Identity("p", 1, 2))
@@ -63,22 +63,22 @@ def test_a_refused_identity_may_be_sent_again() -> None:
 
 
 def test_no_more_sends_are_held_than_the_limit() -> None:
-    rules = Rules(max_queue_messages=1, max_held_messages=2)
+    rules = Rules(max_queue_messages=1, max_blocked_sends=2)
     client = rules.connect()
     rules.send(client, Q, b"1")
     assert [rules.send(client, Q, b"x"), rules.send(client, Q, b"x")] == ["held", "held"]
     (error,) = rules.send(client, Q, b"x")
-    assert "max_held_messages" in str(error)
+    assert "max_blocked_sends" in str(error)
 
 
 def test_what_could_go_on_does_not_overtake_what_waits_of_the_same_producer() -> None:
     """Were the second one taken first, the first would count as one that is there already, and be dropped."""
     sender = Sender(Rules())
-    sender.rules.state.admission.held_because = FULL
+    sender.rules.state.admission.blocked_because = FULL
     sender.send()
     sender.send(persistent=False)
     assert sender.answers == {}
-    sender.rules.state.admission.held_because = None
+    sender.rules.state.admission.blocked_because = None
     sender.pass_time()
     assert sender.answers == {1: None, 2: None}
     assert (sender.rejected, sender.rules.depth("q")) == (0, 2)
@@ -102,11 +102,11 @@ def test_order_holds_where_one_waits_first_for_a_queue_and_then_for_the_disk() -
     sender.send()
     sender.send()
     sender.send(persistent=False)
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))  # there is room in the queue, and none on the disk
     sender.pass_time()
     assert sender.answers == {1: None}
-    rules.state.admission.held_because = None
+    rules.state.admission.blocked_because = None
     sender.pass_time()
     assert sender.answers == {1: None, 2: None}
     rules.do(c.Settle(consumer, [2], Outcome.ACCEPTED))
@@ -122,14 +122,14 @@ def test_a_send_that_has_to_wait_elsewhere_blocks_no_other_one() -> None:
     first.send()
     first.send()
     second.send(persistent=False)
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     first._decide(c.Settle(consumer, [1], Outcome.ACCEPTED))
     assert (first.answers, second.answers) == ({1: None}, {1: None})
 
 
 def test_sends_that_wait_behind_a_refused_one_have_their_own_time_out() -> None:
-    sender = Sender(Rules(hold_timeout_seconds=5))
-    sender.rules.state.admission.held_because = FULL
+    sender = Sender(Rules(blocked_send_timeout_seconds=5))
+    sender.rules.state.admission.blocked_because = FULL
     sender.send()
     sender.pass_time(2000)
     sender.send()
@@ -157,12 +157,12 @@ def test_a_connection_that_waits_with_many_is_no_nearer_than_its_first() -> None
 
 
 def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_connection() -> None:
-    rules = Rules(max_held_messages=3)
+    rules = Rules(max_blocked_sends=3)
     sender = Sender(rules)
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     for _ in range(4):
         sender.send()
-    assert "3 sends wait already (option max_held_messages)" in str(sender.answers.pop(4)[0])
+    assert "3 sends wait already (option max_blocked_sends)" in str(sender.answers.pop(4)[0])
     assert len(rules.state.waiting()) == 3
     sender._decide(c.Disconnect(sender.client))
     assert [type(sender.answers[number][0]).__name__ for number in (1, 2, 3)] == ["IllegalStateException"] * 3
@@ -180,7 +180,7 @@ def test_sends_that_wait_for_a_queue_that_is_deleted_are_refused() -> None:
     sender = Sender(rules, temporary)
     for _ in range(3):
         sender.send()
-    assert sum(each.held_producers for each in rules.do(c.Statistics()).queues) == 2
+    assert sum(each.blocked_sends for each in rules.do(c.Statistics()).queues) == 2
     sender._decide(c.DeleteTemporary(owner, temporary))
     assert ["was deleted" in str(sender.answers[number][0]) for number in (2, 3)] == [True, True]
     assert rules.state.waiting() == []
@@ -210,7 +210,7 @@ def test_a_session_that_commits_again_gives_up_the_commit_that_still_waits() -> 
 
 
 def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=100)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=100)
     sender = Sender(rules)
     source = queue("source")
     rules.send(sender.client, source, b"work")
@@ -247,10 +247,10 @@ def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits
 
 def send_that_is_held() -> tuple[Rules, Sender]:
     """A send waits for room on the disk; the queue "full" is full, for what is to wait behind it."""
-    rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
+    rules = Rules(max_queue_messages=4, blocked_send_timeout_seconds=100)
     sender = Sender(rules)
     rules.send(rules.connect(), FULL_QUEUE, b"1", b"2", b"3", b"4")
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     sender.send()
     return rules, sender
 
@@ -260,7 +260,7 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     commit = c.Commit(sender.client, None, [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     assert rules.do(commit) == "held"  # behind the send
     sender.send()  # behind the commit
-    rules.state.admission.held_because = None
+    rules.state.admission.blocked_because = None
     sender.pass_time()
     assert list(sender.answers) == [1], "the commit waits for the other queue, and what came after it behind it"
     sender.send()
@@ -277,7 +277,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     first = c.Commit(sender.client, c.CommitId("session", 1), [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     sender._decide(first._replace(reply=partial(sender.answers.__setitem__, 100)))
     sender.send()
-    rules.state.admission.held_because = None
+    rules.state.admission.blocked_because = None
     sender.pass_time()
     assert list(sender.answers) == [1], "the commit leads, and waits for the other queue"
     second = c.Commit(sender.client, c.CommitId("session", 2), [(queue("other"), sent(200))], [])
@@ -347,11 +347,11 @@ def test_a_session_that_ends_gives_up_its_commits_that_wait_and_no_others() -> N
 @pytest.mark.parametrize("fields", [{}, {"persistent": False}])
 def test_a_commit_that_waits_is_not_overtaken(fields: dict[str, Any]) -> None:
     seen = Observed()
-    seen.rules.state.admission.held_because = FULL
+    seen.rules.state.admission.blocked_because = FULL
     seen.commit("commit", queue("empty"))
     seen.send("after", queue("empty"), **fields)
     assert seen.answered == []
-    seen.rules.state.admission.held_because = None
+    seen.rules.state.admission.blocked_because = None
     seen.decide()
     assert seen.answered == ["commit", "after"]
 
@@ -412,7 +412,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        settings = EngineSettings(max_queue_messages=2, hold_timeout_seconds=10, max_held_messages=30)
+        settings = EngineSettings(max_queue_messages=2, blocked_send_timeout_seconds=10, max_blocked_sends=30)
         self.state = BrokerState(settings, durable=True, secret=b"s")
         self.now_ms = 1_000_000
         self.answers: dict[tuple[int, Destination, int], Any] = {}
@@ -517,7 +517,7 @@ class History:
             self.settle()
         elif act == "disk":
             admission = self.state.admission
-            admission.held_because = None if admission.held_because else FULL
+            admission.blocked_because = None if admission.blocked_because else FULL
         elif act == "memory":
             admission = self.state.admission
             admission.volatile_room = None if admission.volatile_room is not None else self.chance.choice([0, 25])
@@ -554,7 +554,7 @@ def test_over_random_histories_nothing_overtakes_and_every_send_is_answered_once
     for _ in range(150):
         history.step()
         history.check()
-    history.state.admission.held_because = history.state.admission.volatile_room = None
+    history.state.admission.blocked_because = history.state.admission.volatile_room = None
     for _ in range(400):
         history.settle()
         history.decide()

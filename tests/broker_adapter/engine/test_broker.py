@@ -216,7 +216,7 @@ def test_a_full_queue_holds_producers_back_until_there_is_room(engines: Engines)
 
 
 def test_a_producer_held_back_too_long_gets_an_error_that_names_the_limit(engines: Engines) -> None:
-    broker = engines.start(max_queue_messages=1, hold_timeout_seconds=0.2)
+    broker = engines.start(max_queue_messages=1, blocked_send_timeout_seconds=0.2)
     client = connect(broker)
     send(broker, client, "q", "a")
     started = time.monotonic()
@@ -229,7 +229,7 @@ def test_a_producer_held_back_too_long_gets_an_error_that_names_the_limit(engine
 
 def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
     one = 900 + MESSAGE_BYTES + PLACE_BYTES
-    broker = engines.start(max_volatile_bytes=one + 100, hold_timeout_seconds=0.1)
+    broker = engines.start(max_volatile_bytes=one + 100, blocked_send_timeout_seconds=0.1)
     client = connect(broker)
     assert send(broker, client, "q", b"x" * 900, persistent=False) is None
     (error,) = send(broker, client, "q", b"x" * 200, persistent=False)
@@ -242,7 +242,7 @@ def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_places_of_volatile_messages_count_towards_their_limit(engines: Engines, persistent: bool) -> None:
     """A message of one byte to a hundred subscribers takes 24 kB."""
-    broker = engines.start(max_volatile_bytes=1024 * 1024, hold_timeout_seconds=0.05)
+    broker = engines.start(max_volatile_bytes=1024 * 1024, blocked_send_timeout_seconds=0.05)
     client = connect(broker)
     consumers = [attach(broker, client, topic("t"))[0] for _ in range(100)]
     taken = 0

@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 
 def test_a_blocked_send_times_out_by_the_monotonic_clock() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=5)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=5)
     client = rules.connect()
     rules.send(client, Q, b"1")
     answers: list[Any] = []
@@ -54,7 +54,7 @@ def test_a_delayed_redelivery_is_due_by_the_monotonic_clock() -> None:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    made = Broker(EngineSettings(max_queue_messages=1, hold_timeout_seconds=0.3), str(tmp_path))
+    made = Broker(EngineSettings(max_queue_messages=1, blocked_send_timeout_seconds=0.3), str(tmp_path))
     yield made
     made.close()
 
@@ -149,7 +149,7 @@ def test_a_disk_that_has_room_again_is_seen_after_the_clock_was_set_back(
     client = connect(broker)
     assert send(broker, client, "q", "1") is None
     set_clock(monkeypatch, -HOUR_MS)
-    broker._state.admission.held_because = "the disk is full"
+    broker._state.admission.blocked_because = "the disk is full"
     time.sleep(0.3)  # the next check of the disk is due
     assert send(broker, client, "elsewhere", "2") is None
     assert depth(broker, "elsewhere") == 1

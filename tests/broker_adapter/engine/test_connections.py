@@ -42,7 +42,7 @@ def test_a_client_that_goes_leaves_its_deliveries_and_takes_its_held_sends() -> 
 
 
 def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=100)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=100)
     rules.send(rules.connect(), Q, b"there")
     rules.send(rules.connect(), queue("in"), b"work")
     client = rules.connect()

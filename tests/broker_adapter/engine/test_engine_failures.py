@@ -238,7 +238,7 @@ def test_an_engine_stops_where_the_note_of_its_start_meets_a_failed_disk(
 def test_while_the_engine_waits_for_room_sends_and_connections_are_refused_and_the_rest_waits(
     tmp_path: Path,
 ) -> None:
-    broker = Broker(EngineSettings(hold_timeout_seconds=0), str(tmp_path))
+    broker = Broker(EngineSettings(blocked_send_timeout_seconds=0), str(tmp_path))
     full = FullDisk(broker)
     client = connect(broker)
     full.settle()

@@ -59,7 +59,9 @@ def test_what_has_expired_on_arrival_is_counted_and_set_aside(
 
 
 def test_what_expires_while_it_is_held_back_is_set_aside(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(expiry_queue="late", max_queue_messages=1, hold_timeout_seconds=WAIT), str(tmp_path))
+    broker = Broker(
+        EngineSettings(expiry_queue="late", max_queue_messages=1, blocked_send_timeout_seconds=WAIT), str(tmp_path)
+    )
     client = connect(broker)
     broker.call(c.Enqueue(client, queue("q"), [message("first")]), WAIT)
     soon = time.time_ns() // 1_000_000 + 50

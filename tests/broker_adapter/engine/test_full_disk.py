@@ -42,7 +42,7 @@ def test_an_engine_survives_a_full_disk(scenario: str, tmp_path: Path) -> None:
 
 def test_transactions_that_take_as_much_as_they_put_go_on_in_a_full_store(tmp_path: Path) -> None:
     body = b"x" * 5000
-    url = f"embedded:{tmp_path}?max_store_bytes={16 * 2**20}&hold_timeout_seconds=2"
+    url = f"embedded:{tmp_path}?max_store_bytes={16 * 2**20}&blocked_send_timeout_seconds=2"
     with ConnectionFactory(url).create_connection() as connection:
         connection.start()
         session = connection.create_session(AcknowledgeMode.TRANSACTED)

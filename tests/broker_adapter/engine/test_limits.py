@@ -65,7 +65,7 @@ def test_what_is_larger_than_an_empty_queue_never_finds_room() -> None:
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """An engine whose queues take five messages."""
     limit = {"max_queue_messages": FULL} if request.param == "messages" else {"max_queue_bytes": FULL * SIZE - SIZE + 1}
-    made = Broker(EngineSettings(hold_timeout_seconds=0.3, max_deliveries=1, **limit), str(tmp_path))
+    made = Broker(EngineSettings(blocked_send_timeout_seconds=0.3, max_deliveries=1, **limit), str(tmp_path))
     yield made
     made.close()
 
@@ -156,7 +156,7 @@ def test_a_batch_larger_than_a_queue_may_be_is_refused_as_it_is_staged(broker: B
 
 
 def test_what_is_published_counts_before_it_is_moved() -> None:
-    rules = Rules(max_queue_messages=FULL, hold_timeout_seconds=1)
+    rules = Rules(max_queue_messages=FULL, blocked_send_timeout_seconds=1)
     client = rules.connect()
     message_ = c.NewMessage(0, b"x", persistent=True)
     rules.do(c.Stage("g/1/0", Q, 0, [message_] * 4))
@@ -182,7 +182,7 @@ def test_dead_letters_go_back_as_far_as_there_is_room(broker: Broker) -> None:
 
 
 def test_a_commit_does_not_overtake_a_send_of_its_connection_that_waits() -> None:
-    rules = Rules(max_queue_messages=2, hold_timeout_seconds=100)
+    rules = Rules(max_queue_messages=2, blocked_send_timeout_seconds=100)
     client = rules.connect()
     rules.send(client, Q, b"1", b"2")
     assert rules.send(client, Q, b"3") == "held"

@@ -113,7 +113,7 @@ def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_created_again(tm
 
 
 def test_a_full_store_can_be_rebuilt(tmp_path: Path) -> None:
-    small = EngineSettings(max_store_bytes=64 * 1024 * 1024, min_free_disk_bytes=0, hold_timeout_seconds=0.01)
+    small = EngineSettings(max_store_bytes=64 * 1024 * 1024, min_free_disk_bytes=0, blocked_send_timeout_seconds=0.01)
     broker = Broker(small, str(tmp_path))
     client = connect(broker)
     while send(broker, client, "q", *["x" * 30_000] * 50) is None:

@@ -25,7 +25,7 @@ from tests.broker_adapter.engine import test_selective_histories
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect
 from tests.broker_adapter.engine.rules import Rules
 
-NEWS = topic("news")
+ANNOUNCED = topic("news")
 #: Makes a message large, so that the clock is asked often.
 LARGE = b" " * SMALL_BYTES
 
@@ -37,7 +37,7 @@ def clock_is_asked_before_each_selector(monkeypatch: pytest.MonkeyPatch, request
 
 
 def message(number: int, **fields: Any) -> c.NewMessage:
-    envelope = Envelope(NEWS, BodyKind.TEXT, f"{number}" + LARGE.decode(), {"n": number})
+    envelope = Envelope(ANNOUNCED, BodyKind.TEXT, f"{number}" + LARGE.decode(), {"n": number})
     return c.NewMessage(ENVELOPE_FORMAT, pack(envelope), identity=Identity("p", 1, number), **fields)
 
 
@@ -67,7 +67,7 @@ class Newsroom:
         divisor = len(self.consumers) + 1
         selector = " OR ".join(f"n = {each}" for each in range(divisor, 100, divisor))
         client = self.rules.connect()
-        self.consumers.append(self.rules.attach(client, NEWS, 1000, selector=selector))
+        self.consumers.append(self.rules.attach(client, ANNOUNCED, 1000, selector=selector))
 
     def decide(self, *commands: c.Command) -> None:
         for reply, result in self.rules.state.decide(commands, self.rules.now_ms).replies:
@@ -75,7 +75,7 @@ class Newsroom:
 
     def send(self, number: int, **fields: Any) -> None:
         sent = [message(number, **fields)]
-        self.decide(c.Enqueue(self.client, NEWS, sent, partial(self.answers.__setitem__, number)))
+        self.decide(c.Enqueue(self.client, ANNOUNCED, sent, partial(self.answers.__setitem__, number)))
 
     def commit(self, number: int, *sends: tuple[Destination, c.NewMessage]) -> None:
         commit_id = c.CommitId("session", number)
@@ -142,10 +142,10 @@ def test_subscriptions_that_come_and_go_delay_nothing_for_ever(what: str) -> Non
     if what == "send":
         room.send(6)
     else:
-        room.commit(1, *((NEWS, message(6 * number)) for number in range(1, 4)))
+        room.commit(1, *((ANNOUNCED, message(6 * number)) for number in range(1, 4)))
     for _ in range(20):
         passer_by = room.rules.connect()
-        room.rules.attach(passer_by, NEWS, 1)
+        room.rules.attach(passer_by, ANNOUNCED, 1)
         room.decide(c.Disconnect(passer_by))
     assert list(room.answers.values()) == [None]
 
@@ -160,7 +160,7 @@ def test_connections_take_turns_while_subscriptions_choose(what: str, others: in
     clients = [room.client, *(room.rules.connect() for _ in range(others))]
     told: list[int] = []
     for number, client in enumerate(clients):
-        to, count = (quick, 1) if number else (NEWS, 20)
+        to, count = (quick, 1) if number else (ANNOUNCED, 20)
         sends = [message(7)._replace(identity=Identity(f"p{number}", 1, each)) for each in range(1, count + 1)]
         answer = partial(lambda number, _: told.append(number), number)
         if what == "send":
@@ -192,15 +192,15 @@ def test_a_turn_that_comes_as_the_time_is_over_is_not_lost(cost: int) -> None:
         identity = Identity(name, 1, number)
         return c.Enqueue(client, to, [message(7)._replace(identity=identity)], lambda _: told.append(name))
 
-    room.decide(sent(room.client, NEWS, "a", 1))
-    room.decide(*(sent(room.client, NEWS, "a", number) for number in range(2, 41)), sent(other, quick, "b", 1))
+    room.decide(sent(room.client, ANNOUNCED, "a", 1))
+    room.decide(*(sent(room.client, ANNOUNCED, "a", number) for number in range(2, 41)), sent(other, quick, "b", 1))
     room.decisions()
     assert told.index("b") <= 5
     assert len(told) == 41
 
 
 def test_no_send_is_refused_for_the_time_that_selectors_take() -> None:
-    room = Newsroom(9, asks=1, hold_timeout_seconds=0)
+    room = Newsroom(9, asks=1, blocked_send_timeout_seconds=0)
     room.send(1)
     for _ in range(5):
         room.rules.pass_time(100_000)
@@ -209,7 +209,7 @@ def test_no_send_is_refused_for_the_time_that_selectors_take() -> None:
 
 
 def test_what_then_has_no_room_is_refused_when_its_time_is_over() -> None:
-    room = Newsroom(3, asks=1, max_queue_messages=1, hold_timeout_seconds=10)
+    room = Newsroom(3, asks=1, max_queue_messages=1, blocked_send_timeout_seconds=10)
     room.send(6)
     room.decisions()
     room.send(6 * 2)
@@ -229,7 +229,7 @@ def test_what_then_has_no_room_is_refused_when_its_time_is_over() -> None:
 def test_a_commit_waits_for_its_selectors_as_a_whole() -> None:
     room = Newsroom(6, asks=4)
     numbers = [2, 3, 6, 30]
-    room.commit(1, *((NEWS, message(number)) for number in numbers), (queue("q"), message(7)))
+    room.commit(1, *((ANNOUNCED, message(number)) for number in numbers), (queue("q"), message(7)))
     assert (room.answers, sum(room.arrived()), room.rules.depth("q")) == ({}, 0, 0)
     room.subscribe()
     room.decisions()
@@ -240,7 +240,7 @@ def test_a_commit_waits_for_its_selectors_as_a_whole() -> None:
 
 def test_a_commit_that_takes_too_many_places_is_refused_while_they_are_counted() -> None:
     room = Newsroom(4, asks=2, max_transaction_entries=5)
-    room.commit(1, *((NEWS, message(12 * number)) for number in range(1, 9)))
+    room.commit(1, *((ANNOUNCED, message(12 * number)) for number in range(1, 9)))
     asked = room.decisions()
     assert "more than 5 places" in str(room.answers[-1])
     assert asked < 4, "those of the other messages were not asked"
@@ -249,8 +249,8 @@ def test_a_commit_that_takes_too_many_places_is_refused_while_they_are_counted()
 
 def test_a_session_that_goes_on_does_not_wait_for_its_last_commit() -> None:
     room = Newsroom(6, asks=1)
-    room.commit(1, (NEWS, message(2)))
-    room.commit(2, (NEWS, message(3)))
+    room.commit(1, (ANNOUNCED, message(2)))
+    room.commit(2, (ANNOUNCED, message(3)))
     room.decisions()
     assert "the session made a further commit" in str(room.answers[-1])
     assert room.answers[-2] is None
@@ -376,7 +376,7 @@ def test_a_fault_in_a_selector_is_its_own_alone(
 
     try:
         client = connect(broker)
-        destination = queue("q") if asked == "of a consumer" else NEWS
+        destination = queue("q") if asked == "of a consumer" else ANNOUNCED
         for number in range(5):
             consumer = broker.call(c.Attach(client, destination, Inbox(), selector=f"n = {number}"), WAIT)
             broker.call(c.Credit(consumer, 10), WAIT)
@@ -399,7 +399,7 @@ def test_a_fault_in_a_selector_is_its_own_alone(
 def test_a_commit_is_asked_for_once_whichever_subscriptions_come_and_go() -> None:
     """What was chosen stays chosen: otherwise new subscriptions would keep it from its end."""
     room = Newsroom(6, asks=4)
-    room.commit(1, *((NEWS, message(number)) for number in (2, 3, 6, 30)))
+    room.commit(1, *((ANNOUNCED, message(number)) for number in (2, 3, 6, 30)))
     decisions = 0
     while not room.answers:
         room.decide(c.Disconnect(room.rules.connect()))

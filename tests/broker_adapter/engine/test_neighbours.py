@@ -62,7 +62,7 @@ def test_a_commit_is_not_repeated_where_more_names_come_at_once_than_are_kept_in
 
 
 def test_a_transaction_for_durable_and_other_subscriptions_waits_for_room_like_a_send(brokers: Any) -> None:
-    broker = brokers(hold_timeout_seconds=0.1)
+    broker = brokers(blocked_send_timeout_seconds=0.1)
     client = connect(broker, "me")
     attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=False))
     attach(broker, client, topic("t"))

@@ -216,7 +216,7 @@ def test_a_commit_on_its_way_is_done_before_it_is_resolved(broker: Broker) -> No
 
 
 def test_a_commit_that_is_held_back_when_its_connection_is_lost_is_not_done(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(max_queue_messages=1, hold_timeout_seconds=60), str(tmp_path))
+    broker = Broker(EngineSettings(max_queue_messages=1, blocked_send_timeout_seconds=60), str(tmp_path))
     client = connect(broker)
     send(broker, client, "q", "fills it")
     broker.submit(c.Commit(client, c.CommitId("s", 1), [(queue("q"), named(1))], []))

@@ -19,7 +19,7 @@ class Large:
     """A commit, or a batch to publish, of eight messages for a queue that has five, and takes ten."""
 
     def __init__(self, kind: str) -> None:
-        self.rules = Rules(max_queue_messages=10, hold_timeout_seconds=3)
+        self.rules = Rules(max_queue_messages=10, blocked_send_timeout_seconds=3)
         self.answers: dict[str, Any] = {}
         rules = self.rules
         rules.send(rules.connect(), Q, *[b"x"] * 5)
@@ -93,7 +93,7 @@ def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_
     for _ in clients:
         rules.send(clients[0], Q, LARGE)
     rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     for index, client in enumerate(clients):
         consumer = rules.attach(client, Q, credit=1)
         settled = [
@@ -115,7 +115,7 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     for _ in range(100):
         rules.send(client, Q, LARGE)
     rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
-    rules.state.admission.held_because = FULL
+    rules.state.admission.blocked_because = FULL
     consumer = rules.attach(client, Q, credit=100)
     for index, number in enumerate(list(rules.state.directory.consumers[consumer].unsettled)):
         sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
@@ -268,7 +268,7 @@ def test_a_commit_whose_queue_has_room_does_not_wait_for_a_larger_one_that_is_tr
 
 
 def test_what_is_refused_at_its_deadline_blocks_no_other_send() -> None:
-    rules = Rules(max_queue_messages=10, hold_timeout_seconds=1)
+    rules = Rules(max_queue_messages=10, blocked_send_timeout_seconds=1)
     rules.send(rules.connect(), Q, *[b"x"] * 10)
     told: list[Any] = []
     for number in range(40):
@@ -309,7 +309,7 @@ def test_a_publication_that_waits_is_tried_for_a_part_of_the_time(monkeypatch: p
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
 def test_nothing_is_due_when_what_was_put_off_has_ended(end: str) -> None:
-    rules = Rules(hold_timeout_seconds=1)
+    rules = Rules(blocked_send_timeout_seconds=1)
     greedy = Greedy(rules, 5_000)
     greedy.busy(20)
     assert any(each.put_off for each in rules.state.resumption._pauses)
@@ -406,7 +406,7 @@ def test_a_commit_whose_deliveries_are_gone_blocks_no_other_send() -> None:
 
 
 def test_commits_that_make_room_go_on_behind_one_that_needs_more_than_there_is() -> None:
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     client = rules.connect()
     rules.send(client, Q, *[b"x"] * 300)
     consumer = rules.attach(client, Q, credit=300)
@@ -426,7 +426,7 @@ def test_commits_that_make_room_go_on_behind_one_that_needs_more_than_there_is()
 
 
 def test_commits_that_make_room_are_examined_when_those_ahead_of_them_are_given_up() -> None:
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     client, leaving = rules.connect(), rules.connect()
     rules.send(client, Q, *[b"x"] * 40)
     consumer, other = rules.attach(leaving, Q, credit=20), rules.attach(client, Q, credit=20)
@@ -460,7 +460,7 @@ def five_in_hand(rules: Rules) -> int:
 
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_a_commit_goes_on_that_needs_less_than_there_was_when_another_one_was_tried(is_given_up: bool) -> None:
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     consumer = five_in_hand(rules)
     large, less = list[Any](), list[Any]()
     rules.state.admission.volatile_room = 800_000
@@ -480,7 +480,7 @@ def test_a_commit_goes_on_that_needs_less_than_there_was_when_another_one_was_tr
 @pytest.mark.parametrize("grows", [False, True])
 def test_commits_that_cannot_be_done_keep_no_other_one_from_being_tried(grows: bool) -> None:
     """Their tries without success cost as much as there is for them, also if there is a little more room each time."""
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     consumer = five_in_hand(rules)
     hopeless, other = list[Any](), list[Any]()
     rules.state.admission.volatile_room = 0
@@ -497,7 +497,7 @@ def test_commits_that_cannot_be_done_keep_no_other_one_from_being_tried(grows: b
 
 
 def test_small_commits_that_make_room_go_on_behind_many_large_ones() -> None:
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     answers = making_room(rules, 110, large=100)
     rules.state.resumption._pauses[1].extend(rules.state.time.elapsed_ms, 1_000)
     rules.state.admission.room = None
@@ -506,7 +506,7 @@ def test_small_commits_that_make_room_go_on_behind_many_large_ones() -> None:
 
 
 def test_nothing_is_due_when_all_commits_that_make_room_were_tried_in_vain() -> None:
-    rules = Rules(hold_timeout_seconds=60)
+    rules = Rules(blocked_send_timeout_seconds=60)
     making_room(rules, 200)
     rules.state.admission.room = Room(0.01, 0, 4096, "the store is full")
     tries = 0

@@ -26,7 +26,7 @@ def test_a_send_that_waits_for_memory_goes_on_as_the_last_acknowledgement_frees_
 ) -> None:
     monkeypatch.setattr("broker_adapter.engine.broker._SLEEP_SECONDS", 10 * WAIT)  # so that nothing else happens then
     one = 900 + MESSAGE_BYTES + PLACE_BYTES
-    broker = engines.start(max_volatile_bytes=2 * one + 100, hold_timeout_seconds=10 * WAIT)
+    broker = engines.start(max_volatile_bytes=2 * one + 100, blocked_send_timeout_seconds=10 * WAIT)
     client = connect(broker)
     assert send(broker, client, "q", b"x" * 900, b"x" * 900, persistent=False) is None
     consumer, inbox = attach(broker, client, "q", credit=1)
@@ -41,7 +41,7 @@ def test_a_send_that_waits_for_memory_goes_on_as_the_last_acknowledgement_frees_
 
 
 def test_a_full_store_holds_producers_back_and_lets_consumers_go_on(disk: Engines) -> None:
-    broker = disk.start(max_store_bytes=16 * 1024 * 1024, hold_timeout_seconds=0.1, min_free_disk_bytes=0)
+    broker = disk.start(max_store_bytes=16 * 1024 * 1024, blocked_send_timeout_seconds=0.1, min_free_disk_bytes=0)
     client = connect(broker)
     body = b"x" * 100_000
     sent = 0

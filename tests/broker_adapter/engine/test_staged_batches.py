@@ -105,7 +105,7 @@ def test_a_renewal_makes_nothing_and_brings_nothing_back() -> None:
 
 
 def test_what_a_publication_that_waits_for_room_names_is_not_dropped_for_its_age() -> None:
-    rules = Rules(staged_timeout_seconds=1, hold_timeout_seconds=10, max_queue_messages=2)
+    rules = Rules(staged_timeout_seconds=1, blocked_send_timeout_seconds=10, max_queue_messages=2)
     rules.stage("g/1/t", 0, 2)
     rules.do(c.Publish("g", 1, ["g/1/t"]))
     for name in ("g/2/failed", "g/2/counts"):

@@ -73,7 +73,7 @@ def test_a_damaged_version_is_put_right_by_its_copy(tmp_path: Path, value: bytes
         found = check_store(tmp_path, EngineSettings())
         assert dict(found.summary.problems) == {"damaged record of the version": 1}
         store = reopened(tmp_path)
-        assert (store.unique, store.mended_version is not None) == (unique, True)
+        assert (store.unique, store.repaired_version is not None) == (unique, True)
         assert check_records(store).is_sound, "it is right by now"
         store.close()
         assert check_store(tmp_path, EngineSettings()).is_sound

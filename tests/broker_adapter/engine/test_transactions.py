@@ -41,7 +41,7 @@ def test_a_commit_is_done_once() -> None:
 
 
 def test_a_commit_waits_for_room_and_is_rolled_back_when_there_is_none() -> None:
-    rules = Rules(max_queue_messages=2, hold_timeout_seconds=1)
+    rules = Rules(max_queue_messages=2, blocked_send_timeout_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"a")
     assert rules.do(commit(client, 1, [(Q, b"b"), (Q, b"c")], [])) == "held"

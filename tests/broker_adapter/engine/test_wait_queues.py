@@ -30,7 +30,7 @@ def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> No
 
 
 def test_what_has_ended_keeps_no_message() -> None:
-    rules = Rules(max_queue_messages=1, hold_timeout_seconds=1000)
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=1000)
     first, others = rules.connect(), rules.connect()
     rules.send(first, Q, b"x")
     rules._decide(c.Enqueue(first, Q, [c.NewMessage(0, b"waits")]))

@@ -109,7 +109,7 @@ def test_a_message_that_cannot_be_decoded_is_refused_alone(client: Client, broke
 
 
 def test_messages_at_a_limit_of_the_engine_are_refused_one_by_one(make_broker: Callable[..., Broker]) -> None:
-    client = Client(make_broker(max_queue_messages=2, hold_timeout_seconds=0)).open()
+    client = Client(make_broker(max_queue_messages=2, blocked_send_timeout_seconds=0)).open()
     states = client.send(client.sender("q"), *range(4))
     assert [code_of(state) for state in states] == [
         (ACCEPTED, None),
@@ -120,7 +120,7 @@ def test_messages_at_a_limit_of_the_engine_are_refused_one_by_one(make_broker: C
 
 
 def test_a_producer_at_a_limit_waits_with_its_credit_used_up(make_broker: Callable[..., Broker]) -> None:
-    broker = make_broker(max_queue_messages=2, hold_timeout_seconds=60)
+    broker = make_broker(max_queue_messages=2, blocked_send_timeout_seconds=60)
     client = Client(broker, link_credit_messages=4).open()
     link = client.sender("q")
     for body in range(4):

@@ -417,7 +417,7 @@ def test_many_small_messages_of_a_transaction_count_for_what_they_cost(broker: B
 def test_messages_that_the_engine_holds_stop_the_reading_until_they_are_answered(
     make_broker: Callable[..., Broker],
 ) -> None:
-    broker = make_broker(max_queue_messages=1, hold_timeout_seconds=60)
+    broker = make_broker(max_queue_messages=1, blocked_send_timeout_seconds=60)
     put(broker, "q", encoded("full"))
     client = Client(broker, max_connection_bytes=1 << 20, max_input_bytes=16 << 20).open()
     link = client.sender("q")
@@ -642,7 +642,7 @@ def conversation() -> bytes:
 
 @pytest.fixture(scope="module")
 def patient_broker() -> Iterator[Broker]:
-    broker = Broker(EngineSettings(hold_timeout_seconds=0))
+    broker = Broker(EngineSettings(blocked_send_timeout_seconds=0))
     yield broker
     broker.close()
 

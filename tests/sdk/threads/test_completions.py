@@ -208,7 +208,9 @@ def test_completion_callback_cannot_end_its_session_or_transaction(connection: C
 
 
 def test_the_completions_of_a_commit_that_waits_say_that_its_session_was_closed(tmp_path: object) -> None:
-    options = "max_queue_messages=5&close_timeout_seconds=0.3&hold_timeout_seconds=600&request_timeout_seconds=600"
+    options = (
+        "max_queue_messages=5&close_timeout_seconds=0.3&blocked_send_timeout_seconds=600&request_timeout_seconds=600"
+    )
     with ConnectionFactory(f"embedded:{tmp_path}?{options}").create_connection() as connection:
         connection.start()
         send(connection, *"abcde")
@@ -219,7 +221,7 @@ def test_the_completions_of_a_commit_that_waits_say_that_its_session_was_closed(
         for body in "fg":
             producer.send(body, on_completion=lambda message, error: told.append((message.body, error)))
         thread, results = in_thread(session.commit)
-        eventually(lambda: any(each.held_producers for each in connection.statistics().queues))
+        eventually(lambda: any(each.blocked_sends for each in connection.statistics().queues))
         session.close()
         thread.join(WAIT)
         assert isinstance(results.get_nowait(), TransactionRolledBackException)
