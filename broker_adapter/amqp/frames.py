@@ -1,10 +1,10 @@
 """Which frames a peer may send: the rules that hold before proton sees a frame.  Pure.
 
 Theory of operation
-    proton trusts its peer with channels and handles: a ``begin`` on a channel that is in use, or one that answers the
-    same session twice, leaves it with two owners of one session and ends in memory that is freed twice.  So the
-    channels and handles that the other side has in use are known here as well, and a frame that does not fit them
-    fails the connection without reaching proton.
+    proton does not verify channels and handles: a ``begin`` on a channel that is in use, or one that answers the same
+    session twice, gives one session two owners, whose memory is freed twice.  So this module also keeps the channels
+    and handles that the other side has in use, and a frame that does not fit them fails the connection without
+    reaching proton.
 
     ``check`` reads the fields that matter here in exactly the types that AMQP gives them.  proton reads a field of any
     other type as its default, so a frame that was read in two ways would be a way past these rules.

@@ -1,4 +1,4 @@
-"""The check of records that belong to no queue: numbers that were done, and what a store knows of itself.  No I/O."""
+"""The check of records that belong to no queue: numbers that were done, and those about the store itself.  No I/O."""
 
 from __future__ import annotations
 

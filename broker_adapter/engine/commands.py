@@ -403,7 +403,7 @@ class Trim(NamedTuple):
 
 
 class Forgive(NamedTuple):
-    """A delivery of the messages at these positions of a queue does not count: nobody saw it.
+    """A delivery of the messages at these positions of a queue does not count: no application saw it.
 
     It is the one that the connection of this ``token`` lost.  Where it is not known what that had, it is the last one,
     if as many had failed before as are given with the position (None: any number).  So it is taken back once, also
@@ -434,7 +434,7 @@ class SeenRest(NamedTuple):
 
 
 class ForgiveRest(NamedTuple):
-    """All else that a lost connection had, nobody saw: that delivery does not count.
+    """Whatever else a lost connection had was seen by no application: these deliveries do not count.
 
     Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
     is forgotten, so that asking twice takes nothing back twice.

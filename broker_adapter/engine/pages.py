@@ -1,7 +1,7 @@
 """The pages of an LMDB file, read without LMDB: which ones are damaged, and the records of the others.
 
-LMDB trusts its pages.  One that is zeroed, or was written to the wrong place, makes it end the process or leave out
-records without an error.  So a check reads every page before LMDB does.  A repair takes the records out
+LMDB does not verify its pages.  One that is zeroed, or was written to the wrong place, makes it end the process or
+leave out records without an error.  So a check reads every page before LMDB does.  A repair takes the records out
 (:mod:`salvage`).
 
 Theory of operation

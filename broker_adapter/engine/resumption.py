@@ -50,7 +50,7 @@ _LONGEST_PAUSE_MS = 2_000
 
 
 class _Pause:
-    """How long a try without success keeps others from being tried.
+    """The pause after an attempt without success, in which nothing else is attempted.
 
     Attributes:
         put_off: queues, in this order, where something waits for the end of the pause; of :data:`_ENGINE_WIDE` what

@@ -12,14 +12,13 @@ Theory of operation
     common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
     with them that it could be sure of.
 
-    A store forgets its oldest runs, and then what was seen in them.  A client that has seen positions long ago, and
-    only waits since, learns that its run is aging, and keeps the present run in its place while the store still knows
-    both.
+    A store keeps a limited number of runs, and drops the oldest.  A client that has seen positions long ago, and only
+    waits since, is told that its run is aging, and keeps the present run in its place while the store still has both.
 
-    A start is noted by its first commit, together with what that one writes, or when a client asks in which run a
-    position was seen.  So no position that is stored was given, and none was seen, in a run that is not noted.  A start
-    with neither is forgotten when the engine stops: no client can name it, and its first position is that of the next
-    one.  So starts that do nothing push none of those out that the store remembers.
+    A start of the engine is stored with the first commit of that run, or when a client asks in which run a position was
+    seen.  So no position that is stored was given, and none was seen, in a run that is not stored.  A start with
+    neither is dropped when the engine stops: no client can name it, and its first position is that of the next one.  So
+    starts that do nothing drop none of the runs that the store has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a line of the schedule must say: an entry knows when it expires, and its message when it is to be delivered."""
+"""What a line of the schedule must say: an entry has the time at which it expires, a message that of its delivery."""
 
 from __future__ import annotations
 

@@ -252,7 +252,10 @@ def _read(path: Path) -> dict[str, Verifier]:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise JMSSecurityException(f"users file {str(path)!r} is larger than the limit of {MAX_FILE_BYTES} bytes")
+            raise JMSSecurityException(
+                f"users file {str(path)!r} is larger than the limit of {MAX_FILE_BYTES} bytes; remove the"
+                " lines of users that are not needed"
+            )
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise JMSSecurityException(

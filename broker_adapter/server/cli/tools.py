@@ -97,7 +97,7 @@ def decoded(text: str, shown: str) -> str:
         shown: what the error calls it.
 
     Raises:
-        ValueError: it has bytes that are nothing in the encoding of the locale.
+        ValueError: it has bytes that are no character in the encoding of the locale.
     """
     if UNDECODED.search(text):
         raise undecoded(shown)
@@ -105,7 +105,7 @@ def decoded(text: str, shown: str) -> str:
 
 
 def undecoded(shown: str) -> ValueError:
-    """The error of what has bytes that are nothing in the encoding of the locale."""
+    """The error for a text with bytes that are no character in the encoding of the locale."""
     return ValueError(
         f"{shown} is not {sys.getfilesystemencoding().upper()}, the encoding of the locale; convert it (iconv), or set"
         " $LC_ALL to a locale with its encoding"
