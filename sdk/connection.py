@@ -51,6 +51,8 @@ EventListener = Callable[[TransportEvent], object]
 _numbers = itertools.count(1)
 #: Errors that wait for a slow exception listener; the oldest is dropped, and logged, beyond that.
 _MAX_REPORTS = 1000
+#: Longest wait for what is on its way to consumers, where the handler of a signal has interrupted a close.
+_SHORT_SECONDS = 1.0
 
 
 @attrs.frozen
@@ -344,7 +346,7 @@ class Connection:
     def _close(self, deadline: float) -> None:
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
-        waits_until = 0.0  # where the handler of a signal raises, nothing is waited for any more
+        is_whole = False  # where the handler of a signal raises, there is no long wait any more
         try:
             with self._lock:
                 sessions = self._sessions.values()
@@ -352,9 +354,10 @@ class Connection:
                 self._transport.close(0)  # first: calls that wait for the network end now, and block nothing
             for session in sessions:
                 session._shut(deadline)
-            waits_until = deadline
+            is_whole = True
         finally:
-            self._give_back_never_delivered(waits_until)
+            # What is given back comes again at once where the drain before it has no answer, and counts as failed.
+            self._give_back_never_delivered(deadline if is_whole else min(deadline, time.monotonic() + _SHORT_SECONDS))
             self._transport.close(max(0.001, deadline - time.monotonic()))
         # Not where the handler of a signal has raised: the next call closes the sessions that are left.
         with self._lock:

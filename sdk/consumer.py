@@ -253,6 +253,8 @@ class MessageConsumer:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
         deadline = monotonic() + (timeout or 0)
+        if prefetch.is_giving_back:
+            prefetch.release_all()
         if prefetch.miscounted:
             prefetch.recount(timeout)
         if timeout is None:
@@ -496,6 +498,9 @@ class MessageConsumer:
         """
         prefetch = self._prefetch
         prefetch.reset()
+        if prefetch.is_giving_back:
+            prefetch.release_all()
+            return
         if prefetch.miscounted and not prefetch.buffer:
             prefetch.recount(_LISTENER_DRAIN_SECONDS)
             if prefetch.miscounted:

@@ -63,6 +63,7 @@ class Prefetch:
         closing: whether the consumer is being closed, or the broker has closed its link for good.
         gives_back: whether what comes before the answer to a drain is given back.
         undrained: whether a drain had no answer in time, so the credit may be gone or not.
+        is_giving_back: whether what is in the buffer is being given back, or that was interrupted.
         miscounted: whether a call was interrupted by the handler of a signal, or is under way, so that credit may be
             counted wrongly.
     """
@@ -72,6 +73,7 @@ class Prefetch:
         "_arrived",
         "_away",
         "_epoch",
+        "_gave_back",
         "_gives_back_until",
         "_granted",
         "_half",
@@ -83,6 +85,7 @@ class Prefetch:
         "buffer",
         "closing",
         "gives_back",
+        "is_giving_back",
         "link",
         "miscounted",
         "name",
@@ -113,6 +116,8 @@ class Prefetch:
         self.undrained = False
         self._is_held = False  #: something is being given back: no credit is granted
         self.gives_back = False
+        self.is_giving_back = False
+        self._gave_back = False  #: ``gives_back`` ahead of that
         self._gives_back_until = 0.0  #: when to go on without that answer (monotonic seconds)
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
@@ -174,7 +179,7 @@ class Prefetch:
                 self.buffer.popleft()
         self._granted = self._arrived
         self.undrained, self._in_doubt = self._in_doubt or bool(self.buffer), False
-        self.gives_back = False
+        self.gives_back = self.is_giving_back = False
         if grants and self.size:
             self.open_credit()
 
@@ -363,10 +368,15 @@ class Prefetch:
     def taken_out(self) -> Iterator[list[DeliveryTag]]:
         """What is in the buffer and can be settled; it is taken out behind that.  For the session, under ``settling``.
 
-        Where the handler of a signal raises, it stays there, and the next call gives it back.
+        Where the handler of a signal raises, it stays there, and is not given out: the next call gives it back again.
         """
+        if not self.is_giving_back:
+            self._gave_back = self.gives_back
+        self.is_giving_back = self.gives_back = True
         with taken_out(self.buffer) as found:
             yield [each.tag for each in found if not self.is_stale(each.tag)]
+        self.is_giving_back = False
+        self.gives_back = self._gave_back
 
     def release_all(self) -> None:
         """Release everything in the buffer, and take it out."""

@@ -483,6 +483,21 @@ if then in ("again", "ends"):
     assert bodies(session_of().create_consumer(queue), 0.5) == []
 """
 
+LEFT_IN_BUFFER = """
+mode, timeout = sys.argv[2:]
+queue = filled(6)
+session = session_of(mode)
+consumer = session.create_consumer(queue)
+for _ in range(3): consumer.receive(10)
+end = time.monotonic() + 30
+while len(consumer._prefetch.buffer) < 3 and time.monotonic() < end: time.sleep(0.01)
+transport.settle = once(transport.settle, behind=True)
+interrupted(session.rollback if mode == "TRANSACTED" else session.recover)
+got = [consumer.receive(float(timeout)) for _ in range(6)]
+assert [(each.body, each.delivery_count) for each in got] == [(str(n), 1 + (n < 3)) for n in range(6)], got
+assert bodies(consumer, 0.5) == []
+"""
+
 ACKNOWLEDGED = """
 mode, place = sys.argv[2:]
 queue = filled(3)
@@ -512,6 +527,7 @@ what, place = sys.argv[2:]
 queue = filled(8)
 other = ConnectionFactory(sys.argv[1]).create_connection()
 other.start()
+first = session_of()  # which the connection closes before the other one
 session = session_of("CLIENT")
 consumer = session.create_consumer(queue)
 for _ in range(2): consumer.receive(10)
@@ -640,6 +656,12 @@ def test_what_an_interrupted_recover_or_rollback_takes_back_comes_with_the_next_
     mode: str, place: str, then: str
 ) -> None:
     run(TAKEN_BACK, "embedded:", mode, place, then)
+
+
+@pytest.mark.parametrize("timeout", ["0", "10"])
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_an_interrupted_recover_has_given_back_is_not_received_from_the_buffer(mode: str, timeout: str) -> None:
+    run(LEFT_IN_BUFFER, "embedded:", mode, timeout)
 
 
 @pytest.mark.parametrize("place", ["ahead", "at the transport", "behind"])

@@ -550,5 +550,5 @@ class ClientProtocol:
 
 
 def _is_silence(error: AmqpError | None) -> bool:
-    """Whether an end of a connection closes it because no frame has arrived in time, in proton's words for both sides."""
+    """Whether a connection is closed because no frame has arrived in time, in proton's words for both sides."""
     return error is not None and error[:2] == ("amqp:resource-limit-exceeded", "local-idle-timeout expired")
