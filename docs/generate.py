@@ -11,6 +11,7 @@ import inspect
 import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -72,16 +73,21 @@ def requests() -> str:
     return REQUESTS_HEAD + "\n\n".join(map(_as_markdown, blocks)) + "\n"
 
 
+def _wrapped(text: str, indent: str = "") -> str:
+    """The text in lines of at most 120 characters; ``indent`` begins all but the first."""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _as_markdown(block: str) -> str:
     """A paragraph as it is; a list of definitions as a list."""
     lines = block.splitlines()
     if not any(line.startswith("    ") for line in lines):
-        return " ".join(lines)
+        return _wrapped(" ".join(lines))
     parts = [
         (is_text, " ".join(line.strip() for line in group))
         for is_text, group in itertools.groupby(lines, lambda line: line.startswith("    "))
     ]
-    return "\n".join(f"  {text}" if is_text else f"- {text}:" for is_text, text in parts)
+    return "\n".join(_wrapped(f"  {text}" if is_text else f"- {text}:", "  ") for is_text, text in parts)
 
 
 def options() -> str:
@@ -139,13 +145,14 @@ def api() -> str:
     parts = [API_HEAD]
     for package, has_members in PACKAGES.items():
         module = importlib.import_module(package)
-        parts.append(f"\n## {package}\n\n{_summary(module)}\n\n")
+        parts.append(f"\n## {package}\n\n{_wrapped(_summary(module))}\n\n")
         for name in sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
-            parts.append(f"- `{name}{_parameters(thing)}`: {_summary(thing)}\n")
+            parts.append(_wrapped(f"- `{name}{_parameters(thing)}`: {_summary(thing)}", "  ") + "\n")
             if has_members and inspect.isclass(thing) and not issubclass(thing, (BaseException, Enum)):
                 parts += [
-                    f"  - `{each}{_parameters(member)}`: {_summary(member)}\n" for each, member in _members(thing)
+                    _wrapped(f"  - `{each}{_parameters(member)}`: {_summary(member)}", "    ") + "\n"
+                    for each, member in _members(thing)
                 ]
     return "".join(parts)
 
