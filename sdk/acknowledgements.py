@@ -360,10 +360,14 @@ class Acknowledgements:
             prefetch: the consumer's.
             confirmed: whether the broker has said so, and so has what was acknowledged before.
         """
-        if confirmed:
-            self._reach -= 2 * max(1, prefetch)
+        if confirmed:  # and so has what those had acknowledged that have left before
+            self._reach -= 2 * max(1, prefetch) + self._surplus
+            self._surplus = 0
         else:
             self._surplus += 2 * max(1, prefetch)
+            excess = max(0, self._surplus - MAX_ACK_RECORDS)
+            self._surplus -= excess
+            self._reach -= excess
 
     def delivered(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """The application is about to see a message."""

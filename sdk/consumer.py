@@ -131,8 +131,9 @@ class MessageConsumer:
     def __del__(self) -> None:
         prefetch = getattr(self, "_prefetch", None)
         is_attached = prefetch is not None and prefetch.link >= 0  # else it is not made yet
-        if is_attached and self._lifecycle.is_to_close and self._state.lifecycle.usable:
-            dropped(self, self.close, self._state.transport)
+        if is_attached and self._lifecycle.is_to_forget and self._state.lifecycle.usable:
+            # One whose link the broker has closed holds nothing that others could miss.
+            dropped(self, self.close, self._state.transport, warns=self._lifecycle.is_to_close)
 
     def __enter__(self) -> MessageConsumer:
         return self
@@ -455,6 +456,9 @@ class MessageConsumer:
                 else:
                     state.listening.pop(self._prefetch.link, None)
                 state.wake()
+            if not self._lifecycle.usable:  # by now: whichever comes last takes it out
+                state.listening.pop(self._prefetch.link, None)
+                self._require_usable()
         finally:
             try:
                 state.disown()
@@ -580,6 +584,7 @@ class MessageConsumer:
         """The broker closed the link for good: every later receive raises this; for the session."""
         self._lifecycle.fail(error)
         self._prefetch.closing = True
+        self._state.listening.pop(self._prefetch.link, None)  # in one step: this thread must wait for no lock
         self._state.wake()
 
     def close(self) -> None:
@@ -615,9 +620,10 @@ class MessageConsumer:
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
         confirmed = False
+        is_there = self._lifecycle.error is None and not self._prefetch.is_away  # else the broker is not asked
         try:
             state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic()))
-            confirmed = True
+            confirmed = is_there
             self._prefetch.release_all()
         except JMSException as error:
             # The network is away: the broker takes back what this consumer held by itself.

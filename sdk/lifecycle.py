@@ -115,6 +115,11 @@ class Lifecycle:
         """Whether it is usable, or its ``close()`` was interrupted, so that it has to be closed when it is dropped."""
         return self.usable or self.state is State.CLOSING
 
+    @property
+    def is_to_forget(self) -> bool:
+        """Whether its owner still knows it, though it may have failed: when it is dropped, it leaves by a close."""
+        return self.state is not State.CLOSED
+
     def require_usable(self) -> None:
         """Raises where the object is closed, closing or failed.
 

@@ -163,7 +163,7 @@ class SessionState:
     Attributes:
         running: whether the connection is started, so that messages may be given to the application.
         gives_out: whether a receiver has taken a message, and is about to return it.
-        listening: the consumers that have a listener, by link; under ``lock``.
+        listening: the consumers that have a listener, by link; under ``lock``, except where a link is lost.
         dispatching: the consumer whose listener runs now, if any.
         calling: whether a call that nothing may come into is under way.
         committing: whether a commit is under way, which ends the sends of the transaction itself.

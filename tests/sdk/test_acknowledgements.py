@@ -131,6 +131,19 @@ def test_a_consumer_that_leaves_shortens_the_reach_when_the_broker_has_said_so(c
     assert keys(lost, 1000, 1198, 1199, 1235) == [False, False, True, True], "the reach of the one that is left"
 
 
+def test_consumers_that_leave_without_the_brokers_word_lengthen_the_reach_within_a_limit() -> None:
+    session = Acknowledgements(LostAcknowledgements(), ignore)
+    session.widen(10)
+    reach = session._reach
+    for _ in range(300):
+        session.widen(1000)
+        session.narrow(1000, confirmed=False)
+    assert session._reach == reach + MAX_ACK_RECORDS
+    session.widen(1000)
+    session.narrow(1000, confirmed=True)  # the broker takes what a client says in order
+    assert session._reach == reach
+
+
 def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)

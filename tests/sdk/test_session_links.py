@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +20,13 @@ from sdk import (
     ConnectionLostException,
     JMSException,
     Message,
+    MessageConsumer,
     Session,
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
 from sdk.session_links import MAX_KEPT_NEWS
+from tests.contracts.transports import eventually
 from tests.sdk.interrupts import AtStep
 from tests.sdk.small_broker import SmallBroker, fill, lose, received, with_messages
 
@@ -299,3 +303,61 @@ def test_what_others_hold_is_acknowledged_together_though_a_link_cannot_be_attac
     received(consumer)
     session.acknowledge()
     assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
+def lost_consumer(broker: SmallBroker, session: Session) -> None:
+    consumer = session.create_consumer(queue_of("q"))
+    broker.lose_link(consumer._prefetch.link)
+
+
+def lost_listener(broker: SmallBroker, session: Session) -> None:
+    consumer = session.create_consumer(queue_of("q"))
+    consumer.listener = print
+    broker.lose_link(consumer._prefetch.link)
+
+
+def lost_producer(broker: SmallBroker, session: Session) -> None:
+    producer = session.create_producer(queue_of("q"))
+    broker.lose_link(producer._link)
+
+
+@pytest.mark.parametrize("lose_one", [lost_consumer, lost_listener, lost_producer])
+def test_what_is_dropped_whose_link_the_broker_has_closed_leaves_nothing_in_its_session(
+    broker: SmallBroker, connection: Connection, lose_one: Callable[[SmallBroker, Session], None]
+) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    links, state = session._links, session._state
+    acknowledgements = state.acknowledgements
+    assert acknowledgements is not None
+    reach = acknowledgements._reach
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            lose_one(broker, session)
+        gc.collect()
+        eventually(lambda: not (links.consumers._references or links.producers._references))
+    assert (len(links.sinks), len(state.listening), len(state.lost_links)) == (
+        0,
+        0,
+        1 if lose_one != lost_producer else 0,
+    )
+    session.create_consumer(queue_of("q")).close()
+    assert acknowledgements._reach == reach
+    assert not state.lost_links
+
+
+def test_a_listener_that_is_set_as_its_link_is_closed_does_not_stay(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(queue_of("q"))
+    plain = consumer._require_usable
+
+    def close_behind() -> None:
+        plain()
+        broker.lose_link(consumer._prefetch.link)
+
+    monkeypatch.setattr(MessageConsumer, "_require_usable", lambda _consumer: close_behind())
+    with pytest.raises(ConnectionLostException, match="link closed"):
+        consumer.listener = print
+    assert not session._state.listening
