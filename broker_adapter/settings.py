@@ -80,7 +80,8 @@ class ClientSettings:
     synchronous_acknowledge: bool = _option(
         False,
         "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation, at most"
-        " request_timeout_seconds; a receive() waits for it beyond its own time-out",
+        " request_timeout_seconds; a receive() waits for it beyond its own time-out; in DUPS_OK only the receive() that"
+        " fills a batch waits",
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000

@@ -33,7 +33,7 @@ from broker_adapter import (
 )
 from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
-from sdk.session_state import SessionState, by_epoch, log, too_late
+from sdk.session_state import SessionState, by_epoch, log, too_late, unconfirmed
 
 #: What makes a session dirty beside a loss, for errors.
 _INTERRUPTED: Final = "giving back was interrupted"
@@ -276,9 +276,13 @@ class Endings:
             state.policy.recovered()
 
     def _confirm(self) -> None:
+        """Ask for what is unconfirmed.  It stays so where there is no answer: the next call asks again."""
         try:
             self._state.confirm(self._unconfirmed)
-        except JMSException:
-            self._unconfirmed.clear()  # the application is told
+        except StaleAcknowledgementException:  # there is nothing more to learn
+            self._unconfirmed.clear()
             raise
+        except OperationTimedOutException as error:
+            text = "the next acknowledge() asks again"
+            raise unconfirmed(self._state.name, self._unconfirmed, error, text) from error
         self._unconfirmed.clear()

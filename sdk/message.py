@@ -231,6 +231,8 @@ class Message:
         Raises:
             IllegalStateException: the message was not received, or its session is closed.
             StaleAcknowledgementException: it was held when the connection was lost; it will be redelivered.
+            OperationTimedOutException: with ``synchronous_acknowledge``: the broker has not confirmed it within
+                ``request_timeout_seconds``; the next ``acknowledge()`` asks again.
         """
         if self._acknowledge is None or self._tag is None:
             raise IllegalStateException("cannot acknowledge: the message was not received by a consumer")
