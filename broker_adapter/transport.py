@@ -86,6 +86,9 @@ class SenderSpec:
     session: int
     destination: Destination | None
 
+    def __str__(self) -> str:
+        return f"a producer to {'any destination' if self.destination is None else repr(self.destination.name)}"
+
 
 @attrs.frozen
 class ReceiverSpec:
@@ -99,6 +102,9 @@ class ReceiverSpec:
     browse: bool = False  #: copies of what waits, in order, taking nothing; ``drain`` tells the end
     presettled: bool = False  #: the broker forgets a message as it sends it (NO_ACK); implied by ``browse``
     exclusive: bool = False  #: of all exclusive consumers of a queue one gets everything, the others stand by
+
+    def __str__(self) -> str:
+        return f"a {'browser' if self.browse else 'consumer'} of {self.destination.name!r}"
 
 
 class Delivery:

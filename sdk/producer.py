@@ -51,6 +51,7 @@ class MessageProducer:
         "_settled",
         "_state",
         "_thread_id",
+        "_time_limit",
         "_time_to_live_ms",
         "_told",
         "disable_message_id",
@@ -87,6 +88,7 @@ class MessageProducer:
         self._state = state
         self._on_close = on_close
         self._producer_id, self._thread_id, self._sequence = identity
+        self._time_limit: float | None = None  #: seconds that a send may take; None: as the options say
         self._id_policy = state.settings.message_id_policy
         self._id_prefix = f"ID:{self._producer_id}:{state.number}:{number}-"
         # Asynchronous sends: made (counted by the application's thread), settled without a callback (by the
@@ -241,11 +243,11 @@ class MessageProducer:
             if state.policy.transacted or on_completion is not None:
                 self._send_later(message, envelope, on_completion)
             elif mode is _PERSISTENT:
-                state.transport.send(self._link, envelope, None, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, None, self._time_limit)
             else:
                 self._sent += 1
                 try:
-                    state.transport.send(self._link, envelope, self._on_settled, state.settings.send_timeout_seconds)
+                    state.transport.send(self._link, envelope, self._on_settled, self._time_limit)
                 except BaseException:
                     self._sent -= 1
                     raise
@@ -283,7 +285,7 @@ class MessageProducer:
                 if state.given_back:  # by the handler of a signal, in the middle of this: it will never be committed
                     state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             else:
-                state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, completion, self._time_limit)
         except BaseException:
             if completion is not None and state.withdraw(completion):
                 self._sent -= 1
