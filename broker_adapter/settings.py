@@ -106,7 +106,9 @@ class ClientSettings:
     )
     poll_timeout_seconds: float = _option(
         5.0,
-        "longest time that receive_nowait() waits for the broker to report that the queue has no message",
+        "longest time that receive_nowait() and receive(0) wait for the broker to report that the queue has no message,"
+        " and that recover() and rollback() wait for a broker that does not answer; what a failed commit()"
+        " gives back has the rest of its request_timeout_seconds, and no more than this",
         least=0.001,
     )
     transaction_messages: int = _option(

@@ -456,6 +456,8 @@ class Session(MessageFactory):
     def commit(self) -> None:
         """Accept what was received and send what was sent since the last commit or rollback: all or nothing.
 
+        Waits for the broker, ``request_timeout_seconds`` at most; then for completion callbacks that run.
+
         Raises:
             TransactionRolledBackException: nothing was done: a limit, a refused message, or the connection was lost
                 meanwhile.  What was received is redelivered.
@@ -466,6 +468,9 @@ class Session(MessageFactory):
 
     def rollback(self) -> None:
         """Drop what was sent, and have what was received redelivered, since the last commit or rollback.
+
+        Waits for a broker that does not answer, ``poll_timeout_seconds`` at most, and succeeds; then for completion
+        callbacks that run.
 
         Raises:
             IllegalStateException: the session is not transacted, or closed.
@@ -483,6 +488,8 @@ class Session(MessageFactory):
 
     def recover(self) -> None:
         """Have what was received and not acknowledged delivered again, in order, marked as redelivered.
+
+        Waits for a broker that does not answer, ``poll_timeout_seconds`` at most, and succeeds.
 
         Raises:
             IllegalStateException: the session is transacted (use ``rollback``), or closed.

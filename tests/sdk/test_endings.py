@@ -388,6 +388,24 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         received(consumer).acknowledge()
 
 
+def test_a_commit_and_what_it_gives_back_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(prefetch_messages=10, request_timeout_seconds=0.5, poll_timeout_seconds=3600)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 3)
+
+        def commit(*_: object) -> None:
+            raise TransactionRolledBackException("nothing was committed")
+
+        monkeypatch.setattr(broker, "commit", commit)
+        received(consumer)
+        with pytest.raises(TransactionRolledBackException):
+            session.commit()
+        assert 0 <= broker.drain_limits[-1] <= 0.5
+        received(consumer)
+        session.rollback()
+        assert 0.5 < broker.drain_limits[-1] <= 3600
+
+
 @pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
 def test_each_acknowledge_asks_again_for_what_is_unconfirmed(
     monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
@@ -403,9 +421,7 @@ def test_each_acknowledge_asks_again_for_what_is_unconfirmed(
                 raise OperationTimedOutException("the acknowledgement had no answer")
 
         monkeypatch.setattr(connection._transport, "confirm", confirm)
-        text = (
-            r"^1 acknowledgement of session \d+ is not confirmed: the .* no answer; the next acknowledge\(\) asks again"
-        )
+        text = r"^1 acknowledgement of session \d+ is not confirmed: .* no answer; the next acknowledge\(\) asks again"
         for _ in range(2):
             with pytest.raises(OperationTimedOutException, match=text):
                 message.acknowledge()
