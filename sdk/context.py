@@ -82,6 +82,9 @@ class JMSContext(MessageFactory):
     """A session and the connection it belongs to.  Made by ``ConnectionFactory.create_context``.
 
     For one thread at a time, as a session; ``create_context`` makes others on the same connection.
+
+    Attributes:
+        auto_start: whether the connection is started when the first consumer is made.
     """
 
     # A misspelt attribute is an error.
@@ -103,7 +106,6 @@ class JMSContext(MessageFactory):
         self._leaving = shared.leave_behind(self._session)
         self._producer: MessageProducer | None = None
         self._closed = False
-        #: whether the connection is started when the first consumer is made
         self.auto_start = True
 
     def __repr__(self) -> str:

@@ -31,8 +31,8 @@ Acknowledge = Callable[[DeliveryTag], None]
 class DeliveryMode(IntEnum):
     """Whether a message survives a restart of the broker."""
 
-    NON_PERSISTENT = 1
-    PERSISTENT = 2
+    NON_PERSISTENT = 1  #: it is kept in memory
+    PERSISTENT = 2  #: it is on disk
 
 
 class MessageProperties(MutableMapping[str, PropertyValue], NamedValues):
@@ -132,7 +132,7 @@ class Message:
         "user_id",
     )
 
-    body_kind: ClassVar[BodyKind] = BodyKind.NONE
+    body_kind: ClassVar[BodyKind] = BodyKind.NONE  #: what the stored form of the message calls its body
 
     def __init__(self, body: Any = None) -> None:
         """A message to be sent.
