@@ -81,6 +81,15 @@ def copied_body(value: Any, depth: int) -> Any:
     )
 
 
+def duplicated(value: Any) -> Any:
+    """A copy of whatever can change in the value of a body that was received; unlike ``copied_body``, unchecked."""
+    if isinstance(value, dict):
+        return {name: duplicated(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [duplicated(item) for item in value]
+    return value
+
+
 def shortened(value: Any) -> Any:
     """A long str or bytes cut to its beginning, as texts of errors show it; other values as they are."""
     if isinstance(value, str | bytes) and len(value) > 60:

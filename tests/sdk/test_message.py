@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from broker_adapter import MessageFormatException, MessageNotWriteableException
 from sdk.message import Message
-from sdk.message_types import BytesMessage, MapMessage, TextMessage
+from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from tests.sdk.sent_messages import QUEUE, received, sent
 
 
@@ -89,6 +91,26 @@ def test_received_message_is_read_only_until_cleared() -> None:
     message.body = "y"
     message.properties["a"] = 1
     assert (message.body, dict(message.properties)) == ("y", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (MapMessage({"a": [1]}), lambda message: message.body.update(b=2)),
+        (MapMessage({"a": [1]}), lambda message: message.body["a"].append(2)),
+        (MapMessage({"a": [1]}), lambda message: message["a"].append(2)),
+        (StreamMessage([[1], {"a": 1}]), lambda message: message.body.append(2)),
+        (StreamMessage([[1], {"a": 1}]), lambda message: [each.clear() for each in message]),
+        (StreamMessage([[1], {"a": 1}]), lambda message: message.read_object().append(2)),
+        (ObjectMessage({"a": {"b": [1]}}), lambda message: message.body["a"]["b"].append(2)),
+        (ObjectMessage([1]), lambda message: message.get_body(list).append(2)),
+    ],
+)
+def test_what_is_changed_in_a_received_body_is_a_copy(message: Message, change: Callable[[Any], object]) -> None:
+    written = copy.deepcopy(message.body)
+    found = sent(message)
+    change(found)
+    assert found.body == written
 
 
 def test_repr_shows_what_matters_and_is_short() -> None:
