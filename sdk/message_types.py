@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from broker_adapter import BodyKind, MessageEOFException, MessageFormatException, MessageNotReadableException
 from sdk.conversion import Type, checked, converted
-from sdk.message import Message
+from sdk.message import Message, check_body_type
 from sdk.message_values import copied_body, duplicated
 from sdk.typed_values import NamedValues, SequentialValues
 
@@ -207,6 +207,11 @@ class _StructuredMessage(Message):
     @body.setter
     def body(self, value: Any) -> None:
         self._set_body(value)
+
+    def is_body_assignable_to(self, kind: type) -> bool:
+        """See ``Message``."""
+        check_body_type(kind)
+        return self._body is None or isinstance(self._body, kind)
 
     def _given_out(self, value: Any) -> Any:
         return value if self._body_writable else duplicated(value)

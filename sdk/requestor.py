@@ -11,6 +11,7 @@ from broker_adapter import (
     InvalidDestinationException,
     JMSException,
     OperationTimedOutException,
+    checked_destination,
     in_seconds,
 )
 from sdk.checks import check_timeout
@@ -57,10 +58,12 @@ class Requestor:
 
         Raises:
             IllegalStateException: the session is transacted.
+            InvalidDestinationException: it is no destination.
             JMSException: see ``Session.create_temporary_queue``.
         """
         if session.transacted:
             raise IllegalStateException("a request of a transacted session is not sent before commit(); use another")
+        checked_destination(destination)
         self._session = session
         self._closed = False
         self._consumer: MessageConsumer | None = None

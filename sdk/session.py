@@ -260,7 +260,13 @@ class Session(MessageFactory):
         Raises:
             InvalidDestinationException: the broker refuses it.
             InvalidSelectorException: the selector is invalid, or the broker does not apply it.
+            ValueError: ``exclusive`` with a topic, ``no_local`` with a queue, or a ``prefetch`` that can be none.
         """
+        is_topic = checked_destination(destination).is_topic
+        if exclusive and is_topic:
+            raise ValueError(f"exclusive=True is for queues, and {str(destination)!r} is a topic")
+        if no_local and not is_topic:
+            raise ValueError(f"no_local=True is for topics, and {str(destination)!r} is a queue")
         return self._consume(destination, selector, no_local, None, exclusive, prefetch)
 
     def create_durable_consumer(

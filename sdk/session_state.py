@@ -62,6 +62,11 @@ _LEAST_SECONDS: Final = 0.001
 _CONNECTION_LOST: Final = "the connection was lost"
 
 
+def unanswered(session: str) -> str:
+    """What the application is told of an asynchronous send whose session was closed before the broker answered."""
+    return f"{session} was closed before the answer; the message may have been sent"
+
+
 def unconfirmed(session: str, settled: Mapping[int, int], error: JMSException, rest: str) -> JMSException:
     """What the application is told of acknowledgements that the broker has not confirmed.
 
@@ -594,9 +599,7 @@ class SessionState:
             return
         for completion in list(self.completions):
             if not completion.done:
-                completion(
-                    ConnectionLostException(f"{self.name} was closed before the answer; the message may have been sent")
-                )
+                completion(ConnectionLostException(unanswered(self.name)))
 
     def complete(self) -> None:
         """Tell of the asynchronous sends that have ended, in the order in which they were made; once at a time."""

@@ -36,7 +36,7 @@ def test_property_can_be_named_so(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "1a", "a-b", "a b", "a.b", "JMSXGroupID", 7, None),
+        *("", "1a", "a-b", "a b", "a.b", "JMSXGroupID", "JMSFoo", "JMS", "JMSPriority", 7, None),
         *("null", "TRUE", "False", "NOT", "and", "Or", "Between", "LIKE", "in", "IS", "escape"),
     ],
 )
@@ -152,3 +152,31 @@ def test_a_body_is_given_as_a_type_that_it_has() -> None:
     assert not MapMessage({"a": 1}).is_body_assignable_to(str)
     with pytest.raises(MessageFormatException, match="the body is a str, not a bytes"):
         TextMessage("x").get_body(bytes)
+
+
+def test_a_received_message_has_whatever_properties_its_sender_gave_it() -> None:
+    """Also those that only a provider may set: a broker of another make may."""
+    message = TextMessage("x")
+    message._property_values = {"JMSFoo": 1, "JMSXRcvTimestamp": 2, "JMS_AMQP_TTL": 3}
+    found = sent(message)
+    assert dict(sent(found).properties) == dict(found.properties) == message._property_values
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("priority", value) for value in (-1, 10, True, None, object())),
+        ("delivery_count", "oo"),
+        ("delivery_count", -1),
+    ],
+)
+def test_a_header_cannot_have_such_a_value(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}="):
+        setattr(Message(), name, value)
+
+
+@pytest.mark.parametrize("message", [TextMessage("x"), MapMessage({"a": 1})])
+def test_the_type_of_a_body_is_a_type(message: Message) -> None:
+    for call in (message.get_body, message.is_body_assignable_to):
+        with pytest.raises(TypeError, match=r"^5 is not the type of a body, such as str"):
+            call(5)  # type: ignore[arg-type]

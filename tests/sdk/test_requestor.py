@@ -243,3 +243,8 @@ def test_a_request_hands_its_deadline_to_the_send(monkeypatch: pytest.MonkeyPatc
     assert limit is not None
     assert 0 <= limit <= 0.5
     assert others == [None, None]
+
+
+def test_a_requestor_needs_a_destination(connection: Connection) -> None:
+    with connection.create_session() as session, pytest.raises(InvalidDestinationException):
+        Requestor(session, None)  # type: ignore[arg-type]
