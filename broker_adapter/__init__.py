@@ -65,6 +65,7 @@ from broker_adapter.transport import (
 )
 from broker_adapter.urls.url import EmbeddedURL, FailoverURL, parse_url
 from broker_adapter.version import PRODUCT, own_version
+from broker_adapter.wording import counted, in_seconds
 
 __all__ = [
     "AmqpSettings",
@@ -128,6 +129,8 @@ __all__ = [
     "annotated",
     "checked_destination",
     "checked_name",
+    "counted",
+    "in_seconds",
     "checked_property_name",
     "copied",
     "decode_payload",

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
 from broker_adapter.errors import JMSException, OperationTimedOutException, copied
 from broker_adapter.signals import Waiters
+from broker_adapter.wording import in_seconds
+
+#: What an error says of a send that was handed over, and had no answer.
+MAY_HAVE_BEEN_SENT: Final = "the message may have been sent, and sending it again may make a second one"
+
+
+def unanswered_send(seconds: float, timeout: float | None) -> str:
+    """The text for a send that had no answer in time.
+
+    Args:
+        seconds: how long it waited.
+        timeout: what its caller gave; None: the option was the limit.
+    """
+    option = " (option send_timeout_seconds)" if timeout is None else ""
+    return f"the send had no answer within {in_seconds(seconds)}{option}; {MAY_HAVE_BEEN_SENT}"
 
 
 class Answer:
@@ -90,7 +105,7 @@ class Answer:
             JMSException: the answer is an error.
         """
         if not self.arrives(seconds):
-            raise OperationTimedOutException(f"{what} had no answer within {seconds:g} s")
+            raise OperationTimedOutException(f"{what} had no answer within {in_seconds(seconds or 0.0)}")
         if self.error is not None:
             # A new traceback for each thread that waits; the error itself may be shared.
             raise copied(self.error)
@@ -129,7 +144,8 @@ class SendWindow:
                 deadline = time.monotonic() + seconds
             if not self._waiters.wait(lambda: self._is_open, deadline):
                 raise OperationTimedOutException(
-                    f"no place in the send window of {self._size} messages within {seconds:g} s"
+                    f"the message was not sent: no place in the send window of {self._size} messages within"
+                    f" {in_seconds(seconds or 0.0)} (options send_window_messages, send_timeout_seconds)"
                 )
 
     def leave(self, count: int) -> None:

@@ -18,17 +18,17 @@ TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
 class DestinationKind(IntEnum):
     """The kinds, with the numbers of the annotation ``x-opt-jms-dest`` of the AMQP JMS mapping."""
 
-    QUEUE = 0
-    TOPIC = 1
-    TEMPORARY_QUEUE = 2
-    TEMPORARY_TOPIC = 3
+    QUEUE = 0  #: each message goes to one consumer
+    TOPIC = 1  #: each message goes to every subscription
+    TEMPORARY_QUEUE = 2  #: ends with the connection that made it
+    TEMPORARY_TOPIC = 3  #: ends with the connection that made it
 
 
 class Destination(NamedTuple):
     """A named queue or topic.  ``str(destination)`` is its name; equal by name and kind."""
 
-    name: str
-    kind: DestinationKind = DestinationKind.QUEUE
+    name: str  #: 1 to 400 bytes in UTF-8
+    kind: DestinationKind = DestinationKind.QUEUE  #: queue or topic, temporary or not
 
     @property
     def is_topic(self) -> bool:

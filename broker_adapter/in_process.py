@@ -21,7 +21,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter.answers import SendWindow
+from broker_adapter.answers import SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -38,6 +38,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
     MessageFormatException,
+    OperationTimedOutException,
     TransactionRolledBackException,
     copied,
 )
@@ -444,7 +445,12 @@ class InProcessTransport:
         destination, message = self._message(link, envelope)
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is None:
-            errors = self._call(c.Enqueue(self._client, destination, (message,)), limit)
+            try:
+                errors = self._call(c.Enqueue(self._client, destination, (message,)), limit)
+            except OperationTimedOutException as error:
+                why = error.reason.partition(": ")[2]  # the engine waits for room on the disk
+                text = unanswered_send(limit, timeout)
+                raise OperationTimedOutException(f"{text}: {why}" if why else text) from error
             if errors is not None:
                 raise errors[0]
             return

@@ -80,7 +80,8 @@ class ClientSettings:
     synchronous_acknowledge: bool = _option(
         False,
         "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation, at most"
-        " request_timeout_seconds; a receive() waits for it beyond its own time-out",
+        " request_timeout_seconds; a receive() waits for it beyond its own time-out; in DUPS_OK only the receive() that"
+        " fills a batch waits",
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
@@ -105,7 +106,9 @@ class ClientSettings:
     )
     poll_timeout_seconds: float = _option(
         5.0,
-        "longest time that receive_nowait() waits for the broker to report that the queue has no message",
+        "longest time that receive_nowait() and receive(0) wait for the broker to report that the queue has no message,"
+        " and that recover() and rollback() wait for a broker that does not answer; what a failed commit()"
+        " gives back has the rest of its request_timeout_seconds, and no more than this",
         least=0.001,
     )
     transaction_messages: int = _option(

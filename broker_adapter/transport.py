@@ -86,6 +86,9 @@ class SenderSpec:
     session: int
     destination: Destination | None
 
+    def __str__(self) -> str:
+        return f"a producer to {'any destination' if self.destination is None else repr(self.destination.name)}"
+
 
 @attrs.frozen
 class ReceiverSpec:
@@ -99,6 +102,9 @@ class ReceiverSpec:
     browse: bool = False  #: copies of what waits, in order, taking nothing; ``drain`` tells the end
     presettled: bool = False  #: the broker forgets a message as it sends it (NO_ACK); implied by ``browse``
     exclusive: bool = False  #: of all exclusive consumers of a queue one gets everything, the others stand by
+
+    def __str__(self) -> str:
+        return f"a {'browser' if self.browse else 'consumer'} of {self.destination.name!r}"
 
 
 class Delivery:
@@ -152,7 +158,7 @@ class Delivery:
 class Interrupted:
     """The connection was lost and is being restored; all deliveries so far are stale."""
 
-    error: JMSException
+    error: JMSException  #: why
 
 
 @attrs.frozen
@@ -174,8 +180,8 @@ class Restoring:
 class Restored:
     """The connection works again; deliveries carry ``epoch`` from now on, and no receiver has credit."""
 
-    epoch: int
-    peer: Peer | None = None
+    epoch: int  #: which connection it is, counted from 0
+    peer: Peer | None = None  #: what is known of its broker
     address: str = ""  #: which broker it is now
     attempts: int = 1  #: how many it took
     seconds: float = 0.0  #: how long it was away
@@ -185,8 +191,8 @@ class Restored:
 class LinkLost:
     """The broker closed one link (a consumer's or producer's) while the connection lives; it stays closed."""
 
-    link: int
-    error: JMSException
+    link: int  #: its number
+    error: JMSException  #: why
     tag_link: int = -1  #: the link in the tags of its deliveries, which are stale; -1: there are none
 
 
@@ -194,8 +200,8 @@ class LinkLost:
 class LinkInterrupted:
     """The broker closed one link while the connection lives, and it is being attached again."""
 
-    link: int
-    error: JMSException
+    link: int  #: its number
+    error: JMSException  #: why
     tag_link: int  #: the link in the tags of its deliveries, which are stale
 
 
@@ -203,7 +209,7 @@ class LinkInterrupted:
 class LinkRestored:
     """A link is attached again; a receiver has no credit."""
 
-    link: int
+    link: int  #: its number
 
 
 @attrs.frozen
@@ -217,7 +223,7 @@ class ServersAnnounced:
 class Failed:
     """The connection is gone for good; every later call raises ``error``."""
 
-    error: JMSException
+    error: JMSException  #: why
 
 
 TransportEvent = (

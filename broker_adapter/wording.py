@@ -13,3 +13,8 @@ def counted(number: int, noun: str, verb: tuple[str, str] | None = None) -> str:
     """
     text = f"{number} {noun}" if number == 1 else f"{number} {noun}s"
     return text if verb is None else f"{text} {verb[number != 1]}"
+
+
+def in_seconds(duration: float) -> str:
+    """A number of seconds with its unit, to the millisecond: ``0.3 s``, also where it was computed as 0.299998."""
+    return f"{round(duration, 3) or duration:.10g} s"

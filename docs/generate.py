@@ -127,9 +127,9 @@ def _limit(value: float | None) -> str:
 
 API_HEAD = """# The names
 
-The names that each package exports, with the first line of their documentation. `help(NAME)` in Python shows all of
-it: parameters with units, the result, the errors raised, what blocks and for how long. This page is generated from the
-code by `make docs`.
+The names that each package exports, with their attributes and the first line of their documentation. `help(NAME)` in
+Python shows all of it: parameters with units, the result, the errors raised, what blocks and for how long. This page is
+generated from the code by `make docs`.
 
 Programs use `sdk` (also called `holdfast`) and `spark_connector`. `broker_adapter` and `ack_modes` are for people who
 write another transport, another acknowledge mode, or tools around the engine. A name that is not on this page, or
@@ -149,12 +149,58 @@ def api() -> str:
         for name in sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
             parts.append(_wrapped(f"- `{name}{_parameters(thing)}`: {_summary(thing)}", "  ") + "\n")
+            if package == "sdk" and inspect.isclass(thing):
+                exported = {getattr(module, each) for each in module.__all__} - {thing}
+                parts += [
+                    _wrapped(f"  - `{each}`{text and f': {text}'}", "    ") + "\n"
+                    for each, text in _attributes(thing, exported)
+                ]
             if has_members and inspect.isclass(thing) and not issubclass(thing, (BaseException, Enum)):
                 parts += [
                     _wrapped(f"  - `{each}{_parameters(member)}`: {_summary(member)}", "    ") + "\n"
                     for each, member in _members(thing)
                 ]
     return "".join(parts)
+
+
+def _attributes(cls: type, exported: set[Any]) -> Iterator[tuple[str, str]]:
+    """What instances have beside methods and properties, with its documentation: of this class, and of those of its
+    base classes that are not on the page themselves.
+    """
+    bases = [
+        base for base in reversed(cls.__mro__) if base.__module__.split(".")[0] in PACKAGES and base not in exported
+    ]
+    found: dict[str, str] = {}
+    for base in bases:
+        members = vars(base)
+        documented = _documented(base)
+        names = [
+            *(map(str, base.__members__) if issubclass(base, Enum) else ()),
+            *members.get("__annotations__", ()),
+            *documented,  # in the order of the documentation
+            *members.get("__slots__", ()),
+        ]
+        for name in names:
+            if not name.startswith("_") and not isinstance(members.get(name), property):
+                found.setdefault(name, documented.get(name, ""))
+    yield from found.items()
+
+
+def _documented(cls: type) -> dict[str, str]:
+    """What a class says of its attributes: under "Attributes:" in its docstring, or behind each."""
+    texts: dict[str, str] = {}
+    last: list[str] = []
+    for line in (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].split("\n\n")[0].splitlines():
+        names, colon, text = line.strip().partition(": ")
+        if line.startswith("    ") and not line.startswith("     ") and colon:
+            last = names.split(", ")
+            texts.update(dict.fromkeys(last, text))
+        else:
+            texts.update((each, f"{texts[each]} {line.strip()}") for each in last)
+    source = inspect.getsource(cls)
+    texts.update(re.findall(r"^    (\w+)(?:: [^#\n]*| = [^#\n]*)#: (.*)$", source, re.MULTILINE))
+    texts.update(re.findall(r'^    (\w+) = .*\n    """(.*)"""$', source, re.MULTILINE))
+    return {name: text.replace("``", "`").rstrip(".") + "." for name, text in texts.items()}
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:

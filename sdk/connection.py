@@ -60,10 +60,10 @@ class ConnectionMetaData:
     """What is known of the two ends."""
 
     jms_version: str  #: the JMS version that the API follows
-    provider_name: str
-    provider_version: str
+    provider_name: str  #: of the SDK
+    provider_version: str  #: of the SDK
     broker_name: str  #: what the broker calls itself
-    broker_version: str
+    broker_version: str  #: what it says its version is
 
 
 class Connection:

@@ -13,6 +13,7 @@ from broker_adapter import (
     parse_url,
     transport_for,
 )
+from sdk.checks import check_timeout
 from sdk.connection import Connection
 from sdk.context import JMSContext, open_context
 
@@ -84,8 +85,8 @@ class ConnectionFactory:
             password: of that user.
             client_id: names this client to the broker, and its durable subscriptions, in at most 400 bytes; None: one
                 is invented.
-            timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL for each attempt.  A new
-                connection tries each address once, and again as the options say.
+            timeout: longest wait in seconds, more than 0; None: ``connect_timeout_seconds`` of the URL for each
+                attempt.  A new connection tries each address once, and again as the options say.
 
         Raises:
             ConnectionLostException: no server answers there, or not in AMQP.
@@ -93,7 +94,13 @@ class ConnectionFactory:
             InvalidClientIDException: the client id is in use, or cannot be one.
             StoreLockedException: another process owns the embedded store.
             StoreException: the embedded store cannot be used.
+            OperationTimedOutException: a server took the connection, or an embedded engine was opened, and did not
+                answer in time.
+            ValueError: the timeout is no number of seconds above 0.
         """
+        check_timeout(timeout, "None waits connect_timeout_seconds for each attempt")
+        if timeout == 0:
+            raise ValueError(f"timeout={timeout!r} leaves no time to connect; None waits connect_timeout_seconds")
         if client_id is None:
             client_id = self._client_id
         if client_id is not None:

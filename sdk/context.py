@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ack_modes import AcknowledgeMode
 from broker_adapter import Destination, IllegalStateException, MessageFormatException
@@ -27,9 +27,16 @@ from sdk.connection import Connection, ConnectionMetaData, EventListener, Except
 from sdk.consumer import Listener, MessageConsumer
 from sdk.dropped import dropped
 from sdk.envelopes import wrapped
-from sdk.message import DeliveryMode, Message
+from sdk.message import DeliveryMode, Message, check_body_type, checked_mode
 from sdk.message_factory import MessageFactory
-from sdk.message_values import PropertyValue
+from sdk.message_values import (
+    PropertyValue,
+    check_correlation_id,
+    check_reply_to,
+    check_text_header,
+    checked_ms,
+    checked_priority,
+)
 from sdk.producer import MessageProducer
 from sdk.session import Session
 from sdk.session_state import OnCompletion
@@ -82,6 +89,9 @@ class JMSContext(MessageFactory):
     """A session and the connection it belongs to.  Made by ``ConnectionFactory.create_context``.
 
     For one thread at a time, as a session; ``create_context`` makes others on the same connection.
+
+    Attributes:
+        auto_start: whether the connection is started when the first consumer is made.
     """
 
     # A misspelt attribute is an error.
@@ -103,7 +113,6 @@ class JMSContext(MessageFactory):
         self._leaving = shared.leave_behind(self._session)
         self._producer: MessageProducer | None = None
         self._closed = False
-        #: whether the connection is started when the first consumer is made
         self.auto_start = True
 
     def __repr__(self) -> str:
@@ -335,6 +344,12 @@ class JMSProducer:
         self._template = Message()
         self.properties = self._template.properties
 
+    def __setattr__(self, name: str, value: object) -> None:
+        check = _CHECKS.get(name)
+        if check is not None and value is not None:
+            check(value)
+        super().__setattr__(name, value)
+
     def send(
         self, destination: Destination, message: Message | str | bytes | dict[str, Any] | list[Any]
     ) -> JMSProducer:
@@ -485,12 +500,13 @@ class JMSConsumer:
         """
 
         def check(message: Message) -> None:
-            if message.body is None or not isinstance(message.body, kind):
+            if message._body is None or not message.is_body_assignable_to(kind):
                 raise MessageFormatException(
                     f"the body of {message.message_id!r} is a {type(message.body).__name__}, not a {kind.__name__};"
                     " receive() takes it as it is"
                 )
 
+        check_body_type(kind)
         message = self._consumer._receive(timeout, check)
         return None if message is None else message.get_body(kind)
 
@@ -510,3 +526,21 @@ def open_context(connection: Connection, mode: AcknowledgeMode) -> JMSContext:
     except BaseException:
         connection.close()
         raise
+
+
+def _check_on_completion(value: object) -> None:
+    if not callable(value):
+        raise TypeError(f"on_completion={value!r} cannot be called")
+
+
+#: What an attribute of a ``JMSProducer`` may be, where it is not None.
+_CHECKS: Final[dict[str, Callable[[Any], object]]] = {
+    "delivery_mode": checked_mode,
+    "priority": checked_priority,
+    "time_to_live": lambda value: checked_ms("time_to_live", value, 1),
+    "delivery_delay": lambda value: checked_ms("delivery_delay", value, 0),
+    "correlation_id": check_correlation_id,
+    "type": lambda value: check_text_header("type", value),
+    "reply_to": check_reply_to,
+    "on_completion": _check_on_completion,
+}

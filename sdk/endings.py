@@ -15,6 +15,7 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from broker_adapter import (
 )
 from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
-from sdk.session_state import SessionState, by_epoch, log, too_late
+from sdk.session_state import SessionState, by_epoch, log, too_late, unconfirmed
 
 #: What makes a session dirty beside a loss, for errors.
 _INTERRUPTED: Final = "giving back was interrupted"
@@ -134,10 +135,16 @@ class Endings:
             if state.policy.withdrawn(tag):
                 state.pass_over((tag,), Outcome.ACCEPTED)
 
-    def give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
+    def give_back(
+        self,
+        settlements: Sequence[Settlement],
+        consumers: Sequence[MessageConsumer] | None = None,
+        deadline: float = math.inf,
+    ) -> None:
         """Settle, such that what is redelivered precedes what these consumers (None: all) have prefetched.
 
-        Where the network is away there is nothing to give back: the broker redelivers all that was held.
+        Where the network is away there is nothing to give back: the broker redelivers all that was held.  Where it is
+        silent, this waits for ``poll_timeout_seconds`` at most, or until the deadline (monotonic seconds).
         """
         state = self._state
         if state.interrupted:
@@ -150,7 +157,7 @@ class Endings:
             consumers = self._consumers.values()
         # A consumer that is being closed gives back the rest itself.
         consumers = [consumer for consumer in consumers if not consumer._prefetch.closing]
-        deadline = time.monotonic() + state.settings.poll_timeout_seconds
+        deadline = min(deadline, time.monotonic() + state.settings.poll_timeout_seconds)
         try:
             for consumer in consumers:
                 consumer._prefetch.hold_flow(deadline)
@@ -178,6 +185,8 @@ class Endings:
 
     def _commit_now(self) -> None:
         state = self._state
+        limit = state.settings.request_timeout_seconds
+        deadline = time.monotonic() + limit  # of the commit, and of what it gives back
         with state.settling:
             state.take_lost_links()
             ending = state.policy.commit()
@@ -192,7 +201,7 @@ class Endings:
                 f" received messages"
             )
             self._end_sends(error)
-            self.give_back(ending.settlements)
+            self.give_back(ending.settlements, deadline=deadline)
             with state.settling:
                 state.policy.recovered()
             raise error
@@ -201,7 +210,6 @@ class Endings:
             return
         self._commits += 1
         settlements = ending.settlements
-        limit = state.settings.request_timeout_seconds
         doubt: JMSException | None = TransactionInDoubtException("the commit was interrupted")
         is_answered = False
         try:
@@ -214,7 +222,7 @@ class Endings:
             self._note_end(settlements, doubt)
         except BaseException as error:
             if isinstance(error, JMSException) and not is_answered:  # nothing was done
-                self._roll_back(error)
+                self._roll_back(error, deadline)
                 if isinstance(error, TransactionRolledBackException):
                     raise
                 raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
@@ -239,12 +247,12 @@ class Endings:
                 state.acknowledgements.committed(settlements)
         state.end_sends(error)
 
-    def _roll_back(self, error: JMSException | None = None) -> None:
+    def _roll_back(self, error: JMSException | None = None, deadline: float = math.inf) -> None:
         self._begin_to_take_back()
         self._end_sends(
             error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
         )
-        self._take_back()
+        self._take_back(deadline)
 
     def _end_sends(self, error: JMSException | None) -> None:
         state = self._state
@@ -266,19 +274,23 @@ class Endings:
             state.policy.recover()
             state.loss = _INTERRUPTED
 
-    def _take_back(self) -> None:
+    def _take_back(self, deadline: float = math.inf) -> None:
         """Give back what the session has; the last step of what takes it back."""
         state = self._state
         with state.settling:
             settlements = state.policy.recover()
-        self.give_back(settlements)
+        self.give_back(settlements, deadline=deadline)
         with state.settling:
             state.policy.recovered()
 
     def _confirm(self) -> None:
+        """Ask for what is unconfirmed.  It stays so where there is no answer: the next call asks again."""
         try:
             self._state.confirm(self._unconfirmed)
-        except JMSException:
-            self._unconfirmed.clear()  # the application is told
+        except StaleAcknowledgementException:  # there is nothing more to learn
+            self._unconfirmed.clear()
             raise
+        except OperationTimedOutException as error:
+            text = "the next acknowledge() asks again"
+            raise unconfirmed(self._state.name, self._unconfirmed, error, text) from error
         self._unconfirmed.clear()

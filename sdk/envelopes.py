@@ -12,12 +12,11 @@ from broker_adapter import (
     BodyKind,
     Envelope,
     Identity,
-    InvalidDestinationException,
     MessageFormatException,
-    is_destination,
 )
 from sdk.message import Acknowledge, DeliveryMode, Message
 from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
+from sdk.message_values import check_correlation_id, check_reply_to, check_text_header
 
 
 def wrapped(body: object) -> Message:
@@ -49,16 +48,14 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         InvalidDestinationException: ``reply_to`` is no destination.
     """
     correlation_id, reply_to, values = message.correlation_id, message.reply_to, message._property_values
-    if correlation_id is not None and not isinstance(correlation_id, str | bytes):
-        raise MessageFormatException(f"correlation_id={correlation_id!r} is neither str nor bytes")
-    if reply_to is not None and not is_destination(reply_to):
-        raise InvalidDestinationException(
-            f"reply_to={reply_to!r} is not a destination; session.create_queue() makes one"
-        )
+    if correlation_id is not None:
+        check_correlation_id(correlation_id)
+    if reply_to is not None:
+        check_reply_to(reply_to)
     for name in ("type", "group_id", "user_id"):
         value = getattr(message, name)
-        if value is not None and not isinstance(value, str):
-            raise MessageFormatException(f"{name}={value!r} is not a str")
+        if value is not None:
+            check_text_header(name, value)
     sequence = message.group_sequence
     if sequence is not None and (type(sequence) is not int or not 0 <= sequence < 2**32):
         raise MessageFormatException(f"group_sequence={sequence!r} is not an int of 32 bits")
@@ -78,7 +75,7 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
             message.sent_at_ms,
             message.expires_at_ms,
             message.deliver_at_ms,
-            message.priority,
+            message._priority,
             message.delivery_mode is DeliveryMode.PERSISTENT,
             message.group_id,
             sequence,
@@ -124,7 +121,7 @@ def message_of(
         message.sent_at_ms,
         message.expires_at_ms,
         message.deliver_at_ms,
-        message.priority,
+        message._priority,
         persistent,
         message.group_id,
         message.group_sequence,
@@ -132,7 +129,7 @@ def message_of(
         _,
     ) = envelope
     message.delivery_mode = _PERSISTENT if persistent else _NON_PERSISTENT
-    message.delivery_count = delivery_count + 1
+    message._delivery_count = delivery_count + 1
     message._body_writable = message._properties_writable = False
     message._acknowledge = acknowledge
     message._tag = tag

@@ -20,7 +20,7 @@ from broker_adapter import (
     checked_property_name,
 )
 from sdk.conversion import Type, checked, converted
-from sdk.message_values import PropertyValue, checked_property, shortened
+from sdk.message_values import PropertyValue, checked_priority, checked_property, shortened
 from sdk.typed_values import NamedValues
 
 _T = TypeVar("_T")
@@ -31,8 +31,21 @@ Acknowledge = Callable[[DeliveryTag], None]
 class DeliveryMode(IntEnum):
     """Whether a message survives a restart of the broker."""
 
-    NON_PERSISTENT = 1
-    PERSISTENT = 2
+    NON_PERSISTENT = 1  #: it is kept in memory
+    PERSISTENT = 2  #: it is on disk
+
+
+def checked_mode(value: object) -> DeliveryMode:
+    """A delivery mode; ValueError where it can be none."""
+    if not isinstance(value, DeliveryMode):
+        raise ValueError(f"delivery_mode={value!r} is neither DeliveryMode.PERSISTENT nor DeliveryMode.NON_PERSISTENT")
+    return value
+
+
+def check_body_type(kind: object) -> None:
+    """Make sure that this is the type of a body; TypeError where it is no type."""
+    if not isinstance(kind, type):
+        raise TypeError(f"{kind!r} is not the type of a body, such as str, bytes, dict or list")
 
 
 class MessageProperties(MutableMapping[str, PropertyValue], NamedValues):
@@ -97,12 +110,10 @@ class Message:
         correlation_id: of the application; str or bytes.
         reply_to: where an answer is wanted.
         type: of the application.
-        priority: 0 to 9; set by ``send``.
         delivery_mode: set by ``send``.
         sent_at_ms: when it was sent, in milliseconds since the epoch; set by ``send``.
         expires_at_ms: when it expires; None: never; set by ``send``.
         deliver_at_ms: before which it is not delivered; set by ``send``.
-        delivery_count: which delivery this is, 1 for the first (``JMSXDeliveryCount``); 0: it was not received.
         group_id: ``JMSXGroupID``.
         group_sequence: ``JMSXGroupSeq``.
         user_id: its sender (``JMSXUserID``), where the sender's connection says so (option ``populate_user_id``); set
@@ -113,26 +124,26 @@ class Message:
         "_acknowledge",
         "_body",
         "_body_writable",
+        "_delivery_count",
+        "_priority",
         "_properties_writable",
         "_property_values",
         "_tag",
         "correlation_id",
         "deliver_at_ms",
-        "delivery_count",
         "delivery_mode",
         "destination",
         "expires_at_ms",
         "group_id",
         "group_sequence",
         "message_id",
-        "priority",
         "reply_to",
         "sent_at_ms",
         "type",
         "user_id",
     )
 
-    body_kind: ClassVar[BodyKind] = BodyKind.NONE
+    body_kind: ClassVar[BodyKind] = BodyKind.NONE  #: what the stored form of the message calls its body
 
     def __init__(self, body: Any = None) -> None:
         """A message to be sent.
@@ -148,12 +159,12 @@ class Message:
         self.correlation_id: str | bytes | None = None
         self.reply_to: Destination | None = None
         self.type: str | None = None
-        self.priority = 4
+        self._priority = 4
         self.delivery_mode = DeliveryMode.PERSISTENT
         self.sent_at_ms: int | None = None
         self.expires_at_ms: int | None = None
         self.deliver_at_ms: int | None = None
-        self.delivery_count = 0
+        self._delivery_count = 0
         self.group_id: str | None = None
         self.group_sequence: int | None = None
         self.user_id: str | None = None
@@ -165,6 +176,26 @@ class Message:
         self._tag: DeliveryTag | None = None
         if body is not None:
             self._body = self._checked_body(body)
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; set by ``send``."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        self._priority = checked_priority(value)
+
+    @property
+    def delivery_count(self) -> int:
+        """Which delivery this is, 1 for the first (``JMSXDeliveryCount``); 0: it was not received."""
+        return self._delivery_count
+
+    @delivery_count.setter
+    def delivery_count(self, value: int) -> None:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"delivery_count={value!r} is not a number of deliveries")
+        self._delivery_count = value
 
     @property
     def body(self) -> Any:
@@ -198,10 +229,11 @@ class Message:
     @property
     def redelivered(self) -> bool:
         """Whether an earlier delivery of it has failed, so that it may have been seen before."""
-        return self.delivery_count > 1
+        return self._delivery_count > 1
 
     def is_body_assignable_to(self, kind: type) -> bool:
         """Whether ``get_body(kind)`` gives the body (as ``Message.isBodyAssignableTo``)."""
+        check_body_type(kind)
         return self._body is None or isinstance(self.body, kind)
 
     def get_body(self, kind: type[_T]) -> _T | None:
@@ -209,7 +241,9 @@ class Message:
 
         Raises:
             MessageFormatException: the body has another type.
+            TypeError: this is no type.
         """
+        check_body_type(kind)
         body = self.body
         if body is not None and not isinstance(body, kind):
             raise MessageFormatException(f"the body is a {type(body).__name__}, not a {kind.__name__}")
@@ -231,6 +265,8 @@ class Message:
         Raises:
             IllegalStateException: the message was not received, or its session is closed.
             StaleAcknowledgementException: it was held when the connection was lost; it will be redelivered.
+            OperationTimedOutException: with ``synchronous_acknowledge``: the broker has not confirmed it within
+                ``request_timeout_seconds``; the next ``acknowledge()`` asks again.
         """
         if self._acknowledge is None or self._tag is None:
             raise IllegalStateException("cannot acknowledge: the message was not received by a consumer")
@@ -245,7 +281,7 @@ class Message:
                 ("body", shortened(self._body)),
                 ("properties", self._property_values),
                 ("correlation_id", self.correlation_id),
-                ("delivery_count", self.delivery_count or None),
+                ("delivery_count", self._delivery_count or None),
             )
             if value is not None
         ]

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from broker_adapter import BodyKind, MessageEOFException, MessageFormatException, MessageNotReadableException
 from sdk.conversion import Type, checked, converted
-from sdk.message import Message
-from sdk.message_values import copied_body
+from sdk.message import Message, check_body_type
+from sdk.message_values import copied_body, duplicated
 from sdk.typed_values import NamedValues, SequentialValues
 
 
@@ -189,7 +189,35 @@ class BytesMessage(Message, SequentialValues):
         raise MessageFormatException(f"a bytes message carries bytes, not {type(value).__name__}")
 
 
-class MapMessage(Message, NamedValues):
+class _StructuredMessage(Message):
+    """One whose body has parts that can change; what was received is given out as a copy."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> Any:
+        """What the message says, to be changed in place until it is sent; of a received message, a copy each time.
+
+        Raises:
+            MessageNotWriteableException: set on a received message; ``clear_body()`` makes it writable.
+            MessageFormatException: set to a value that this kind of message does not carry.
+        """
+        return self._given_out(self._body)
+
+    @body.setter
+    def body(self, value: Any) -> None:
+        self._set_body(value)
+
+    def is_body_assignable_to(self, kind: type) -> bool:
+        """See ``Message``."""
+        check_body_type(kind)
+        return self._body is None or isinstance(self._body, kind)
+
+    def _given_out(self, value: Any) -> Any:
+        return value if self._body_writable else duplicated(value)
+
+
+class MapMessage(_StructuredMessage, NamedValues):
     """Carries a dict of names to values: bool, int, float, str, bytes, None, and lists and dicts of these.
 
     Other JMS clients read the flat values; lists and dicts in it are for readers of this SDK.  ``message["k"]`` and
@@ -210,7 +238,7 @@ class MapMessage(Message, NamedValues):
     def __getitem__(self, name: str) -> Any:
         if self._body is None:
             raise KeyError(name)
-        return self._body[name]
+        return self._given_out(self._body[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str) or not name:
@@ -244,7 +272,7 @@ class MapMessage(Message, NamedValues):
         return None if self._body is None else self._checked_body(self._body)
 
 
-class StreamMessage(Message, SequentialValues):
+class StreamMessage(_StructuredMessage, SequentialValues):
     """Carries a list of values, of the types that a map message carries.
 
     ``message.body`` and iteration give the values as they are; ``write_int`` and its like add to them, ``read_int`` and
@@ -260,7 +288,7 @@ class StreamMessage(Message, SequentialValues):
         self._cursor: int | None = None  #: None: the body is being written
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._body or ())
+        return iter(self.body or ())
 
     def clear_body(self) -> None:
         """Drop the body; it can then be written."""
@@ -284,7 +312,7 @@ class StreamMessage(Message, SequentialValues):
         """The next value as it is."""
         position, value = self._peek()
         self._cursor = position + 1
-        return value
+        return self._given_out(value)
 
     def write_string(self, value: str | None) -> None:
         """Add a string."""
@@ -326,7 +354,7 @@ class StreamMessage(Message, SequentialValues):
         return None if self._body is None else self._checked_body(self._body)
 
 
-class ObjectMessage(Message):
+class ObjectMessage(_StructuredMessage):
     """Carries one value of the types that a map message carries.  Never a pickled object."""
 
     __slots__ = ()

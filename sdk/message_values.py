@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker_adapter import MAX_BODY_DEPTH, MessageFormatException
+from broker_adapter import MAX_BODY_DEPTH, InvalidDestinationException, MessageFormatException, is_destination
 
 PropertyValue = bool | int | float | str | None
 
 _SCALARS: Final = frozenset({bool, int, float, str, type(None)})
 _BODY_SCALARS: Final = _SCALARS | {bytes}
 _LEAST, _MOST = -(2**63), 2**63 - 1
+#: Longest time to live and delivery delay: a hundred years, so that instants stay in their 64 bits.
+_MOST_SECONDS: Final = 100 * 365.25 * 86400
 
 
 def checked_property(name: str, value: object) -> PropertyValue:
@@ -33,6 +35,52 @@ def checked_property(name: str, value: object) -> PropertyValue:
     if type(value) is int and not _LEAST <= value <= _MOST:
         raise MessageFormatException(f"property {name!r} cannot have the value {value!r}: it does not fit in 64 bits")
     return value  # type: ignore[return-value]
+
+
+def checked_priority(value: object) -> int:
+    """A priority; ValueError where it can be none."""
+    if type(value) is not int or not 0 <= value <= 9:
+        raise ValueError(f"priority={value!r} is not an int from 0 to 9")
+    return value
+
+
+def checked_ms(name: str, seconds: object, least_ms: int) -> int:
+    """A time to live or a delay in milliseconds.
+
+    Args:
+        name: of the argument, for the error.
+        seconds: what the application gives.
+        least_ms: the shortest one.
+
+    Raises:
+        ValueError: it can be none.
+    """
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    # Rounding comes last, because neither infinity nor NaN can be rounded.
+    if not is_number or not 0 <= seconds <= _MOST_SECONDS or round(seconds * 1000) < least_ms:  # type: ignore[operator]
+        raise ValueError(
+            f"{name}={seconds!r} is not a number of seconds from {least_ms / 1000:g} to {_MOST_SECONDS:.0f}; None means"
+            f" no {'limit' if least_ms else 'delay'}"
+        )
+    return round(seconds * 1000)  # type: ignore[operator]
+
+
+def check_correlation_id(value: object) -> None:
+    """Make sure that a message can have this one; MessageFormatException where it cannot."""
+    if value is not None and not isinstance(value, str | bytes):
+        raise MessageFormatException(f"correlation_id={value!r} is neither str nor bytes")
+
+
+def check_reply_to(value: object) -> None:
+    """Make sure that a message can have this one; InvalidDestinationException where it cannot."""
+    if value is not None and not is_destination(value):
+        raise InvalidDestinationException(f"reply_to={value!r} is not a destination; session.create_queue() makes one")
+
+
+def check_text_header(name: str, value: object) -> None:
+    """Make sure that a header whose values are texts can have this one; MessageFormatException where it cannot."""
+    if value is not None and not isinstance(value, str):
+        raise MessageFormatException(f"{name}={value!r} is not a str")
 
 
 def _plain_scalar(value: object) -> object:
@@ -79,6 +127,15 @@ def copied_body(value: Any, depth: int) -> Any:
         f"a message cannot carry {shortened(value)!r} of type {kind.__name__}; "
         "bool, int, float, str, bytes, None, list and dict can be carried"
     )
+
+
+def duplicated(value: Any) -> Any:
+    """A copy of whatever can change in the value of a body that was received; unlike ``copied_body``, unchecked."""
+    if isinstance(value, dict):
+        return {name: duplicated(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [duplicated(item) for item in value]
+    return value
 
 
 def shortened(value: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from broker_adapter import (
+    ConnectionLostException,
     Destination,
     Identity,
     IllegalStateException,
@@ -19,8 +21,9 @@ from broker_adapter import (
 from sdk.dropped import dropped
 from sdk.envelopes import envelope_of, wrapped
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import DeliveryMode, Message
-from sdk.session_state import Completion, OnCompletion, SessionState, log
+from sdk.message import DeliveryMode, Message, checked_mode
+from sdk.message_values import checked_ms, checked_priority
+from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
 
 
 class MessageProducer:
@@ -51,6 +54,7 @@ class MessageProducer:
         "_settled",
         "_state",
         "_thread_id",
+        "_time_limit",
         "_time_to_live_ms",
         "_told",
         "disable_message_id",
@@ -87,6 +91,7 @@ class MessageProducer:
         self._state = state
         self._on_close = on_close
         self._producer_id, self._thread_id, self._sequence = identity
+        self._time_limit: float | None = None  #: seconds that a send may take; None: as the options say
         self._id_policy = state.settings.message_id_policy
         self._id_prefix = f"ID:{self._producer_id}:{state.number}:{number}-"
         # Asynchronous sends: made (counted by the application's thread), settled without a callback (by the
@@ -126,7 +131,7 @@ class MessageProducer:
 
     @delivery_mode.setter
     def delivery_mode(self, value: DeliveryMode) -> None:
-        self._delivery_mode = _checked_mode(value)
+        self._delivery_mode = checked_mode(value)
 
     @property
     def priority(self) -> int:
@@ -135,7 +140,7 @@ class MessageProducer:
 
     @priority.setter
     def priority(self, value: int) -> None:
-        self._priority = _checked_priority(value)
+        self._priority = checked_priority(value)
 
     @property
     def time_to_live(self) -> float | None:
@@ -144,7 +149,7 @@ class MessageProducer:
 
     @time_to_live.setter
     def time_to_live(self, seconds: float | None) -> None:
-        self._time_to_live_ms = None if seconds is None else _checked_ms("time_to_live", seconds, 1)
+        self._time_to_live_ms = None if seconds is None else checked_ms("time_to_live", seconds, 1)
 
     @property
     def delivery_delay(self) -> float | None:
@@ -153,7 +158,7 @@ class MessageProducer:
 
     @delivery_delay.setter
     def delivery_delay(self, seconds: float | None) -> None:
-        self._delivery_delay_ms = None if seconds is None else _checked_ms("delivery_delay", seconds, 0)
+        self._delivery_delay_ms = None if seconds is None else checked_ms("delivery_delay", seconds, 0)
 
     # Sending.
 
@@ -223,11 +228,11 @@ class MessageProducer:
             now_ms = time.time_ns() // 1_000_000
             if now_ms < 0:
                 now_ms = 0  # a message has no place for times before 1970
-            live_ms = self._time_to_live_ms if time_to_live is None else _checked_ms("time_to_live", time_to_live, 1)
+            live_ms = self._time_to_live_ms if time_to_live is None else checked_ms("time_to_live", time_to_live, 1)
             delay_ms = (
-                self._delivery_delay_ms if delivery_delay is None else _checked_ms("delivery_delay", delivery_delay, 0)
+                self._delivery_delay_ms if delivery_delay is None else checked_ms("delivery_delay", delivery_delay, 0)
             )
-            mode = self._delivery_mode if delivery_mode is None else _checked_mode(delivery_mode)
+            mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
             self._sequence = sequence = self._sequence + 1
             message.destination = destination
             message.message_id = self._message_id(sequence)
@@ -235,17 +240,18 @@ class MessageProducer:
             message.sent_at_ms = None if self.disable_timestamp else now_ms
             message.expires_at_ms = None if live_ms is None else now_ms + live_ms
             message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
-            message.priority = self._priority if priority is None else _checked_priority(priority)
+            message._priority = self._priority if priority is None else checked_priority(priority)
             message.delivery_mode = mode
             envelope = envelope_of(message, Identity(self._producer_id, self._thread_id, sequence))
             if state.policy.transacted or on_completion is not None:
                 self._send_later(message, envelope, on_completion)
             elif mode is _PERSISTENT:
-                state.transport.send(self._link, envelope, None, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, None, self._time_limit)
             else:
                 self._sent += 1
                 try:
-                    state.transport.send(self._link, envelope, self._on_settled, state.settings.send_timeout_seconds)
+                    settled = partial(self._on_settled, message.message_id, destination)
+                    state.transport.send(self._link, envelope, settled, self._time_limit)
                 except BaseException:
                     self._sent -= 1
                     raise
@@ -283,17 +289,22 @@ class MessageProducer:
                 if state.given_back:  # by the handler of a signal, in the middle of this: it will never be committed
                     state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             else:
-                state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, completion, self._time_limit)
         except BaseException:
             if completion is not None and state.withdraw(completion):
                 self._sent -= 1
             raise
 
-    def _on_settled(self, error: JMSException | None) -> None:
+    def _on_settled(self, message_id: str | None, destination: Destination, error: JMSException | None) -> None:
         """A non-persistent send has ended; called by the transport."""
         self._settled += 1
+        state = self._state
         if error is not None:
-            self._state.report(error)
+            named = f"message {message_id!r} to {destination.name!r}: "
+            if isinstance(error, IllegalStateException) and not state.lifecycle.usable:
+                state.report(ConnectionLostException(f"{named}{unanswered(state.name)}"))
+            else:
+                state.report(type(error)(f"{named}{error.reason}", error_code=error.error_code))
         self._state.wake()
 
     def _on_told(self) -> None:
@@ -343,28 +354,3 @@ class MessageProducer:
 
 
 _PERSISTENT = DeliveryMode.PERSISTENT
-#: Longest time to live and delivery delay: a hundred years, so that instants stay in their 64 bits.
-_MOST_SECONDS = 100 * 365.25 * 86400
-
-
-def _checked_mode(value: object) -> DeliveryMode:
-    if not isinstance(value, DeliveryMode):
-        raise ValueError(f"delivery_mode={value!r} is neither DeliveryMode.PERSISTENT nor DeliveryMode.NON_PERSISTENT")
-    return value
-
-
-def _checked_priority(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= 9:
-        raise ValueError(f"priority={value!r} is not an int from 0 to 9")
-    return value
-
-
-def _checked_ms(name: str, seconds: object, least_ms: int) -> int:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    # Rounding comes last, because neither infinity nor NaN can be rounded.
-    if not is_number or not 0 <= seconds <= _MOST_SECONDS or round(seconds * 1000) < least_ms:  # type: ignore[operator]
-        raise ValueError(
-            f"{name}={seconds!r} is not a number of seconds from {least_ms / 1000:g} to {_MOST_SECONDS:.0f}; None means"
-            f" no {'limit' if least_ms else 'delay'}"
-        )
-    return round(seconds * 1000)  # type: ignore[operator]

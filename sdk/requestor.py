@@ -11,6 +11,8 @@ from broker_adapter import (
     InvalidDestinationException,
     JMSException,
     OperationTimedOutException,
+    checked_destination,
+    in_seconds,
 )
 from sdk.checks import check_timeout
 from sdk.consumer import MessageConsumer
@@ -56,10 +58,12 @@ class Requestor:
 
         Raises:
             IllegalStateException: the session is transacted.
+            InvalidDestinationException: it is no destination.
             JMSException: see ``Session.create_temporary_queue``.
         """
         if session.transacted:
             raise IllegalStateException("a request of a transacted session is not sent before commit(); use another")
+        checked_destination(destination)
         self._session = session
         self._closed = False
         self._consumer: MessageConsumer | None = None
@@ -87,13 +91,14 @@ class Requestor:
 
         Args:
             message: its ``reply_to`` is set; its ``correlation_id`` is kept.
-            timeout: longest wait in seconds; None: without limit.
+            timeout: longest wait in seconds, for the send (which waits ``send_timeout_seconds`` at most) and the reply
+                together; None: without limit for the reply.
 
         Returns:
             The reply: the message whose correlation id is the request's message id, or its correlation id.
 
         Raises:
-            OperationTimedOutException: no reply in time.
+            OperationTimedOutException: no reply in time; the request may have been sent.
             IllegalStateException: closed while it waited.
             JMSException: see ``MessageProducer.send`` and ``MessageConsumer.receive``.
         """
@@ -104,18 +109,31 @@ class Requestor:
         producer, consumer = self._producer, self._consumer
         assert producer is not None
         assert consumer is not None
-        producer.send(request)
+        self._send(producer, request, timeout)
         expected = {request.message_id, request.correlation_id} - {None}
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             reply = consumer.receive(left)
             if reply is None:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise OperationTimedOutException(f"no reply to {request.message_id!r} within {timeout:g} s")
+                if timeout is not None and deadline is not None and time.monotonic() >= deadline:
+                    raise OperationTimedOutException(f"no reply to {request.message_id!r} within {in_seconds(timeout)}")
                 raise IllegalStateException("the requestor was closed while it waited for a reply")
             self._session._accept(reply)
             if reply.correlation_id in expected:
                 return reply
+
+    def _send(self, producer: MessageProducer, request: Message, timeout: float | None) -> None:
+        """Send a request within its own time-out, where that is the shorter one."""
+        if timeout is None or timeout >= self._session._state.settings.send_timeout_seconds:
+            producer.send(request)
+            return
+        producer._time_limit = timeout
+        try:
+            producer.send(request)
+        except OperationTimedOutException as error:
+            raise OperationTimedOutException(f"no reply within {in_seconds(timeout)}: {error.reason}") from error
+        finally:
+            producer._time_limit = None
 
     def close(self) -> None:
         """Close; legal twice, and where the session is closed or the network away.

@@ -260,7 +260,13 @@ class Session(MessageFactory):
         Raises:
             InvalidDestinationException: the broker refuses it.
             InvalidSelectorException: the selector is invalid, or the broker does not apply it.
+            ValueError: ``exclusive`` with a topic, ``no_local`` with a queue, or a ``prefetch`` that can be none.
         """
+        is_topic = checked_destination(destination).is_topic
+        if exclusive and is_topic:
+            raise ValueError(f"exclusive=True is for queues, and {str(destination)!r} is a topic")
+        if no_local and not is_topic:
+            raise ValueError(f"no_local=True is for topics, and {str(destination)!r} is a queue")
         return self._consume(destination, selector, no_local, None, exclusive, prefetch)
 
     def create_durable_consumer(
@@ -456,6 +462,8 @@ class Session(MessageFactory):
     def commit(self) -> None:
         """Accept what was received and send what was sent since the last commit or rollback: all or nothing.
 
+        Waits for the broker, ``request_timeout_seconds`` at most; then for completion callbacks that run.
+
         Raises:
             TransactionRolledBackException: nothing was done: a limit, a refused message, or the connection was lost
                 meanwhile.  What was received is redelivered.
@@ -466,6 +474,9 @@ class Session(MessageFactory):
 
     def rollback(self) -> None:
         """Drop what was sent, and have what was received redelivered, since the last commit or rollback.
+
+        Waits for a broker that does not answer, ``poll_timeout_seconds`` at most, and succeeds; then for completion
+        callbacks that run.
 
         Raises:
             IllegalStateException: the session is not transacted, or closed.
@@ -483,6 +494,8 @@ class Session(MessageFactory):
 
     def recover(self) -> None:
         """Have what was received and not acknowledged delivered again, in order, marked as redelivered.
+
+        Waits for a broker that does not answer, ``poll_timeout_seconds`` at most, and succeeds.
 
         Raises:
             IllegalStateException: the session is transacted (use ``rollback``), or closed.

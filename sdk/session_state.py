@@ -43,6 +43,7 @@ from broker_adapter import (
     StaleAcknowledgementException,
     Transport,
     Waiters,
+    counted,
     pack,
 )
 from sdk.acknowledgements import Acknowledgements, AckRecord, LostAcknowledgements
@@ -59,6 +60,24 @@ _NAMED_IDS: Final = 5
 #: Time for a link to detach where none is left, in seconds: the broker is told, and not waited for.
 _LEAST_SECONDS: Final = 0.001
 _CONNECTION_LOST: Final = "the connection was lost"
+
+
+def unanswered(session: str) -> str:
+    """What the application is told of an asynchronous send whose session was closed before the broker answered."""
+    return f"{session} was closed before the answer; the message may have been sent"
+
+
+def unconfirmed(session: str, settled: Mapping[int, int], error: JMSException, rest: str) -> JMSException:
+    """What the application is told of acknowledgements that the broker has not confirmed.
+
+    Args:
+        session: its name.
+        settled: how many there are, by connection.
+        error: why there is no confirmation.
+        rest: what follows from that.
+    """
+    which = counted(sum(settled.values()), "acknowledgement", (f"of {session} is", f"of {session} are"))
+    return type(error)(f"{which} not confirmed: {error.reason}; {rest}", error_code=error.error_code)
 
 
 def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
@@ -425,8 +444,7 @@ class SessionState:
         except StaleAcknowledgementException as error:
             self.report(error)
         except JMSException as error:
-            text = f"{sum(settled.values())} acknowledgements of {self.name} are not confirmed: {error.reason}"
-            self.report(type(error)(text, error_code=error.error_code))
+            self.report(unconfirmed(self.name, settled, error, "these messages may be delivered again"))
 
     def lost_for_good(self, message_ids: list[str]) -> bool:
         """These were acknowledged, the acknowledgements were lost, and other consumers have the messages.
@@ -581,9 +599,7 @@ class SessionState:
             return
         for completion in list(self.completions):
             if not completion.done:
-                completion(
-                    ConnectionLostException(f"{self.name} was closed before the answer; the message may have been sent")
-                )
+                completion(ConnectionLostException(unanswered(self.name)))
 
     def complete(self) -> None:
         """Tell of the asynchronous sends that have ended, in the order in which they were made; once at a time."""

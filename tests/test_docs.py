@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 import attrs
 import pytest
 
+import sdk
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
-from sdk import ConnectionFactory, MessageFormatException
+from sdk import ConnectionFactory, JMSException, MessageFormatException
 from tests.interop.brokers.brokers import table
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +25,41 @@ ROOT = Path(__file__).parent.parent
 def test_a_generated_page_is_what_the_code_generates(name: str) -> None:
     page = runpy.run_path(str(ROOT / "docs" / "generate.py"))[name]()
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, "run: make docs"
+
+
+def public_attributes(cls: type) -> set[str]:
+    """What instances have that is neither a method nor a property, found without the documentation."""
+    if issubclass(cls, Enum):
+        return {each.name for each in cls}
+    names = {
+        name
+        for base in cls.__mro__
+        if base.__module__.split(".")[0] in ("sdk", "broker_adapter", "ack_modes")
+        for name, member in vars(base).items()
+        if not inspect.isroutine(member) and not isinstance(member, property | classmethod | staticmethod)
+    }
+    if issubclass(cls, JMSException):
+        names |= set(vars(cls("reason")))
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", [name for name in sdk.__all__ if inspect.isclass(getattr(sdk, name))])
+def test_every_public_attribute_is_on_the_page_of_the_names(name: str) -> None:
+    """Under its class, or under one that it inherits from."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").split("\n## spark_connector")[0]
+    cls = getattr(sdk, name)
+    listed: set[str] = set()
+    for base in cls.__mro__:
+        section = page.partition(f"\n- `{base.__name__}`: ")[2].partition("\n- `")[0]
+        listed |= set(re.findall(r"^  - `(\w+)`", section, re.MULTILINE))
+    assert public_attributes(cls) - listed == set()
+
+
+def test_the_headers_of_a_message_are_in_the_table_of_the_jms_page() -> None:
+    page = (ROOT / "docs" / "jms.md").read_text(encoding="utf-8")
+    headers_table = page.partition("## Header fields")[2].partition("\n## ")[0]
+    headers = public_attributes(sdk.Message) - {"body_kind"} | {"priority", "redelivered", "delivery_count"}
+    assert {name for name in headers if f"| `{name}` |" not in headers_table} == set()
 
 
 def test_every_operation_is_on_the_page_of_the_requests() -> None:

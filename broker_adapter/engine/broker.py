@@ -74,6 +74,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.signals import may_be_interrupted, uninterrupted
+from broker_adapter.wording import in_seconds
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -233,7 +234,9 @@ class Broker:
             self._signal()
         if not answer.arrives(timeout):
             why = "" if self._unwritten is None else f": {self._shortage}, and the engine waits for that"
-            raise OperationTimedOutException(f"no answer to {type(command).__name__} within {timeout:g} s{why}")
+            raise OperationTimedOutException(
+                f"no answer to {type(command).__name__} within {in_seconds(timeout or 0.0)}{why}"
+            )
         if answer.error is not None:
             raise copied(answer.error)
         return answer.result

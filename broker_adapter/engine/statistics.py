@@ -16,15 +16,15 @@ _Made = TypeVar("_Made")
 class QueueStatistics:
     """One queue or subscription."""
 
-    name: str
+    name: str  #: of the queue, topic, subscription or staged transaction
     kind: str  #: "queue", "topic" (its number of subscriptions as consumers), "subscription" or "staged"
     messages: int  #: waiting, in consumers' hands and not due yet
     bytes: int  #: of their payloads
     in_hand: int  #: in consumers' hands
     delayed: int  #: not due yet
-    consumers: int
+    consumers: int  #: attached now
     blocked_sends: int  #: sends that wait because of a limit
-    next_position: int
+    next_position: int  #: of the message that is stored next
     client_id: str | None = None  #: of a subscription that has one: others may have subscriptions of the same name
 
 
@@ -32,21 +32,21 @@ class QueueStatistics:
 class BrokerStatistics:
     """The whole engine since it was opened."""
 
-    enqueued: int
-    delivered: int
-    settled: int
-    redelivered: int
-    expired: int
-    dead_lettered: int
-    duplicates_rejected: int
+    enqueued: int  #: messages taken in
+    delivered: int  #: messages sent to consumers
+    settled: int  #: settlements of deliveries
+    redelivered: int  #: deliveries that failed
+    expired: int  #: messages that expired
+    dead_lettered: int  #: messages moved to the dead-letter queue
+    duplicates_rejected: int  #: sends of an identity that was there already
     refused: int  #: sends refused at a limit
     quarantined: int  #: records that could not be trusted, since the start
     miscounted: int  #: messages that counters said wrongly, since the start: a reason for ``holdfast check``
     commits: int  #: of the store
-    clients: int
-    volatile_bytes: int
+    clients: int  #: connections now
+    volatile_bytes: int  #: of non-persistent messages and places
     blocked_because: str | None  #: why producers of the whole broker are held back
-    queues: tuple[QueueStatistics, ...]
+    queues: tuple[QueueStatistics, ...]  #: each queue, topic, subscription and staged transaction
     in_quarantine: int = 0  #: records that are in the store's quarantine, from earlier starts as well
 
 

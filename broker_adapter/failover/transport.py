@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from ack_modes import Settlement
-from broker_adapter.answers import Answer
+from broker_adapter.answers import Answer, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import (
@@ -152,13 +152,13 @@ class FailoverTransport:
                 closed = self._links.take_closed_early(attachment[1])
             if call.is_over:
                 self._leave(inner, lambda there: there.detach(attachment[1], timeout))
-                raise IllegalStateException("attaching: the session was closed meanwhile")
+                raise IllegalStateException(f"attaching {spec}: the session was closed meanwhile")
             if closed is not None:
                 self._reattacher.reattach(inner, link, closed)
             return number
 
         try:
-            return self._again("attaching", timeout, attach, call)
+            return self._again(f"attaching {spec}", timeout, attach, call)
         finally:
             self._current.end_call(call)
 
@@ -356,7 +356,7 @@ class FailoverTransport:
         send = self._send(link, envelope, answer.settled, deadline)
         if not answer.arrives(deadline - self._clock()):
             send.abandoned = True  # it is not sent again
-            raise out_of_time(f"the send had no answer within {limit:g} s", self._current.last_error)
+            raise out_of_time(unanswered_send(limit, timeout), self._current.last_error)
         if answer.error is not None:
             raise copied(answer.error)
 

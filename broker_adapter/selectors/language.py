@@ -75,10 +75,10 @@ def checked_property_name(name: str) -> str:
             f"property name {name!r} is not an identifier (letters, digits, _ and $, no digit first, no word of the "
             "selector language)"
         )
-    if name.startswith("JMSX"):
+    if name.startswith("JMS") and not name.startswith("JMS_"):
         raise MessageFormatException(
-            f"property name {name!r} is reserved; group_id, group_sequence, delivery_count and user_id are attributes "
-            "of the message"
+            f"property name {name!r} is reserved, as every name that begins with JMS and not with JMS_; header fields"
+            " are attributes of the message (correlation_id, type, group_id, ...)"
         )
     return name
 

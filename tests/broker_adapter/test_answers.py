@@ -71,7 +71,9 @@ def test_a_window_has_so_many_places() -> None:
     window = SendWindow(2)
     window.enter(0.0)
     window.enter(0.0)
-    with pytest.raises(OperationTimedOutException, match="no place in the send window of 2 messages within 0 s"):
+    with pytest.raises(
+        OperationTimedOutException, match="not sent: no place in the send window of 2 messages within 0 s"
+    ):
         window.enter(0.0)
     window.enter(0.0, waits=False)
     window.leave(2)

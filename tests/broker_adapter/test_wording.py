@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from broker_adapter.wording import counted
+from broker_adapter.wording import counted, in_seconds
 
 
 def test_one_is_singular_and_every_other_number_is_plural() -> None:
     assert [counted(number, "message") for number in (0, 1, 2)] == ["0 messages", "1 message", "2 messages"]
     verb = ("is", "are")
     assert [counted(number, "consumer", verb) for number in (1, 2)] == ["1 consumer is", "2 consumers are"]
+
+
+def test_seconds_are_written_without_noise() -> None:
+    durations = (0.299998, 0.999991, 6.0, 1.25, 1_234_567.0, 0.0004, 0.0)
+    assert [in_seconds(each) for each in durations] == ["0.3 s", "1 s", "6 s", "1.25 s", "1234567 s", "0.0004 s", "0 s"]

@@ -161,6 +161,18 @@ def test_a_send_keeps_its_deadline_and_the_connection_goes_on(make_engine: MakeE
     client.send("other", "c")
 
 
+def test_a_send_without_an_answer_says_that_it_may_have_been_sent_and_which_option_bounds_it(
+    make_engine: MakeEngine,
+) -> None:
+    client = make_engine("max_queue_messages=1", "send_timeout_seconds=0.2").open()
+    client.send("q", "a")
+    link = client.sender(queue("q"))
+    rest = "; the message may have been sent, and sending it again may make a second one"
+    for timeout, option in ((0.1, r"0\.1 s"), (None, r"0\.2 s \(option send_timeout_seconds\)")):
+        with pytest.raises(OperationTimedOutException, match=f"^the send had no answer within {option}{rest}$"):
+            client.transport.send(link, message(queue("q"), "b"), None, timeout)
+
+
 def test_a_repeated_identity_is_not_a_second_message(client: Client) -> None:
     for sequence in (1, 2, 2, 1, 3):
         client.send("q", str(sequence), identity=Identity("p", 1, sequence))

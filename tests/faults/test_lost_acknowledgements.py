@@ -286,9 +286,7 @@ def test_a_receive_does_not_wait_for_the_network_with_a_message_that_it_has(
     proxy.cut()
     thread.join(WAIT)
     assert [str(message) for message in received] == ["0"]
-    assert wait_for(
-        lambda: any("1 acknowledgements of session 1 are not confirmed" in str(each) for each in client.told)
-    )
+    assert wait_for(lambda: any("1 acknowledgement of session 1 is not confirmed" in str(each) for each in client.told))
     proxy.hold()
     proxy.refuse(False)
     client.wait_for_restore()

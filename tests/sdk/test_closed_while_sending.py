@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from sdk import (
     AcknowledgeMode,
     ConnectionFactory,
     ConnectionLostException,
+    DeliveryMode,
     JMSException,
     TransactionRolledBackException,
 )
@@ -97,3 +100,26 @@ def test_a_send_of_a_transaction_is_told_of_wherever_its_session_is_closed(tmp_p
             if handler.left > 0:
                 return
         raise AssertionError("the call has no end")
+
+
+@pytest.mark.parametrize("closed", ["session", "connection"])
+def test_a_non_persistent_send_without_an_answer_at_a_close_may_have_been_sent(url: str, closed: str) -> None:
+    if closed == "session" and url.startswith("embedded:"):
+        pytest.skip("an engine in the process still answers the send, since the connection is open")
+    told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.exception_listener = told.put
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("q"))
+        for body in "ab":
+            producer.send(body)
+        message = session.create_text_message("c")
+        producer.send(message, delivery_mode=DeliveryMode.NON_PERSISTENT)
+        (session if closed == "session" else connection).close()
+        error = told.get(timeout=120)
+    assert type(error) is ConnectionLostException
+    assert re.fullmatch(
+        rf"message {message.message_id!r} to 'q': session \d+ was closed before the answer;"
+        " the message may have been sent",
+        str(error),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,12 @@ def test_both_listeners_are_called_for_a_consumer_that_the_broker_closes_also_af
     assert isinstance(events[0], LinkLost)
     assert "a fault" in caplog.text
     consumer.close()
+
+
+@pytest.mark.parametrize("url", ["embedded:", "amqp://127.0.0.1:1"])
+@pytest.mark.parametrize("timeout", [-1, 0, float("nan"), True, "x"])
+def test_a_connection_is_not_made_within_such_a_time(url: str, timeout: Any) -> None:
+    factory = ConnectionFactory(url)
+    for create in (factory.create_connection, factory.create_context):
+        with pytest.raises(ValueError, match=rf"^timeout={timeout!r} "):
+            create(timeout=timeout)

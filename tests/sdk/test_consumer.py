@@ -32,6 +32,13 @@ def test_it_says_where_its_messages_come_from_and_which_it_takes(session: Sessio
     assert (consumer.selector, consumer.no_local) == (None, False)
 
 
+def test_exclusive_is_for_queues_and_no_local_for_topics(session: Session) -> None:
+    with pytest.raises(ValueError, match=r"^exclusive=True is for queues, and 'news' is a topic$"):
+        session.create_consumer(session.create_topic("news"), exclusive=True)
+    with pytest.raises(ValueError, match=r"^no_local=True is for topics, and 'q' is a queue$"):
+        session.create_consumer(session.create_queue("q"), no_local=True)
+
+
 def test_a_loop_over_a_consumer_gets_messages_until_it_is_closed(session: Session) -> None:
     queue = session.create_queue("q")
     producer = session.create_producer(queue)

@@ -16,6 +16,7 @@ from sdk import (
     ConnectionFactory,
     DeliveryMode,
     IllegalStateException,
+    InvalidDestinationException,
     JMSContext,
     JMSException,
     Message,
@@ -321,3 +322,27 @@ def test_two_threads_that_close_one_context_leave_the_connection_to_the_others(
     monkeypatch.undo()
     other.create_producer().send(other.create_queue(name), "it is open")
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("delivery_mode", 3, ValueError),
+        ("priority", 10, ValueError),
+        ("time_to_live", 0, ValueError),
+        ("delivery_delay", "x", ValueError),
+        ("correlation_id", 5, MessageFormatException),
+        ("type", b"x", MessageFormatException),
+        ("reply_to", "q", InvalidDestinationException),
+        ("on_completion", "x", TypeError),
+    ],
+)
+def test_a_producer_checks_what_it_is_told(context: JMSContext, name: str, value: Any, error: type[Exception]) -> None:
+    producer = context.create_producer()
+    with pytest.raises(error, match=f"^{name}="):
+        setattr(producer, name, value)
+    if name != "on_completion":
+        with pytest.raises(error, match=f"^{name}="):
+            getattr(producer, f"set_{name}")(value)
+    assert getattr(producer, name) is None
+    setattr(producer, name, None)

@@ -388,6 +388,51 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         received(consumer).acknowledge()
 
 
+def test_a_commit_and_what_it_gives_back_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(prefetch_messages=10, request_timeout_seconds=0.5, poll_timeout_seconds=3600)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 3)
+
+        def commit(*_: object) -> None:
+            raise TransactionRolledBackException("nothing was committed")
+
+        monkeypatch.setattr(broker, "commit", commit)
+        received(consumer)
+        with pytest.raises(TransactionRolledBackException):
+            session.commit()
+        assert 0 <= broker.drain_limits[-1] <= 0.5
+        received(consumer)
+        session.rollback()
+        assert 0.5 < broker.drain_limits[-1] <= 3600
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_each_acknowledge_asks_again_for_what_is_unconfirmed(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    with started(SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)) as connection:
+        _, consumer = with_messages(connection, mode, 2)
+        message = received(consumer)
+        asked: list[object] = []
+
+        def confirm(*_: object, **__: object) -> None:
+            asked.append(None)
+            if len(asked) < 4:
+                raise OperationTimedOutException("the acknowledgement had no answer")
+
+        monkeypatch.setattr(connection._transport, "confirm", confirm)
+        text = r"^1 acknowledgement of session \d+ is not confirmed: .* no answer; the next acknowledge\(\) asks again"
+        for _ in range(2):
+            with pytest.raises(OperationTimedOutException, match=text):
+                message.acknowledge()
+        other = received(consumer)
+        with pytest.raises(OperationTimedOutException, match=r"^2 acknowledgements of session \d+ are not confirmed"):
+            other.acknowledge()
+        message.acknowledge()
+        message.acknowledge()
+        assert len(asked) == 4
+
+
 @pytest.mark.parametrize("closes", [False, True], ids=["open producer", "closed producer"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["commits again", "sends and commits"])
 def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(goes_on: bool, closes: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from broker_adapter import MessageFormatException, MessageNotWriteableException
 from sdk.message import Message
-from sdk.message_types import BytesMessage, MapMessage, TextMessage
+from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from tests.sdk.sent_messages import QUEUE, received, sent
 
 
@@ -34,7 +36,7 @@ def test_property_can_be_named_so(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "1a", "a-b", "a b", "a.b", "JMSXGroupID", 7, None),
+        *("", "1a", "a-b", "a b", "a.b", "JMSXGroupID", "JMSFoo", "JMS", "JMSPriority", 7, None),
         *("null", "TRUE", "False", "NOT", "and", "Or", "Between", "LIKE", "in", "IS", "escape"),
     ],
 )
@@ -91,6 +93,26 @@ def test_received_message_is_read_only_until_cleared() -> None:
     assert (message.body, dict(message.properties)) == ("y", {"a": 1})
 
 
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (MapMessage({"a": [1]}), lambda message: message.body.update(b=2)),
+        (MapMessage({"a": [1]}), lambda message: message.body["a"].append(2)),
+        (MapMessage({"a": [1]}), lambda message: message["a"].append(2)),
+        (StreamMessage([[1], {"a": 1}]), lambda message: message.body.append(2)),
+        (StreamMessage([[1], {"a": 1}]), lambda message: [each.clear() for each in message]),
+        (StreamMessage([[1], {"a": 1}]), lambda message: message.read_object().append(2)),
+        (ObjectMessage({"a": {"b": [1]}}), lambda message: message.body["a"]["b"].append(2)),
+        (ObjectMessage([1]), lambda message: message.get_body(list).append(2)),
+    ],
+)
+def test_what_is_changed_in_a_received_body_is_a_copy(message: Message, change: Callable[[Any], object]) -> None:
+    written = copy.deepcopy(message.body)
+    found = sent(message)
+    change(found)
+    assert found.body == written
+
+
 def test_repr_shows_what_matters_and_is_short() -> None:
     message = TextMessage("x" * 1000)
     message.destination = QUEUE
@@ -130,3 +152,31 @@ def test_a_body_is_given_as_a_type_that_it_has() -> None:
     assert not MapMessage({"a": 1}).is_body_assignable_to(str)
     with pytest.raises(MessageFormatException, match="the body is a str, not a bytes"):
         TextMessage("x").get_body(bytes)
+
+
+def test_a_received_message_has_whatever_properties_its_sender_gave_it() -> None:
+    """Also those that only a provider may set: a broker of another make may."""
+    message = TextMessage("x")
+    message._property_values = {"JMSFoo": 1, "JMSXRcvTimestamp": 2, "JMS_AMQP_TTL": 3}
+    found = sent(message)
+    assert dict(sent(found).properties) == dict(found.properties) == message._property_values
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("priority", value) for value in (-1, 10, True, None, object())),
+        ("delivery_count", "oo"),
+        ("delivery_count", -1),
+    ],
+)
+def test_a_header_cannot_have_such_a_value(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}="):
+        setattr(Message(), name, value)
+
+
+@pytest.mark.parametrize("message", [TextMessage("x"), MapMessage({"a": 1})])
+def test_the_type_of_a_body_is_a_type(message: Message) -> None:
+    for call in (message.get_body, message.is_body_assignable_to):
+        with pytest.raises(TypeError, match=r"^5 is not the type of a body, such as str"):
+            call(5)  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker_adapter import Envelope
+from broker_adapter.transport import OnSettled
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -19,6 +21,7 @@ from sdk import (
     Requestor,
     reply,
 )
+from tests.sdk.small_broker import SmallBroker, started
 from tests.server_process import ServerProcess
 
 WAIT = 120.0
@@ -215,3 +218,33 @@ def test_a_requestor_that_is_refused_leaves_no_temporary_queue(connection: Conne
             Requestor(session, gone)
         queues = [each.name for each in connection.statistics().queues]
         assert [each for each in queues if each.startswith("temporary-queue/")] == []
+
+
+def test_a_request_hands_its_deadline_to_the_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker()
+    limits: list[float | None] = []
+
+    def send(link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        limits.append(timeout)
+        raise OperationTimedOutException("the send had no answer")
+
+    monkeypatch.setattr(broker, "send", send)
+    with (
+        started(broker) as connection,
+        connection.create_session() as session,
+        Requestor(session, session.create_queue("q")) as requestor,
+    ):
+        with pytest.raises(OperationTimedOutException, match=r"^no reply within 0\.5 s: the send had no answer$"):
+            requestor.request("x", timeout=0.5)
+        for timeout in (None, 3600):
+            with pytest.raises(OperationTimedOutException, match=r"^the send had no answer$"):
+                requestor.request("x", timeout=timeout)
+    limit, *others = limits
+    assert limit is not None
+    assert 0 <= limit <= 0.5
+    assert others == [None, None]
+
+
+def test_a_requestor_needs_a_destination(connection: Connection) -> None:
+    with connection.create_session() as session, pytest.raises(InvalidDestinationException):
+        Requestor(session, None)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import Login, Work
 from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH
-from broker_adapter.answers import Answer, SendWindow
+from broker_adapter.answers import Answer, SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
 from broker_adapter.errors import (
@@ -62,6 +62,7 @@ from broker_adapter.transport import (
 )
 from broker_adapter.urls.url import AmqpURL
 from broker_adapter.version import own_version
+from broker_adapter.wording import in_seconds
 
 
 class Io(Protocol):
@@ -176,7 +177,7 @@ class AmqpTransport:
             self._give_up()
             if timeout is not None and timeout <= own:
                 raise
-            raise ConnectionLostException(f"{where} gave no answer within {own:g} s") from None
+            raise ConnectionLostException(f"{where} gave no answer within {in_seconds(own)}") from None
         except ProtocolException as error:
             self._give_up()
             raise ConnectionLostException(f"{where} does not answer in AMQP 1.0: {error.reason}") from error
@@ -343,13 +344,13 @@ class AmqpTransport:
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
         return self._begin(
-            f"attaching a consumer to {_named(spec.destination)}",
+            f"attaching {spec}",
             lambda protocol, done: protocol.attach_receiver(spec, sink, done),
         )
 
     def _begin_attach_sender(self, spec: SenderSpec) -> _Wait:
         attached = self._begin(
-            f"attaching a producer to {_named(spec.destination)}",
+            f"attaching {spec}",
             lambda protocol, done: protocol.attach_sender(spec, done),
         )
 
@@ -551,7 +552,10 @@ class AmqpTransport:
         self._window.enter(limit)
         call = Answer()
         io.submit((link, payload, call.settled))
-        call.wait(max(0.0, limit - (time.monotonic() - start)), "the send")
+        if not call.arrives(limit - (time.monotonic() - start)):
+            raise OperationTimedOutException(unanswered_send(limit, timeout))
+        if call.error is not None:
+            raise copied(call.error)
 
     def _real_link(self, link: int, envelope: Envelope) -> int:
         """The link that a message is sent on, where an anonymous producer has one for each destination."""
@@ -596,7 +600,3 @@ def _hash_elsewhere(io: Io, protocol: ClientProtocol, work: Work) -> None:
             io.submit(lambda: go_on(result))
 
     hash_elsewhere(work.compute, done)
-
-
-def _named(destination: Destination | None) -> str:
-    return "no destination" if destination is None else repr(destination.name)

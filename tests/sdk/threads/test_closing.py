@@ -339,5 +339,5 @@ def test_a_receive_whose_confirmation_ends_with_its_consumer_returns_the_message
         consumer.close()
         assert str(received.get(timeout=WAIT)) == "0"
         receiver.join()
-        assert "1 acknowledgements of session 1 are not confirmed" in reported.get(timeout=WAIT).reason
+        assert "1 acknowledgement of session 1 is not confirmed" in reported.get(timeout=WAIT).reason
     assert reported.empty()

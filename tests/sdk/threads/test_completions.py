@@ -167,9 +167,12 @@ def test_failed_non_persistent_send_is_told_to_the_exception_listener(
     broker.refuse_send = ResourceAllocationException("the queue is full")
     session = connection.create_session()
 
-    session.create_producer(session.create_queue("q")).send("x", delivery_mode=DeliveryMode.NON_PERSISTENT)
+    message = session.create_text_message("x")
+    session.create_producer(session.create_queue("q")).send(message, delivery_mode=DeliveryMode.NON_PERSISTENT)
 
-    assert str(told.get(timeout=WAIT)) == "the queue is full"
+    error = told.get(timeout=WAIT)
+    assert type(error) is ResourceAllocationException
+    assert str(error) == f"message {message.message_id!r} to 'q': the queue is full"
 
 
 def test_completions_of_a_transaction_come_with_its_end(connection: Connection) -> None:
