@@ -40,6 +40,7 @@ import msgpack
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth, map_members, unpacked
+from broker_adapter.wording import why_unencodable
 
 #: The version of packed envelopes that is written; those before it are read.
 ENVELOPE_VERSION = 2
@@ -202,7 +203,7 @@ def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
         # fmt: on
         return b"".join((head, destination, group, producer, named, further, values, content))
     except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-        raise MessageFormatException(f"the message cannot be encoded: {error}") from error
+        raise MessageFormatException(f"the message cannot be encoded: {why_unencodable(error)}") from error
 
 
 def unpack(data: bytes) -> Envelope:

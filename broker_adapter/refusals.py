@@ -38,7 +38,9 @@ def subscribed(name: str) -> IllegalStateException:
 
 def has_consumer(name: str) -> IllegalStateException:
     """The error where a subscription that is not shared is to have a second consumer."""
-    return IllegalStateException(f"subscription {name!r} is in use by another consumer")
+    return IllegalStateException(
+        f"subscription {name!r} is in use by another consumer; close it first, or share the subscription"
+    )
 
 
 def of_other_kind(name: str, *, shared: bool) -> IllegalStateException:

@@ -18,3 +18,8 @@ def counted(number: int, noun: str, verb: tuple[str, str] | None = None) -> str:
 def in_seconds(duration: float) -> str:
     """A number of seconds with its unit, to the millisecond: ``0.3 s``, also where it was computed as 0.299998."""
     return f"{round(duration, 3) or duration:.10g} s"
+
+
+def why_unencodable(error: Exception) -> str:
+    """Why a value has no form in bytes; a text that is not valid Unicode is shown."""
+    return f"{error.object!r:.100} is not valid Unicode" if isinstance(error, UnicodeEncodeError) else str(error)

@@ -110,7 +110,7 @@ class MessageConsumer:
         self._state = state
         self._on_close = on_close
         self._acknowledge = acknowledge
-        self._lifecycle = Lifecycle(f"consumer {number} of {state.name}")
+        self._lifecycle = Lifecycle(f"consumer {number} of {state.name} on {str(destination)!r:.200}")
         self._listener: Listener | None = None
         self._turns = Closing()
         self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
@@ -124,7 +124,7 @@ class MessageConsumer:
 
     def __repr__(self) -> str:
         return (
-            f"<MessageConsumer {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}, "
+            f"<MessageConsumer {self._lifecycle.name}, {self._lifecycle.state.name}, "
             f"{len(self._prefetch.buffer)} prefetched>"
         )
 

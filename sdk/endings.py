@@ -31,6 +31,7 @@ from broker_adapter import (
     StoreException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    counted,
 )
 from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
@@ -111,8 +112,9 @@ class Endings:
             )
         if ending.dirty:
             error = StaleAcknowledgementException(
-                f"cannot acknowledge: {state.loss} while {ending.stale_count} messages were held by {state.name};"
-                f" those that the broker still has will be redelivered",
+                f"cannot acknowledge: {state.loss} while"
+                f" {counted(ending.stale_count, 'message', ('was', 'were'))} held by {state.name};"
+                " those that the broker still has will be redelivered",
                 stale_count=ending.stale_count,
             )
             self.give_back(ending.settlements)
@@ -197,8 +199,8 @@ class Endings:
             raise error
         if ending.dirty:
             error = TransactionRolledBackException(
-                f"the transaction of {state.name} is rolled back: {state.loss} during it, with {ending.stale_count}"
-                f" received messages"
+                f"the transaction of {state.name} is rolled back: {state.loss} during it, with"
+                f" {counted(ending.stale_count, 'received message')}"
             )
             self._end_sends(error)
             self.give_back(ending.settlements, deadline=deadline)

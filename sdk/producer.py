@@ -100,11 +100,11 @@ class MessageProducer:
         self._settled = 0
         self._told = 0
         # At the end: what a handler of a signal interrupts here is not closed.
-        self._lifecycle = Lifecycle(f"producer {number} of {state.name}")
+        where = "any destination" if destination is None else repr(str(destination))
+        self._lifecycle = Lifecycle(f"producer {number} of {state.name} to {where:.200}")
 
     def __repr__(self) -> str:
-        where = "any destination" if self._destination is None else repr(str(self._destination))
-        return f"<MessageProducer {self._lifecycle.name} to {where}, {self._lifecycle.state.name}>"
+        return f"<MessageProducer {self._lifecycle.name}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)

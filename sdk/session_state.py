@@ -84,10 +84,11 @@ def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementEx
     """What the application is told of messages that were acknowledged, and that others have all the same."""
     named = ", ".join(message_ids[:_NAMED_IDS])
     more = len(message_ids) - _NAMED_IDS
+    acknowledged = f"that {session} has acknowledged "
     return StaleAcknowledgementException(
-        f"{len(message_ids)} messages that {session} has acknowledged are processed twice, or dead letters: the "
-        "acknowledgements were lost with the connection, and others have the messages: "
-        f"{named}{f' and {more} more' if more > 0 else ''}",
+        f"{counted(len(message_ids), 'message', (acknowledged + 'is', acknowledged + 'are'))}"
+        " processed twice, or dead letters: the acknowledgements were lost with the connection, and others have the"
+        f" messages: {named}{f' and {more} more' if more > 0 else ''}",
         stale_count=len(message_ids),
         message_ids=tuple(message_ids),
     )
@@ -428,8 +429,8 @@ class SessionState:
         stale_count = sum(count for epoch, count in settled.items() if epoch < moved_at)
         if stale_count:
             raise StaleAcknowledgementException(
-                f"{stale_count} messages that {self.name} has acknowledged may be delivered again: the connection"
-                " was lost before the broker confirmed them, and leads to another broker's store now",
+                f"{counted(stale_count, 'message')} that {self.name} has acknowledged may be delivered again: the"
+                " connection was lost before the broker confirmed them, and leads to another broker's store now",
                 stale_count=stale_count,
             )
 

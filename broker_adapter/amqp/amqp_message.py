@@ -34,6 +34,7 @@ from broker_adapter.envelope import (
     check_identity,
 )
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.wording import why_unencodable
 
 #: Message annotations of the JMS mapping, and ours.
 MESSAGE_TYPE: Final = Symbol("x-opt-jms-msg-type")
@@ -127,7 +128,7 @@ def encode_amqp(envelope: Envelope) -> bytes:
     try:
         return b"".join(_encoded_sections(envelope))
     except ValueError as error:
-        raise MessageFormatException(f"the message cannot be encoded: {error}") from error
+        raise MessageFormatException(f"the message cannot be encoded: {why_unencodable(error)}") from error
 
 
 def with_duplicate_id(envelope: Envelope) -> Envelope:

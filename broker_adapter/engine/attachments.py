@@ -106,7 +106,8 @@ class Attachments:
                 raise has_consumer(name)
             if existing.consumers and not same:
                 raise IllegalStateException(
-                    f"subscription {name!r} is in use on topic {record.topic!r} with selector {record.selector!r}"
+                    f"subscription {name!r} is in use on topic {record.topic!r} with selector {record.selector!r};"
+                    " ask for the same, or close its consumers first"
                 )
             if same:
                 return existing

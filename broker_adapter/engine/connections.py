@@ -44,7 +44,9 @@ class Connections:
         """Carry out a Connect."""
         client_id = command.client_id
         if client_id is not None and command.exclusive and client_id in self._directory.client_ids:
-            raise InvalidClientIDException(f"client id {client_id!r} is in use by another connection")
+            raise InvalidClientIDException(
+                f"client id {client_id!r} is in use by another connection; close it first, or give another client id"
+            )
         number = self._next_number
         self._next_number += 1
         self._directory.clients[number] = Client(number, client_id, command.token)

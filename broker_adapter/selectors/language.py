@@ -168,13 +168,19 @@ class _Token(NamedTuple):
     column: int  #: from 1 on
 
 
+def _why_no_token(text: str, position: int) -> str:
+    if text[position] in "'\"":
+        return "a string without its end"
+    return "no token; unequal is written <>" if text.startswith("!=", position) else "no token"
+
+
 def _tokens(text: str) -> list[_Token]:
     tokens = []
     position = 0
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            raise _invalid(text, position + 1, "a string without its end" if text[position] in "'\"" else "no token")
+            raise _invalid(text, position + 1, _why_no_token(text, position))
         if found.lastgroup == "open":
             raise _invalid(text, position + 1, "a comment without its end")
         kind = found.lastgroup or ""
@@ -420,7 +426,8 @@ class _Parser:
             self._expect(")")
             self._depth -= 1
             return part
-        raise self._wrong("expected a value or a condition", token)
+        hint = "; equal is written =" if token.text == "=" else ""
+        raise self._wrong(f"expected a value or a condition{hint}", token)
 
     def _identifier(self, token: _Token) -> Value:
         name = token.text if token.kind == "name" else token.text[1:-1].replace('""', '"')

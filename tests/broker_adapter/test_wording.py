@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker_adapter.wording import counted, in_seconds
+import pytest
+
+from broker_adapter.wording import counted, in_seconds, why_unencodable
 
 
 def test_one_is_singular_and_every_other_number_is_plural() -> None:
@@ -14,3 +16,10 @@ def test_one_is_singular_and_every_other_number_is_plural() -> None:
 def test_seconds_are_written_without_noise() -> None:
     durations = (0.299998, 0.999991, 6.0, 1.25, 1_234_567.0, 0.0004, 0.0)
     assert [in_seconds(each) for each in durations] == ["0.3 s", "1 s", "6 s", "1.25 s", "1234567 s", "0.0004 s", "0 s"]
+
+
+def test_a_text_that_is_not_valid_unicode_is_shown() -> None:
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "a\ud800".encode()
+    assert why_unencodable(raised.value) == "'a\\ud800' is not valid Unicode"
+    assert why_unencodable(ValueError("too deep")) == "too deep"

@@ -436,7 +436,7 @@ STATES: dict[str, tuple[Misuse, type[Exception], str]] = {
     "consume from a durable subscription twice": (
         _both(durable, durable),
         IllegalStateException,
-        "subscription 'both' is in use by another consumer",
+        "subscription 'both' is in use by another consumer; close it first, or share the subscription",
     ),
     "share a durable subscription that is not shared": (
         _both(durable, shared_durable),

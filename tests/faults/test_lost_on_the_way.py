@@ -83,7 +83,7 @@ def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(
             again = [received(consumer) for _ in range(1 + LOSSES)]
             assert [str(each) for each in again] == ["seen", *map(str, range(LOSSES))]
             assert [each.delivery_count for each in again] == [2, *[1] * LOSSES]
-            with pytest.raises(StaleAcknowledgementException, match="1 messages"):
+            with pytest.raises(StaleAcknowledgementException, match="1 message "):
                 again[-1].acknowledge()
 
 

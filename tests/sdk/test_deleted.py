@@ -127,7 +127,7 @@ def test_what_was_received_of_a_queue_that_is_deleted_cannot_be_acknowledged_and
                 session.commit()
             session.commit()
         else:
-            with pytest.raises(StaleAcknowledgementException, match=r"a consumer \('gone' was deleted.*1 messages"):
+            with pytest.raises(StaleAcknowledgementException, match=r"a consumer \('gone' was deleted.*1 message "):
                 message.acknowledge()
             message.acknowledge()
         if mode is not AcknowledgeMode.INDIVIDUAL:  # where each message stands for itself

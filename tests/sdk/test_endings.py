@@ -378,7 +378,7 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         message = received(consumer)
         if untold:
             broker.cut_untold = True
-            with pytest.raises(StaleAcknowledgementException, match="while 1 messages were held"):
+            with pytest.raises(StaleAcknowledgementException, match="while 1 message was held"):
                 message.acknowledge()
             lose(broker)
             message = received(consumer)

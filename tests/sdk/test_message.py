@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker_adapter import MessageFormatException, MessageNotWriteableException
+from broker_adapter import MessageFormatException, MessageNotWriteableException, pack
+from broker_adapter.amqp.amqp_message import encode_amqp
+from sdk.envelopes import envelope_of
 from sdk.message import Message
 from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
-from tests.sdk.sent_messages import QUEUE, received, sent
+from tests.sdk.sent_messages import IDENTITY, QUEUE, received, sent
 
 
 @pytest.mark.parametrize("value", [True, False, 0, -(2**63), 2**63 - 1, 1.5, "text", "", None])
@@ -180,3 +182,17 @@ def test_the_type_of_a_body_is_a_type(message: Message) -> None:
     for call in (message.get_body, message.is_body_assignable_to):
         with pytest.raises(TypeError, match=r"^5 is not the type of a body, such as str"):
             call(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["body", "property", "correlation_id"])
+def test_a_text_that_is_not_valid_unicode_is_named_where_it_is_sent(change: str) -> None:
+    message = TextMessage("x")
+    if change == "property":
+        message.properties["a"] = "\ud800"
+    else:
+        setattr(message, change, "\ud800")
+    message.destination = QUEUE
+    envelope = envelope_of(message, IDENTITY)
+    for encode in (pack, encode_amqp):
+        with pytest.raises(MessageFormatException, match=r"cannot be encoded: '.ud800' is not valid Unicode$"):
+            encode(envelope)

@@ -192,8 +192,8 @@ class ClientProtocol:
             self._finish(None)
         elif self._login is not None:
             remedy = (
-                "it may have too many logins at once, so try again, or its log says why"
-                if self._options.tls
+                "it may be stopping or have too many logins at once, so try again, or its log says why"
+                if self._options.tls or self._options.epoch  # of a connection that is restored: it worked before
                 else "if it wants TLS, connect with amqps://"
             )
             self.fail(ConnectionLostException(f"the peer closed the connection during the login; {remedy}"))

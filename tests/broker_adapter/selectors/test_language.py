@@ -171,6 +171,8 @@ def test_a_message_is_selected_where_the_condition_is_true(
         ("(a = 1", 7, "expected )"),
         ("a = 1)", 6, "expected AND, OR or the end"),
         ("a ! b", 3, "no token"),
+        ("a != 1", 3, "no token; unequal is written <>"),
+        ("a == 1", 4, "expected a value or a condition; equal is written ="),
         ("12ab = 1", 3, "goes on with a letter"),
         ("a = 9223372036854775808", 5, "does not fit in 64 bits"),
         ("a = 0x10000000000000000", 5, "does not fit in 64 bits"),

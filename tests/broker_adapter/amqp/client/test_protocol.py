@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.client.protocol import Phase
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     LinkRemoteOpen,
@@ -21,6 +21,7 @@ from broker_adapter.amqp.events import (
     Transfers,
 )
 from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.sasl import ClientLogin
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
 from broker_adapter.errors import (
@@ -300,3 +301,18 @@ def test_closing_a_session_and_the_connection_says_goodbye_in_order() -> None:
     wired.client.close(Result())
     wired.pump()
     wired.broker.expect(RemoteClose)
+
+
+@pytest.mark.parametrize(("epoch", "remedy"), [(0, "if it wants TLS, connect with amqps://"), (1, "so try again")])
+def test_a_peer_that_ends_the_login_may_want_tls_only_where_no_connection_worked_before(
+    epoch: int, remedy: str
+) -> None:
+    options = ClientOptions(
+        container_id="c", hostname="h", version="1", has_client_id=True, commit_prefix="p", epoch=epoch
+    )
+    client = ClientProtocol(options, ClientLogin(("PLAIN",), "al", "s3cret"), lambda _event: None, lambda _count: None)
+    opened = Result()
+    client.open(opened)
+    client.receive_end()
+    with pytest.raises(ConnectionLostException, match=f"closed the connection during the login; .*{remedy}"):
+        _ = opened.value
