@@ -9,6 +9,9 @@ Theory of operation
     credit that was granted after an acknowledgement, it has that acknowledgement.  So what was acknowledged more than
     two windows of deliveries ago has arrived (two, since a credit may overtake what is written together with it).
 
+    A link may be lost alone, while the connection lives.  Which of the last acknowledgements on it the broker has is
+    not known either; those of messages that are redelivered are repeated then.
+
     What the application has seen and not acknowledged is redelivered as well.  Not every broker says of such a message
     that it was delivered before, so that is remembered too.
 
@@ -115,13 +118,19 @@ class LostAcknowledgements:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, records: Iterable[AckRecord], too_late: TooLate) -> None:
-        """These were under way when the connection was lost; ``too_late`` is called with those that others have."""
+    def add(self, records: Iterable[AckRecord], too_late: TooLate, *, with_link: bool = False) -> None:
+        """The acknowledgements of these were in transit when they were lost.
+
+        Args:
+            records: the messages.
+            too_late: called with those that others have.
+            with_link: as in ``add_seen``.
+        """
         with self._changing:
             for each in records:
                 if each[1] is not None:
                     self._lost[each[0], each[1]] = each, too_late, self.store
-                else:  # it is redelivered as any other
+                elif not with_link:  # it is redelivered as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
                 _, (forgotten, _, store) = self._lost.popitem(last=False)
@@ -326,8 +335,14 @@ def _asked(
             yield part, answer
 
 
+#: What was settled: how many deliveries there had been by then, its tag, and the message.
+_Settled = tuple[int, DeliveryTag, AckRecord]
+
+
 class Acknowledgements:
     """What one session has acknowledged lately.  Its calls are made one at a time, as those of its policy."""
+
+    __slots__ = ("_delivered", "_held", "_reach", "_recent", "_returned", "_surplus", "lost", "too_late")
 
     def __init__(self, lost: LostAcknowledgements, too_late: TooLate) -> None:
         """Nothing so far.
@@ -342,9 +357,9 @@ class Acknowledgements:
         self._surplus = 0  #: of these, those of consumers that have left without the broker's word
         self._delivered = 0
         self._held: dict[DeliveryTag, AckRecord] = {}
-        self._recent: deque[tuple[int, AckRecord]] = deque()
+        self._recent: deque[_Settled] = deque()
         #: What was seen and given back, which is remembered as long.
-        self._returned: deque[tuple[int, AckRecord]] = deque()
+        self._returned: deque[_Settled] = deque()
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -371,13 +386,13 @@ class Acknowledgements:
         if record is not None:
             self._held[tag] = record
 
-    def accepted(self, record: AckRecord | None) -> None:
+    def accepted(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """A message was delivered, and its acknowledgement is on its way: both in one step."""
         self._delivered = now = self._delivered + 1
         if record is not None:
             recent = self._recent
-            recent.append((now, record))
-            if recent[0][0] < now - self._reach:
+            recent.append((now, tag, record))
+            if now - recent[0][0] > self._reach:
                 recent.popleft()
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
@@ -386,7 +401,7 @@ class Acknowledgements:
         for tag, outcome in settlements:
             record = held.pop(tag, None)
             if record is not None:
-                (recent if outcome is _ACCEPTED else returned).append((now, record))
+                (recent if outcome is _ACCEPTED else returned).append((now, tag, record))
         while recent and recent[0][0] < now - self._reach:
             recent.popleft()
         while returned and returned[0][0] < now - self._reach:
@@ -399,8 +414,8 @@ class Acknowledgements:
 
     def interrupted(self) -> None:
         """The connection was lost."""
-        self.lost.add([record for _, record in self._recent], self.too_late)
-        self.lost.add_seen([record for _, record in self._returned])
+        self.lost.add([record for _, _, record in self._recent], self.too_late)
+        self.lost.add_seen([record for _, _, record in self._returned])
         self.lost.add_seen(self._held.values())
         self._recent.clear()
         self._returned.clear()
@@ -411,7 +426,18 @@ class Acknowledgements:
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
         tags = [tag for tag in self._held if tag.link == link]
-        self.lost.add_seen([self._held.pop(tag) for tag in tags], with_link=True)
+        seen = [self._held.pop(tag) for tag in tags] + _taken_of(link, self._returned)
+        self.lost.add_seen(seen, with_link=True)
+        self.lost.add(_taken_of(link, self._recent), self.too_late, with_link=True)
+
+
+def _taken_of(link: int, settled: deque[_Settled]) -> list[AckRecord]:
+    """Take out what came on a link."""
+    found = [record for _, tag, record in settled if tag.link == link]
+    kept = [each for each in settled if each[1].link != link]
+    settled.clear()
+    settled.extend(kept)
+    return found
 
 
 #: The answer of a broker that does not do what it is asked.

@@ -45,7 +45,7 @@ from broker_adapter import (
     Waiters,
     pack,
 )
-from sdk.acknowledgements import Acknowledgements, AckRecord, LostAcknowledgements
+from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -373,17 +373,12 @@ class SessionState:
             ConnectionLostException: the network is away.
         """
         if settlements:
-            self._hand_over(settlements)
+            self.hand_over(settlements)
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
-    def settle_at_once(self, settlements: Sequence[Settlement], record: AckRecord | None) -> None:
-        """``settle`` for one message that was delivered just now; under ``settling``."""
-        self._hand_over(settlements)
-        if self.acknowledgements is not None:
-            self.acknowledgements.accepted(record)
-
-    def _hand_over(self, settlements: Sequence[Settlement]) -> None:
+    def hand_over(self, settlements: Sequence[Settlement]) -> None:
+        """``settle``, without a word to ``acknowledgements``; under ``settling``."""
         try:
             self.transport.settle(settlements)
         except ConnectionLostException:

@@ -136,8 +136,8 @@ def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> N
     session = Acknowledgements(lost, ignore)
     session.widen(10)
     for number in range(50):
-        session.accepted(record(number))
-    session.accepted(None)
+        session.accepted(tag(number), record(number))
+    session.accepted(tag(50), None)
     session.interrupted()
     assert keys(lost, 12, 13, 49) == [False, True, True]
 
@@ -176,16 +176,35 @@ def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
     assert len(lost) == 0
 
 
-def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -> None:
+def test_what_was_acknowledged_on_a_lost_link_is_acknowledged_again_and_what_was_held_is_known_again() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
+    session.widen(10)
     accept(session, 1)
-    session.delivered(tag(2, link=1), record(2))
-    session.delivered(tag(3, link=2), record(3))
+    session.accepted(tag(2), record(2))
+    accept(session, 3, outcome=Outcome.MODIFIED)
+    session.delivered(tag(4), record(4))  # held
+    session.accepted(tag(5, link=2), record(5))
+    session.delivered(tag(6, link=2), record(6))
     session.link_lost(1)
-    session.settled([Settlement(tag(2, 1), Outcome.ACCEPTED), Settlement(tag(3, 2), Outcome.ACCEPTED)])
+    session.settled([Settlement(tag(4), Outcome.ACCEPTED), Settlement(tag(6, 2), Outcome.ACCEPTED)])
+    assert len(session) == 2, "what came on the other link"
+    assert keys(lost, 1, 2, 3, 4, 5, 6) == [True, True, False, False, False, False]
+    assert [lost.was_seen(record(number)) for number in range(1, 7)] == [False, False, True, True, False, False]
     session.interrupted()
-    assert keys(lost, 1, 2, 3) == [True, False, True]
+    assert keys(lost, 1, 2, 5, 6) == [False, False, True, True]
+
+
+def test_what_was_acknowledged_on_a_lost_link_is_not_reported_as_lost_with_the_connection() -> None:
+    """The connection lives, and what it has lost is not known yet."""
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.accepted(tag(1), (SOURCE, None, 1, 0, None))  # redelivered as any other
+    accept(session, 2, outcome=Outcome.MODIFIED)
+    session.link_lost(1)
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("forgive_rest", None)]
 
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:

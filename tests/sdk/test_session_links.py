@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
 
-from ack_modes import Outcome
+from ack_modes import Outcome, Settlement
 from broker_adapter import BrowserInterruptedException, LinkInterrupted, LinkLost
 from broker_adapter import queue as queue_of
 from sdk import (
@@ -22,7 +23,54 @@ from sdk import (
     TransactionRolledBackException,
 )
 from sdk.session_links import MAX_KEPT_NEWS
-from tests.sdk.small_broker import SmallBroker, lose, received, with_messages
+from tests.sdk.small_broker import SmallBroker, fill, lose, received, started, with_messages
+
+
+class Lossy(SmallBroker):
+    """A broker whose link is closed while acknowledgements are in transit, and that marks no redelivery."""
+
+    drops = False
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        if not self.drops:
+            super().settle(settlements)
+
+    def interrupt_link(self, link: int) -> None:
+        super().interrupt_link(link)
+        for stored in chain(*self.waiting.values()):
+            stored.failures = 0
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_what_was_acknowledged_on_a_closed_link_is_acknowledged_again_and_not_given_out(mode: AcknowledgeMode) -> None:
+    broker = Lossy()
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 3)
+        broker.drops = True
+        messages = [received(consumer) for _ in range(3)]
+        for message in messages:
+            message.acknowledge()
+        broker.drops = False
+        broker.interrupt_link(consumer._prefetch.link)
+        broker.restore_link(consumer._prefetch.link, 77)
+        with connection.create_session() as other:
+            fill(other, 1)
+        assert received(consumer).message_id not in [message.message_id for message in messages]
+        session.recover()
+        assert broker.outcomes()[:3] == [Outcome.ACCEPTED] * 3
+
+
+def test_what_was_given_back_on_a_closed_link_is_redelivered_with_its_mark() -> None:
+    broker = Lossy()
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 1)
+        received(consumer)
+        broker.drops = True
+        session.recover()
+        broker.drops = False
+        broker.interrupt_link(consumer._prefetch.link)
+        broker.restore_link(consumer._prefetch.link, 77)
+        assert received(consumer).redelivered
 
 
 @pytest.mark.parametrize("listens", [False, True])
