@@ -99,11 +99,14 @@ class LostAcknowledgements:
     Attributes:
         store: of the broker that the connection leads to, or led to last; None: the broker does not say.
         moved_at: what deliveries carry since the connection leads to another store than before.
+        refused_at: what deliveries carry since the broker refused to hear again what a loss took, which may be
+            redelivered; 0: it has heard all.
     """
 
     def __init__(self, store: str | None = None) -> None:
         self.store = store
         self.moved_at = 0
+        self.refused_at = 0
         self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
         self._seen: OrderedDict[Key, None] = OrderedDict()
         #: Positions of what was seen, until that was reported to the broker; None: there were too many.
@@ -182,7 +185,7 @@ class LostAcknowledgements:
         with self._changing:
             return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
-    def give_again(self, request: Request, token: str | None = None) -> None:
+    def give_again(self, request: Request, token: str | None = None, epoch: int = 0) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
         What another consumer has in hand by now, or has processed since, is processed twice; what has failed too often
@@ -193,10 +196,12 @@ class LostAcknowledgements:
         Args:
             request: asks the broker, as ``Transport.request``.
             token: what the broker knows the lost connection by.
+            epoch: what deliveries carry from now on.
 
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
         """
+        refused = False
         with self._changing:
             lost = [(each, too_late) for each, too_late, store in self._lost.values() if store == self.store]
         told = {(each[0], each[2]): too_late for each, too_late in lost}
@@ -205,6 +210,7 @@ class LostAcknowledgements:
         try:
             for part, answer in _asked(request, "settle_positions", failures, token):
                 if answer is REFUSED:
+                    refused, self.refused_at = True, epoch
                     for each in part:
                         self._tell_seen(each)
                     continue
@@ -216,6 +222,8 @@ class LostAcknowledgements:
                         self._tell_seen(each)
                     if each[2] in taken:
                         late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
+            if not refused:
+                self.refused_at = 0
         finally:
             for too_late, ids in late.items():
                 too_late(ids)
@@ -425,19 +433,15 @@ class Acknowledgements:
 
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
-        tags = [tag for tag in self._held if tag.link == link]
-        seen = [self._held.pop(tag) for tag in tags] + _taken_of(link, self._returned)
+        held, returned, recent = self._held, self._returned, self._recent
+        seen = [record for _, tag, record in returned if tag.link == link]
+        seen += [record for tag, record in held.items() if tag.link == link]
         self.lost.add_seen(seen, with_link=True)
-        self.lost.add(_taken_of(link, self._recent), self.too_late, with_link=True)
-
-
-def _taken_of(link: int, settled: deque[_Settled]) -> list[AckRecord]:
-    """Take out what came on a link."""
-    found = [record for _, tag, record in settled if tag.link == link]
-    kept = [each for each in settled if each[1].link != link]
-    settled.clear()
-    settled.extend(kept)
-    return found
+        self.lost.add([record for _, tag, record in recent if tag.link == link], self.too_late, with_link=True)
+        # Behind that: where the handler of a signal raises, the next call does it again.
+        self._held = {tag: record for tag, record in held.items() if tag.link != link}
+        self._returned = deque([each for each in returned if each[1].link != link])
+        self._recent = deque([each for each in recent if each[1].link != link])
 
 
 #: The answer of a broker that does not do what it is asked.

@@ -400,7 +400,7 @@ class Connection:
             if not is_same:
                 lost.move(store, self._standing[0])
             if store is not None:
-                lost.give_again(event.request, event.token)
+                lost.give_again(event.request, event.token, self._standing[0])
             if is_same:
                 uncount_deliveries(
                     event.request,

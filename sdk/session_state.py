@@ -396,18 +396,25 @@ class SessionState:
             outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
 
         Raises:
-            StaleAcknowledgementException: the connection leads to another store now, which cannot say it.
+            StaleAcknowledgementException: the connection was lost, and leads to another store now, which cannot say it;
+                or the broker has refused to hear again what the loss took.
             JMSException: the broker has not said so; what was settled may have been lost.
         """
         self.transport.confirm(self.settings.request_timeout_seconds, self.number, link, outlasts_loss=outlasts_loss)
-        moved_at = 0 if self.acknowledgements is None else self.acknowledgements.lost.moved_at
-        stale_count = sum(count for epoch, count in settled.items() if epoch < moved_at)
-        if stale_count:
-            raise StaleAcknowledgementException(
-                f"{stale_count} messages that {self.name} has acknowledged may be delivered again: the connection"
-                " was lost before the broker confirmed them, and leads to another broker's store now",
-                stale_count=stale_count,
-            )
+        if self.acknowledgements is None:
+            return
+        lost = self.acknowledgements.lost
+        for since, why in (
+            (lost.moved_at, "the connection leads to another broker's store now"),
+            (lost.refused_at, "the broker refused to hear of them again"),
+        ):
+            stale_count = sum(count for epoch, count in settled.items() if epoch < since)
+            if stale_count:
+                raise StaleAcknowledgementException(
+                    f"{stale_count} messages that {self.name} has acknowledged may be delivered again: the connection"
+                    f" was lost before the broker confirmed them, and {why}",
+                    stale_count=stale_count,
+                )
 
     def confirm_or_report(self, settled: Mapping[int, int], link: int) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it.

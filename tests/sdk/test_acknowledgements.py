@@ -281,6 +281,29 @@ def test_what_the_broker_refuses_to_hear_waits_for_its_message() -> None:
     assert keys(lost, 1) == [True]
 
 
+def test_since_when_the_broker_refuses_is_known_until_it_hears_all() -> None:
+    lost = LostAcknowledgements()
+    lost.add([record(1), record(2, Source("other"))], ignore)
+    assert lost.refused_at == 0
+    lost.give_again(Told(*[ResourceAllocationException("the disk is full")] * 2).request, "token", 3)
+    assert lost.refused_at == 3
+    with pytest.raises(ConnectionLostException):
+        lost.give_again(Told(ConnectionLostException("again")).request, "token", 4)
+    assert lost.refused_at == 3
+    lost.give_again(Broker().request, "token", 5)
+    assert lost.refused_at == 0
+    assert len(lost) == 0
+
+
+def test_what_the_broker_has_refused_to_hear_is_told_of_with_the_next_loss() -> None:
+    lost = LostAcknowledgements()
+    told: list[list[str]] = []
+    lost.add([record(1)], told.append)
+    lost.give_again(Told(ResourceAllocationException("the disk is full")).request)
+    lost.give_again(lambda *_: {"settled": 0, "lost": [1]})
+    assert told == [["ID:1"]]
+
+
 def test_what_was_lost_at_another_store_is_given_to_that_one() -> None:
     lost = LostAcknowledgements("first")
     lost.add([record(1)], ignore)

@@ -393,6 +393,28 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         received(consumer).acknowledge()
 
 
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_acknowledge_raises_where_the_broker_has_refused_to_hear_again_what_a_loss_took(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 2)
+        lost, message = connection._lost_acknowledgements, received(consumer)
+
+        def lose_it(*_: Any, **__: Any) -> None:
+            monkeypatch.undo()
+            lose(broker)
+            lost.refused_at = broker.epoch
+
+        monkeypatch.setattr(broker, "confirm", lose_it)
+        with pytest.raises(StaleAcknowledgementException, match="refused to hear of them again") as raised:
+            message.acknowledge()
+        assert raised.value.stale_count == 1
+        received(consumer).acknowledge()  # once
+        session.close()
+
+
 class AtCall:
     """Interrupts as the handler of a signal does, as one of the SDK's functions begins: the one of this number."""
 
