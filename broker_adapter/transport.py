@@ -187,7 +187,7 @@ class LinkLost:
 
     link: int
     error: JMSException
-    tag_link: int = -1  #: the link in the tags of its deliveries, which are stale; -1: there are none
+    tag_link: int | None = None  #: the link in the tags of its deliveries, which are stale; None: there are none
 
 
 @attrs.frozen
@@ -196,7 +196,7 @@ class LinkInterrupted:
 
     link: int
     error: JMSException
-    tag_link: int  #: the link in the tags of its deliveries, which are stale
+    tag_link: int | None  #: as in ``LinkLost``
 
 
 @attrs.frozen

@@ -416,7 +416,7 @@ class Connection:
             for session in self._sessions.values():
                 session._links.restored(event.epoch)
         elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
-            any(session._links.came(event) for session in sessions)
+            any(session._links.came(event, self._standing[0]) for session in sessions)
             if not isinstance(event, LinkRestored):
                 self._report(event.error)
         else:

@@ -207,7 +207,8 @@ class SessionState:
         self.interrupted = False
         self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
         self.lost_epoch = -1
-        self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
+        #: Epochs and links in tags, with why they were lost; the policy is told later.
+        self.lost_links: deque[tuple[int, int, JMSException]] = deque()
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self.late: list[str] = []
         self.running = False
@@ -465,13 +466,13 @@ class SessionState:
         self.wake()
 
     def _lose(self, epoch: int) -> None:
+        self.lost_links.clear()  # with their connection
         if self.interrupted and epoch <= self.epoch:
             return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
         self.interrupted = True  # before the epoch: a thread that sees the epoch sees this as well
         self.lost_epoch = self.epoch
         self.epoch = epoch
         self.policy.interrupted(epoch)
-        self.lost_links.clear()
         self.loss = _CONNECTION_LOST
         if self.acknowledgements is not None:
             self.acknowledgements.interrupted()
@@ -482,10 +483,16 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.interrupted()
 
-    def lose_link(self, link: int, error: JMSException) -> None:
-        """The broker took back what came on one link of the connection, by the link's number in tags."""
-        self.lost_links.append((link, error))
-        self.take_lost_links()
+    def lose_link(self, link: int | None, error: JMSException, epoch: int) -> None:
+        """The broker took back what came on one link; ``take_lost_links`` tells the policy.  Waits for nothing.
+
+        Args:
+            link: in tags; None: nothing came on it.
+            error: why it was lost.
+            epoch: of its connection.
+        """
+        if link is not None:
+            self.lost_links.append((epoch, link, error))
 
     def take_lost_links(self) -> None:
         """Tell the policy of the links that were lost: not in the thread of the engine, which must not wait."""
@@ -493,11 +500,15 @@ class SessionState:
             return
         with self.settling:
             while self.lost_links:
-                link, error = self.lost_links.popleft()
-                self.policy.link_lost(link)
-                if self.acknowledgements is not None:
-                    self.acknowledgements.link_lost(link)
-                self.loss = f"the broker closed a consumer ({error})"
+                lost = epoch, link, error = self.lost_links[0]
+                if epoch == self.epoch:  # else it was lost with its connection, and the number may be another link's
+                    self.policy.link_lost(link)
+                    if self.acknowledgements is not None:
+                        self.acknowledgements.link_lost(link)
+                    self.loss = f"the broker closed a consumer ({error})"
+                # Behind that: where the handler of a signal raises, the next call does it again.
+                with suppress(ValueError):
+                    self.lost_links.remove(lost)
 
     def restore(self, epoch: int) -> None:
         """The connection works again."""

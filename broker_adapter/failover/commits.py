@@ -22,13 +22,15 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.inner import Inner
-from broker_adapter.failover.links import NO_LINK, LinkState, LinkTable
+from broker_adapter.failover.links import LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.transport import Peer
 
 #: What the errors call the request for the end of a commit.
 _ASKING: Final = "asking the broker whether it was committed"
 _ATTACHED: Final = LinkState.ATTACHED
+#: The number of a link in an inner transport that it is not attached by: no link has it.
+_NO_LINK: Final = -(1 << 62)
 
 
 class Commits:
@@ -120,7 +122,7 @@ class Commits:
                 link = self._reattacher.wait_until_attached(number, deadline, "the commit")
             attachment = link.attachment
             if attachment is None or attachment[0] is not inner:
-                mapped.append((NO_LINK, envelope))
+                mapped.append((_NO_LINK, envelope))
             else:
                 mapped.append((attachment[1], envelope))
         return mapped

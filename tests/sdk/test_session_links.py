@@ -288,6 +288,69 @@ def test_news_of_a_link_is_old_once_the_connection_was_lost(
     assert broker.outcomes() == [Outcome.ACCEPTED]
 
 
+@pytest.mark.parametrize("how", ["lost", "interrupted"])
+def test_news_of_a_link_that_is_told_late_does_not_concern_the_next_connection(
+    broker: SmallBroker, connection: Connection, how: str
+) -> None:
+    """Each connection numbers its links from the start, so that another consumer has the number by then."""
+    session, first = with_messages(connection, AcknowledgeMode.CLIENT, 4)
+    second = session.create_consumer(queue_of("other"))
+    link = second._prefetch.link
+    with session._links._telling:  # by another thread, which is not done yet
+        if how == "lost":
+            broker.lose_link(link)
+        else:
+            broker.interrupt_link(link)
+            broker.restore_link(link, 77)
+        lose(broker)
+        broker.tag_links.update({first._prefetch.link: link, link: 78})
+    session._links._tell()
+    assert not second._prefetch._away
+    messages = [received(first) for _ in range(4)]
+    messages[-1].acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 4
+    fill(session, 1)
+    received(first).acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 5
+    if how == "lost":
+        with pytest.raises(ConnectionLostException, match="link closed"):
+            second.receive()
+    else:
+        session.create_producer(queue_of("other")).send("x")
+        assert received(second).body == "x"
+
+
+def test_a_link_that_was_restored_before_the_connection_was_lost_has_its_credit_once(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 1)
+    link = consumer._prefetch.link
+    with session._links._telling:
+        broker.interrupt_link(link)
+        broker.restore_link(link, 77)
+        lose(broker)
+        received(consumer)
+    session._links._tell()
+    assert not consumer._prefetch.needs_reset
+
+
+def test_a_link_that_was_lost_with_a_connection_that_a_call_knows_to_be_lost_is_forgotten(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    other = session.create_consumer(queue_of("other"))
+    broker.cut_untold = True
+    with pytest.raises(StaleAcknowledgementException):
+        received(consumer).acknowledge()
+    broker.lose_link(other._prefetch.link)
+    broker.interrupt()
+    broker.tag_links[consumer._prefetch.link] = other._prefetch.link
+    broker.restore()
+    assert not session._state.lost_links
+    received(consumer).acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
 def test_news_that_nobody_wants_is_kept_while_something_is_attached_and_not_without_limit(
     broker: SmallBroker, connection: Connection
 ) -> None:
