@@ -326,7 +326,7 @@ class Transport(Protocol):
         Raises:
             ConnectionLostException: the connection is lost for good; or the network is away, and this does not wait.
             OperationTimedOutException: no answer in time.
-            IllegalStateException: the session, or the link, has ended meanwhile.
+            IllegalStateException: the session has ended meanwhile; or the link has, before this or meanwhile.
         """
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
