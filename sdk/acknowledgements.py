@@ -47,6 +47,8 @@ _log = logging.getLogger("holdfast.sdk")
 MAX_ACK_RECORDS: Final = 100_000
 #: Deliveries beyond the windows of the consumers that an acknowledgement is remembered for.
 _MARGIN: Final = 16
+#: What a request raises where the network is away.
+_AWAY: Final = (ConnectionLostException, OperationTimedOutException)
 #: Positions in one request to our own broker.
 _REQUEST_POSITIONS: Final = 5_000
 
@@ -91,6 +93,37 @@ def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery
     return source, name, delivery.position, delivery.delivery_count, envelope.message_id
 
 
+class _Untold:
+    """Positions of what was seen, until that was reported to the broker.
+
+    Attributes:
+        positions: by source.
+        is_known: whether that is all; False: there was more than ``MAX_ACK_RECORDS``, and none is remembered.
+    """
+
+    def __init__(self) -> None:
+        self.positions: dict[Source, set[int]] = {}
+        self.is_known = True
+        self._count = 0
+
+    def add(self, source: Source, positions: Iterable[int]) -> None:
+        """These were seen."""
+        if not self.is_known:
+            return
+        known = self.positions.setdefault(source, set())
+        self._count -= len(known)
+        known.update(positions)
+        self._count += len(known)
+        if self._count > MAX_ACK_RECORDS:
+            self.is_known, self.positions = False, {}
+
+    def add_all(self, other: _Untold) -> None:
+        """What is in another one was seen as well."""
+        self.is_known = self.is_known and other.is_known
+        for source, positions in other.positions.items():
+            self.add(source, positions)
+
+
 class LostAcknowledgements:
     """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread.
 
@@ -109,8 +142,7 @@ class LostAcknowledgements:
         self.refused_at = 0
         self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        #: Positions of what was seen, until that was reported to the broker; None: there were too many.
-        self._untold: dict[Source, set[int]] | None = {}
+        self._untold = _Untold()
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
     @property
@@ -139,7 +171,6 @@ class LostAcknowledgements:
                 _, (forgotten, _, store) = self._lost.popitem(last=False)
                 if store == self.store:
                     self._note_seen(forgotten)  # it is redelivered
-            self._bound_untold()
 
     def add_seen(self, records: Iterable[AckRecord], *, with_link: bool = False) -> None:
         """The application had these when they were lost, and had not acknowledged them.
@@ -156,24 +187,13 @@ class LostAcknowledgements:
                     self._note_seen(each)
             while len(self._seen) > MAX_ACK_RECORDS:
                 self._seen.popitem(last=False)
-            self._bound_untold()
-
-    def _tell_seen(self, record: AckRecord) -> None:
-        """The application had this, and others may have it in hand by now: the delivery that was lost counts."""
-        with self._changing:
-            self._note_seen(record)
-            self._bound_untold()
 
     def _note_seen(self, record: AckRecord) -> None:
-        """Under the lock: what has a position is to be told to our own broker."""
+        """The application had this: the delivery that was lost counts, which our own broker is to be told."""
         source, _, position = record[:3]
-        if position is not None and self._untold is not None:
-            self._untold.setdefault(source, set()).add(position)
-
-    def _bound_untold(self) -> None:
-        """Under the lock: no delivery is uncounted any more where more was seen than is remembered."""
-        if self._untold is not None and sum(map(len, self._untold.values())) > MAX_ACK_RECORDS:
-            self._untold = None
+        if position is not None:
+            with self._changing:
+                self._untold.add(source, (position,))
 
     def was_seen(self, record: AckRecord) -> bool:
         """A message has come: returns whether the application had it before."""
@@ -191,7 +211,7 @@ class LostAcknowledgements:
         What another consumer has in hand by now, or has processed since, is processed twice; what has failed too often
         by the loss is a dead letter.  Both are reported to the session.  What else is not there any more had arrived.
         What was lost at another store is kept for that, and what the broker refuses is repeated when its message is
-        redelivered.
+        redelivered, and with the next call.
 
         Args:
             request: asks the broker, as ``Transport.request``.
@@ -208,18 +228,18 @@ class LostAcknowledgements:
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
         try:
-            for part, answer in _asked(request, "settle_positions", failures, token):
+            for part, answer in _asked(request, "settle_positions", failures, token, _says_what_is_lost):
                 if answer is REFUSED:
                     refused, self.refused_at = True, epoch
                     for each in part:
-                        self._tell_seen(each)
+                        self._note_seen(each)
                     continue
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements repeated, %d of which had not arrived", len(part), settled)
                 for each in part:
                     self.take(each)
                     if answer is None or each[2] in taken:
-                        self._tell_seen(each)
+                        self._note_seen(each)
                     if each[2] in taken:
                         late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
             if not refused:
@@ -241,36 +261,27 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
-            untold, self._untold = self._untold, {}
+            untold, self._untold = self._untold, _Untold()
         try:
-            if untold is None:
+            if not untold.is_known:
                 request("seen_rest", {"token": token}, None)
                 _log.debug("= what was lost on its way counts as failed: too many messages were seen")
                 return
-            for source, seen in untold.items():
+            for source, seen in untold.positions.items():
                 positions = sorted(seen)
                 for first in range(0, len(positions), _REQUEST_POSITIONS):
                     part = positions[first : first + _REQUEST_POSITIONS]
                     with suppress(InvalidDestinationException):  # it went with the connection
                         request("seen", {**_named(source), "token": token, "positions": part}, None)
             done = request("forgive_rest", {"token": token}, None)
-            _log.debug("= %d messages that were lost on their way do not count as failed", done)
-        except (ConnectionLostException, OperationTimedOutException):
-            self._keep_untold(untold)
-            raise
-        except JMSException as error:  # a broker of an earlier version, or one whose disk is full
-            self._keep_untold(untold)
+            _log.debug("= %s messages that were lost on their way do not count as failed", done)
+        except BaseException as error:
+            with self._changing:  # the broker could not be told: it may have to be with the next connection
+                self._untold.add_all(untold)
+            if not isinstance(error, JMSException) or isinstance(error, _AWAY):
+                raise
+            # A broker of an earlier version, or one whose disk is full.
             _log.debug("= what was lost on its way counts as failed: %s", error)
-
-    def _keep_untold(self, untold: dict[Source, set[int]] | None) -> None:
-        """The broker could not be told of these: it may have to be with the next connection."""
-        with self._changing:
-            if untold is None:
-                self._untold = None
-            elif self._untold is not None:
-                for source, seen in untold.items():
-                    self._untold.setdefault(source, set()).update(seen)
-                self._bound_untold()
 
     def move(self, store: str | None, epoch: int) -> None:
         """The connection leads to another store, where positions of what was seen mean nothing.
@@ -281,7 +292,7 @@ class LostAcknowledgements:
         """
         with self._changing:
             self.store, self.moved_at = store, epoch
-            self._untold = {}
+            self._untold = _Untold()
 
 
 def uncount_deliveries(
@@ -300,7 +311,7 @@ def uncount_deliveries(
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", dict(never_delivered), token):
+    for part, done in _asked(request, "forgive", dict(never_delivered), token, lambda answer: type(answer) is int):
         if done is not None and done is not REFUSED:
             _log.debug("= of %d messages that were never delivered %d do not count as failed", len(part), done)
 
@@ -309,14 +320,26 @@ def _named(source: Source) -> dict[str, Any]:
     return {key: value for key, value in attrs.asdict(source).items() if value is not None}
 
 
+def _says_what_is_lost(answer: Any) -> bool:
+    """Whether this is an answer to ``settle_positions``."""
+    if not isinstance(answer, Mapping) or type(answer.get("settled")) is not int:
+        return False
+    lost = answer.get("lost")
+    return isinstance(lost, list | tuple) and all(type(each) is int for each in lost)
+
+
 def _asked(
-    request: Request, operation: str, failures: Mapping[AckRecord, int], token: str | None
+    request: Request,
+    operation: str,
+    failures: Mapping[AckRecord, int],
+    token: str | None,
+    is_answer: Callable[[Any], bool],
 ) -> Iterator[tuple[list[AckRecord], Any]]:
     """Ask something of the messages that have a position, source by source, in parts.
 
     Yields:
         The part, and the answer; None: the queue or subscription is gone; ``REFUSED``: the broker does not do this now,
-        or not at all.
+        or not at all, or its answer has another form.
     """
     by_source: dict[Source, list[AckRecord]] = {}
     for each in failures:
@@ -332,7 +355,13 @@ def _asked(
             answer = None
             try:
                 answer = request(operation, {**arguments, "given": named}, None)
-            except (ConnectionLostException, OperationTimedOutException):
+                if not is_answer(answer):
+                    _log.warning(
+                        "! %s of %d messages of %s was answered %.100r, which is taken for a refusal",
+                        *(operation, len(part), source, answer),
+                    )
+                    answer = REFUSED
+            except _AWAY:
                 raise
             except InvalidDestinationException as error:
                 # It went with the connection, say: nothing of it is redelivered.
@@ -362,7 +391,8 @@ class Acknowledgements:
         self.lost = lost
         self.too_late = too_late
         self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
-        self._surplus = 0  #: of these, those of consumers that have left without the broker's word
+        #: Of these, those of consumers that have left without the broker's word: no more than are kept at a loss.
+        self._surplus = 0
         self._delivered = 0
         self._held: dict[DeliveryTag, AckRecord] = {}
         self._recent: deque[_Settled] = deque()
@@ -383,10 +413,14 @@ class Acknowledgements:
             prefetch: the consumer's.
             confirmed: whether the broker has said so, and so has what was acknowledged before.
         """
+        reach = 2 * max(1, prefetch)
         if confirmed:
-            self._reach -= 2 * max(1, prefetch)
+            self._reach -= reach
         else:
-            self._surplus += 2 * max(1, prefetch)
+            surplus = min(self._surplus + reach, MAX_ACK_RECORDS)
+            self._reach -= self._surplus + reach - surplus
+            self._surplus = surplus
+        self._shorten()
 
     def delivered(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """The application is about to see a message."""
@@ -410,10 +444,14 @@ class Acknowledgements:
             record = held.pop(tag, None)
             if record is not None:
                 (recent if outcome is _ACCEPTED else returned).append((now, tag, record))
-        while recent and recent[0][0] < now - self._reach:
-            recent.popleft()
-        while returned and returned[0][0] < now - self._reach:
-            returned.popleft()
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Forget what is out of reach.  ``accepted`` removes one for each that it adds, so it needs no more."""
+        oldest = self._delivered - self._reach
+        for settled in (self._recent, self._returned):
+            while settled and settled[0][0] < oldest:
+                settled.popleft()
 
     def committed(self, settlements: Iterable[Settlement]) -> None:
         """These are done, as the broker has said."""

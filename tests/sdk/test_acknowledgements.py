@@ -131,6 +131,36 @@ def test_a_consumer_that_leaves_shortens_the_reach_when_the_broker_has_said_so(c
     assert keys(lost, 1000, 1198, 1199, 1235) == [False, False, True, True], "the reach of the one that is left"
 
 
+def test_consumers_that_leave_unconfirmed_extend_the_reach_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 100)
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.widen(10)
+    for _ in range(1000):
+        session.widen(20)
+        session.narrow(20, confirmed=False)
+    accept(session, *range(500))
+    for number in range(500, 1000):
+        session.accepted(tag(number), record(number))
+    assert len(session) == 36 + 100 + 1
+    session.interrupted()
+    for number in range(1000, 1500):
+        session.accepted(tag(number), record(number))
+    assert len(session) == 36 + 1, "the reach of the one that is left"
+
+
+def test_what_is_remembered_shrinks_as_soon_as_a_consumer_has_left() -> None:
+    session = Acknowledgements(LostAcknowledgements(), ignore)
+    session.widen(10)
+    session.widen(5000)
+    for number in range(20_000):
+        session.accepted(tag(number), record(number))
+    accept(session, *range(20_000, 20_100), outcome=Outcome.MODIFIED)
+    assert (len(session), len(session._returned)) == (10_036 - 100 + 1, 100)
+    session.narrow(5000, confirmed=True)
+    assert (len(session), len(session._returned)) == (0, 37)
+
+
 def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
@@ -438,6 +468,53 @@ def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() ->
     assert broker.asked == [("seen", [1]), ("forgive_rest", None), ("seen", [1, 2]), ("forgive_rest", None)]
 
 
+@pytest.mark.parametrize("asked", ["seen", "forgive_rest", "seen_rest"])
+@pytest.mark.parametrize("error", [TypeError("an answer of another form"), KeyboardInterrupt()])
+def test_what_was_seen_is_told_again_whatever_the_first_attempt_raised(
+    error: BaseException, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 1 if asked == "seen_rest" else 10)
+    lost = LostAcknowledgements()
+    lost.add_seen([record(1), record(2)])
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        if operation == asked:
+            raise error
+        return 1
+
+    with pytest.raises(type(error)):
+        lost.uncount_rest(request, "token")
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    rest = [("seen_rest", None)]
+    assert broker.asked == (rest if asked == "seen_rest" else [("seen", [1, 2]), ("forgive_rest", None)])
+
+
+ANSWERS = [
+    {"settled": 1},
+    {"lost": []},
+    {"settled": 1, "lost": 2},
+    {"settled": 1, "lost": [[2]]},
+    {"settled": "1", "lost": []},
+    5,
+    [],
+    "yes",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=repr)
+def test_an_answer_of_another_form_counts_as_a_refusal(answer: object, caplog: pytest.LogCaptureFixture) -> None:
+    lost = LostAcknowledgements()
+    lost.add([record(1), record(2)], ignore)
+    lost.give_again(lambda *_: answer, "token", 4)
+    assert "answered" in caplog.text
+    assert lost.refused_at == 4
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1, 2]), ("forgive_rest", None)]
+    assert keys(lost, 1, 2) == [True, True]
+
+
 def test_nothing_is_uncounted_by_a_broker_that_does_not_know_how() -> None:
     lost = LostAcknowledgements()
     lost.add_seen([record(1)])
@@ -480,6 +557,25 @@ def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
     lost.uncount_rest(broker.request, "token")
     lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1]), ("seen", [1]), ("forgive_rest", None)]
+
+
+def test_what_was_seen_is_counted_once_and_as_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
+    lost = LostAcknowledgements()
+    for _ in range(3):
+        lost.add_seen([record(number) for number in range(10)])
+    with pytest.raises(ConnectionLostException):
+        lost.uncount_rest(Told(ConnectionLostException("cut")).request, "token")
+    lost.add_seen([record(number) for number in range(5)])
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", list(range(10))), ("forgive_rest", None)]
+    lost.add_seen([record(number) for number in range(9)])
+    with pytest.raises(ConnectionLostException):
+        lost.uncount_rest(Told(ConnectionLostException("cut")).request, "token")
+    lost.add_seen([record(20), record(21, Source("other"))])
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked[2:] == [("seen_rest", None)]
 
 
 def test_what_was_seen_of_another_broker_is_not_told() -> None:
