@@ -70,7 +70,10 @@ class AckPolicy(Protocol):
 
     @property
     def raises_lost_acknowledgements(self) -> bool:
-        """Whether the next ``acknowledge()`` raises where an earlier one was lost, and others have the messages."""
+        """Whether the next ``acknowledge()`` raises where an earlier one was in vain, since it was lost.
+
+        Other consumers have the messages by now, that is, or they are dead letters.
+        """
 
     @property
     def due_at(self) -> float | None:

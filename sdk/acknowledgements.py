@@ -69,7 +69,8 @@ Key = tuple[Source, Identity | str | None]
 #: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
 AckRecord = tuple[Source, Identity | str | None, int | None, int, str | None]
-#: Called with ids of messages that were acknowledged and that others have, since the acknowledgements were lost.
+#: Called with ids of messages that were acknowledged and that others have, or that are dead letters, since the
+#: acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
 
@@ -158,7 +159,7 @@ class LostAcknowledgements:
 
         Args:
             records: the messages.
-            too_late: called with those that others have.
+            too_late: called with those that others have, or that are dead letters.
             with_link: as in ``add_seen``.
         """
         with self._changing:
@@ -386,7 +387,7 @@ class Acknowledgements:
 
         Args:
             lost: those of the connection.
-            too_late: called with what others have, since the acknowledgement was lost.
+            too_late: called with what was acknowledged in vain.
         """
         self.lost = lost
         self.too_late = too_late

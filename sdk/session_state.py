@@ -62,7 +62,7 @@ _CONNECTION_LOST: Final = "the connection was lost"
 
 
 def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
-    """What the application is told of messages that were acknowledged, and that others have all the same."""
+    """What the application is told of messages that were acknowledged in vain: as ``late`` of ``SessionState``."""
     named = ", ".join(message_ids[:_NAMED_IDS])
     more = len(message_ids) - _NAMED_IDS
     return StaleAcknowledgementException(
@@ -128,7 +128,7 @@ class Completion:
 
 
 class LostForGood:
-    """Tells an application of messages that it has acknowledged, and that other consumers have.
+    """Tells an application of messages that it has acknowledged in vain: others have them, or they are dead letters.
 
     It is called when the session may be gone, and keeps neither that nor its connection.
     """
@@ -149,7 +149,7 @@ class LostForGood:
         self._report = weakref.WeakMethod(report) if isinstance(report, MethodType) else lambda: report
 
     def __call__(self, message_ids: list[str]) -> None:
-        """The acknowledgements of these messages were lost, and others have them."""
+        """The acknowledgements of these messages were lost, and others have them, or they are dead letters."""
         state = self._state()
         if (state is None or not state.lost_for_good(message_ids)) and self._is_told:
             report = self._report()
@@ -177,7 +177,8 @@ class SessionState:
         lost_epoch: what deliveries carry of the connection that was lost last; -1: none was.
         confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
-        late: ids of messages that were acknowledged, and that other consumers have; under ``lock``.
+        late: ids of messages whose acknowledgements were lost, and that other consumers have or have processed since,
+            or that are dead letters by now; under ``lock``.
     """
 
     def __init__(
@@ -432,7 +433,7 @@ class SessionState:
             self.report(type(error)(text, error_code=error.error_code))
 
     def lost_for_good(self, message_ids: list[str]) -> bool:
-        """These were acknowledged, the acknowledgements were lost, and other consumers have the messages.
+        """These were acknowledged in vain, as ``late`` says.
 
         Returns:
             Whether the next call that acknowledges raises that; where it does not, the exception listener is called.
@@ -444,7 +445,7 @@ class SessionState:
         return True
 
     def take_too_late(self) -> list[str]:
-        """What is to be raised once: the ids of messages that were acknowledged, and that others have all the same."""
+        """What is to be raised once: ``late``, which is empty then."""
         if not self.late:
             return []
         with self.lock:
