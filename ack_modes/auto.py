@@ -35,10 +35,13 @@ class AutoPolicy:
         return (Settlement(tag, _ACCEPTED),)
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        if self._in_hand != tag:
+        if not self.can_withdraw(tag):
             return False
         self._in_hand = None
         return True
+
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        return self._in_hand == tag
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:

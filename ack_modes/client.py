@@ -46,10 +46,13 @@ class ClientPolicy:
         return NOTHING
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        if not self._held or self._held[-1] != tag:
+        if not self.can_withdraw(tag):
             return False
         self._held.pop()
         return True
+
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        return bool(self._held) and self._held[-1] == tag
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING

@@ -50,6 +50,9 @@ class DupsOkPolicy:
             return False
         return True
 
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        return self._in_hand == tag or bool(self._batch and self._batch[-1].tag == tag)
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:
             return NOTHING
@@ -72,6 +75,7 @@ class DupsOkPolicy:
         pass
 
     def recover(self) -> Sequence[Settlement]:
+        self.due_at = None  # the batch goes with this; where this is interrupted, with what is consumed next
         settlements = self._batch.copy()
         if self._in_hand is not None:
             settlements.append(Settlement(self._in_hand, Outcome.MODIFIED))

@@ -51,6 +51,9 @@ class IndividualPolicy:
     def withdrawn(self, tag: DeliveryTag) -> bool:
         return self._held.pop(tag, tag) is None
 
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        return tag in self._held
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
@@ -66,7 +69,8 @@ class IndividualPolicy:
     def acknowledged(self, tag: DeliveryTag) -> None:
         if self._held.pop(tag, tag) is None:
             return
-        if tag in self._returned:
+        if tag in self._returned:  # all of them are given back, and each of the others is refused as well
+            self._add_stale(self._returned)
             self._returned = {}
         self._stale.pop(tag, None)
 

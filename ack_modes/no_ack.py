@@ -31,6 +31,9 @@ class NoAckPolicy:
     def withdrawn(self, tag: DeliveryTag) -> bool:
         return True  # the broker has forgotten it, and no other consumer has it
 
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        return True
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 

@@ -70,7 +70,10 @@ class AckPolicy(Protocol):
 
     @property
     def raises_lost_acknowledgements(self) -> bool:
-        """Whether the next ``acknowledge()`` raises where an earlier one was lost, and others have the messages."""
+        """Whether the next ``acknowledge()`` raises where an earlier one was in vain, since it was lost.
+
+        Other consumers have the messages by now, that is, or they are dead letters.
+        """
 
     @property
     def due_at(self) -> float | None:
@@ -85,8 +88,14 @@ class AckPolicy(Protocol):
     def withdrawn(self, tag: DeliveryTag) -> bool:
         """The application did not get the last delivery: it may be delivered again, or passed over.
 
-        ``receive`` was interrupted, or the SDK has received for itself.  Returns whether that is so; False: it is
-        settled, or lost with the connection.
+        ``receive`` was interrupted, or the SDK has received for itself.  Returns whether that is so, as
+        ``can_withdraw``.
+        """
+
+    def can_withdraw(self, tag: DeliveryTag) -> bool:
+        """Whether it is the last delivery and not settled; False: it is another, settled, or lost with the connection.
+
+        So it may be settled before ``withdrawn`` forgets it.
         """
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
@@ -110,7 +119,7 @@ class AckPolicy(Protocol):
     def recover(self) -> Sequence[Settlement]:
         """``rollback()``, ``recover()`` or ``close()``: what is to be given back, and accepted by nobody from here on.
 
-        Nothing is forgotten before ``recovered``; until then the session is dirty.
+        Nothing is forgotten before ``recovered``; until then the session is dirty, and nothing is due.
         """
 
     def recovered(self) -> None:

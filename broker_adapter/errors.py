@@ -73,7 +73,7 @@ class StaleAcknowledgementException(IllegalStateException):
 
     Attributes:
         stale_count: how many deliveries it concerned.
-        message_ids: of those that were acknowledged, and that others have all the same.
+        message_ids: of those that were acknowledged, and that others have all the same, or that are dead letters.
     """
 
     def __init__(

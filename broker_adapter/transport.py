@@ -193,7 +193,7 @@ class LinkLost:
 
     link: int  #: its number
     error: JMSException  #: why
-    tag_link: int = -1  #: the link in the tags of its deliveries, which are stale; -1: there are none
+    tag_link: int | None = None  #: the link in the tags of its deliveries, which are stale; None: there are none
 
 
 @attrs.frozen
@@ -202,7 +202,7 @@ class LinkInterrupted:
 
     link: int  #: its number
     error: JMSException  #: why
-    tag_link: int  #: the link in the tags of its deliveries, which are stale
+    tag_link: int | None  #: as in ``LinkLost``
 
 
 @attrs.frozen
@@ -332,7 +332,7 @@ class Transport(Protocol):
         Raises:
             ConnectionLostException: the connection is lost for good; or the network is away, and this does not wait.
             OperationTimedOutException: no answer in time.
-            IllegalStateException: the session, or the link, has ended meanwhile.
+            IllegalStateException: the session has ended meanwhile; or the link has, before this or meanwhile.
         """
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

@@ -9,6 +9,9 @@ Theory of operation
     credit that was granted after an acknowledgement, it has that acknowledgement.  So what was acknowledged more than
     two windows of deliveries ago has arrived (two, since a credit may overtake what is written together with it).
 
+    A link may be lost alone, while the connection lives.  Which of the last acknowledgements on it the broker has is
+    not known either; those of messages that are redelivered are repeated then.
+
     What the application has seen and not acknowledged is redelivered as well.  Not every broker says of such a message
     that it was delivered before, so that is remembered too.
 
@@ -44,6 +47,8 @@ _log = logging.getLogger("holdfast.sdk")
 MAX_ACK_RECORDS: Final = 100_000
 #: Deliveries beyond the windows of the consumers that an acknowledgement is remembered for.
 _MARGIN: Final = 16
+#: What a request raises where the network is away.
+_AWAY: Final = (ConnectionLostException, OperationTimedOutException)
 #: Positions in one request to our own broker.
 _REQUEST_POSITIONS: Final = 5_000
 
@@ -64,7 +69,8 @@ Key = tuple[Source, Identity | str | None]
 #: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
 AckRecord = tuple[Source, Identity | str | None, int | None, int, str | None]
-#: Called with ids of messages that were acknowledged and that others have, since the acknowledgements were lost.
+#: Called with ids of messages that were acknowledged and that others have, or that are dead letters, since the
+#: acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
 
@@ -88,6 +94,37 @@ def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery
     return source, name, delivery.position, delivery.delivery_count, envelope.message_id
 
 
+class _Untold:
+    """Positions of what was seen, until that was reported to the broker.
+
+    Attributes:
+        positions: by source.
+        is_known: whether that is all; False: there was more than ``MAX_ACK_RECORDS``, and none is remembered.
+    """
+
+    def __init__(self) -> None:
+        self.positions: dict[Source, set[int]] = {}
+        self.is_known = True
+        self._count = 0
+
+    def add(self, source: Source, positions: Iterable[int]) -> None:
+        """These were seen."""
+        if not self.is_known:
+            return
+        known = self.positions.setdefault(source, set())
+        self._count -= len(known)
+        known.update(positions)
+        self._count += len(known)
+        if self._count > MAX_ACK_RECORDS:
+            self.is_known, self.positions = False, {}
+
+    def add_all(self, other: _Untold) -> None:
+        """What is in another one was seen as well."""
+        self.is_known = self.is_known and other.is_known
+        for source, positions in other.positions.items():
+            self.add(source, positions)
+
+
 class LostAcknowledgements:
     """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread.
 
@@ -96,15 +133,17 @@ class LostAcknowledgements:
     Attributes:
         store: of the broker that the connection leads to, or led to last; None: the broker does not say.
         moved_at: what deliveries carry since the connection leads to another store than before.
+        refused_at: what deliveries carry since the broker refused to hear again what a loss took, which may be
+            redelivered; 0: it has heard all.
     """
 
     def __init__(self, store: str | None = None) -> None:
         self.store = store
         self.moved_at = 0
+        self.refused_at = 0
         self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        #: Positions of what was seen, until that was reported to the broker; None: there were too many.
-        self._untold: dict[Source, set[int]] | None = {}
+        self._untold = _Untold()
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
     @property
@@ -115,19 +154,24 @@ class LostAcknowledgements:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, records: Iterable[AckRecord], too_late: TooLate) -> None:
-        """These were under way when the connection was lost; ``too_late`` is called with those that others have."""
+    def add(self, records: Iterable[AckRecord], too_late: TooLate, *, with_link: bool = False) -> None:
+        """The acknowledgements of these were in transit when they were lost.
+
+        Args:
+            records: the messages.
+            too_late: called with those that others have, or that are dead letters.
+            with_link: as in ``add_seen``.
+        """
         with self._changing:
             for each in records:
                 if each[1] is not None:
                     self._lost[each[0], each[1]] = each, too_late, self.store
-                else:  # it is redelivered as any other
+                elif not with_link:  # it is redelivered as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
                 _, (forgotten, _, store) = self._lost.popitem(last=False)
                 if store == self.store:
                     self._note_seen(forgotten)  # it is redelivered
-            self._bound_untold()
 
     def add_seen(self, records: Iterable[AckRecord], *, with_link: bool = False) -> None:
         """The application had these when they were lost, and had not acknowledged them.
@@ -144,24 +188,13 @@ class LostAcknowledgements:
                     self._note_seen(each)
             while len(self._seen) > MAX_ACK_RECORDS:
                 self._seen.popitem(last=False)
-            self._bound_untold()
-
-    def _tell_seen(self, record: AckRecord) -> None:
-        """The application had this, and others may have it in hand by now: the delivery that was lost counts."""
-        with self._changing:
-            self._note_seen(record)
-            self._bound_untold()
 
     def _note_seen(self, record: AckRecord) -> None:
-        """Under the lock: what has a position is to be told to our own broker."""
+        """The application had this: the delivery that was lost counts, which our own broker is to be told."""
         source, _, position = record[:3]
-        if position is not None and self._untold is not None:
-            self._untold.setdefault(source, set()).add(position)
-
-    def _bound_untold(self) -> None:
-        """Under the lock: no delivery is uncounted any more where more was seen than is remembered."""
-        if self._untold is not None and sum(map(len, self._untold.values())) > MAX_ACK_RECORDS:
-            self._untold = None
+        if position is not None:
+            with self._changing:
+                self._untold.add(source, (position,))
 
     def was_seen(self, record: AckRecord) -> bool:
         """A message has come: returns whether the application had it before."""
@@ -173,40 +206,45 @@ class LostAcknowledgements:
         with self._changing:
             return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
-    def give_again(self, request: Request, token: str | None = None) -> None:
+    def give_again(self, request: Request, token: str | None = None, epoch: int = 0) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
         What another consumer has in hand by now, or has processed since, is processed twice; what has failed too often
         by the loss is a dead letter.  Both are reported to the session.  What else is not there any more had arrived.
         What was lost at another store is kept for that, and what the broker refuses is repeated when its message is
-        redelivered.
+        redelivered, and with the next call.
 
         Args:
             request: asks the broker, as ``Transport.request``.
             token: what the broker knows the lost connection by.
+            epoch: what deliveries carry from now on.
 
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
         """
+        refused = False
         with self._changing:
             lost = [(each, too_late) for each, too_late, store in self._lost.values() if store == self.store]
         told = {(each[0], each[2]): too_late for each, too_late in lost}
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
         try:
-            for part, answer in _asked(request, "settle_positions", failures, token):
+            for part, answer in _asked(request, "settle_positions", failures, token, _says_what_is_lost):
                 if answer is REFUSED:
+                    refused, self.refused_at = True, epoch
                     for each in part:
-                        self._tell_seen(each)
+                        self._note_seen(each)
                     continue
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements repeated, %d of which had not arrived", len(part), settled)
                 for each in part:
                     self.take(each)
                     if answer is None or each[2] in taken:
-                        self._tell_seen(each)
+                        self._note_seen(each)
                     if each[2] in taken:
                         late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
+            if not refused:
+                self.refused_at = 0
         finally:
             for too_late, ids in late.items():
                 too_late(ids)
@@ -224,36 +262,27 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
-            untold, self._untold = self._untold, {}
+            untold, self._untold = self._untold, _Untold()
         try:
-            if untold is None:
+            if not untold.is_known:
                 request("seen_rest", {"token": token}, None)
                 _log.debug("= what was lost on its way counts as failed: too many messages were seen")
                 return
-            for source, seen in untold.items():
+            for source, seen in untold.positions.items():
                 positions = sorted(seen)
                 for first in range(0, len(positions), _REQUEST_POSITIONS):
                     part = positions[first : first + _REQUEST_POSITIONS]
                     with suppress(InvalidDestinationException):  # it went with the connection
                         request("seen", {**_named(source), "token": token, "positions": part}, None)
             done = request("forgive_rest", {"token": token}, None)
-            _log.debug("= %d messages that were lost on their way do not count as failed", done)
-        except (ConnectionLostException, OperationTimedOutException):
-            self._keep_untold(untold)
-            raise
-        except JMSException as error:  # a broker of an earlier version, or one whose disk is full
-            self._keep_untold(untold)
+            _log.debug("= %s messages that were lost on their way do not count as failed", done)
+        except BaseException as error:
+            with self._changing:  # the broker could not be told: it may have to be with the next connection
+                self._untold.add_all(untold)
+            if not isinstance(error, JMSException) or isinstance(error, _AWAY):
+                raise
+            # A broker of an earlier version, or one whose disk is full.
             _log.debug("= what was lost on its way counts as failed: %s", error)
-
-    def _keep_untold(self, untold: dict[Source, set[int]] | None) -> None:
-        """The broker could not be told of these: it may have to be with the next connection."""
-        with self._changing:
-            if untold is None:
-                self._untold = None
-            elif self._untold is not None:
-                for source, seen in untold.items():
-                    self._untold.setdefault(source, set()).update(seen)
-                self._bound_untold()
 
     def move(self, store: str | None, epoch: int) -> None:
         """The connection leads to another store, where positions of what was seen mean nothing.
@@ -264,7 +293,7 @@ class LostAcknowledgements:
         """
         with self._changing:
             self.store, self.moved_at = store, epoch
-            self._untold = {}
+            self._untold = _Untold()
 
 
 def uncount_deliveries(
@@ -283,7 +312,7 @@ def uncount_deliveries(
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", dict(never_delivered), token):
+    for part, done in _asked(request, "forgive", dict(never_delivered), token, lambda answer: type(answer) is int):
         if done is not None and done is not REFUSED:
             _log.debug("= of %d messages that were never delivered %d do not count as failed", len(part), done)
 
@@ -292,14 +321,26 @@ def _named(source: Source) -> dict[str, Any]:
     return {key: value for key, value in attrs.asdict(source).items() if value is not None}
 
 
+def _says_what_is_lost(answer: Any) -> bool:
+    """Whether this is an answer to ``settle_positions``."""
+    if not isinstance(answer, Mapping) or type(answer.get("settled")) is not int:
+        return False
+    lost = answer.get("lost")
+    return isinstance(lost, list | tuple) and all(type(each) is int for each in lost)
+
+
 def _asked(
-    request: Request, operation: str, failures: Mapping[AckRecord, int], token: str | None
+    request: Request,
+    operation: str,
+    failures: Mapping[AckRecord, int],
+    token: str | None,
+    is_answer: Callable[[Any], bool],
 ) -> Iterator[tuple[list[AckRecord], Any]]:
     """Ask something of the messages that have a position, source by source, in parts.
 
     Yields:
         The part, and the answer; None: the queue or subscription is gone; ``REFUSED``: the broker does not do this now,
-        or not at all.
+        or not at all, or its answer has another form.
     """
     by_source: dict[Source, list[AckRecord]] = {}
     for each in failures:
@@ -315,7 +356,13 @@ def _asked(
             answer = None
             try:
                 answer = request(operation, {**arguments, "given": named}, None)
-            except (ConnectionLostException, OperationTimedOutException):
+                if not is_answer(answer):
+                    _log.warning(
+                        "! %s of %d messages of %s was answered %.100r, which is taken for a refusal",
+                        *(operation, len(part), source, answer),
+                    )
+                    answer = REFUSED
+            except _AWAY:
                 raise
             except InvalidDestinationException as error:
                 # It went with the connection, say: nothing of it is redelivered.
@@ -326,25 +373,32 @@ def _asked(
             yield part, answer
 
 
+#: What was settled: how many deliveries there had been by then, its tag, and the message.
+_Settled = tuple[int, DeliveryTag, AckRecord]
+
+
 class Acknowledgements:
     """What one session has acknowledged lately.  Its calls are made one at a time, as those of its policy."""
+
+    __slots__ = ("_delivered", "_held", "_reach", "_recent", "_returned", "_surplus", "lost", "too_late")
 
     def __init__(self, lost: LostAcknowledgements, too_late: TooLate) -> None:
         """Nothing so far.
 
         Args:
             lost: those of the connection.
-            too_late: called with what others have, since the acknowledgement was lost.
+            too_late: called with what was acknowledged in vain.
         """
         self.lost = lost
         self.too_late = too_late
         self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
-        self._surplus = 0  #: of these, those of consumers that have left without the broker's word
+        #: Of these, those of consumers that have left without the broker's word: no more than are kept at a loss.
+        self._surplus = 0
         self._delivered = 0
         self._held: dict[DeliveryTag, AckRecord] = {}
-        self._recent: deque[tuple[int, AckRecord]] = deque()
+        self._recent: deque[_Settled] = deque()
         #: What was seen and given back, which is remembered as long.
-        self._returned: deque[tuple[int, AckRecord]] = deque()
+        self._returned: deque[_Settled] = deque()
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -360,14 +414,15 @@ class Acknowledgements:
             prefetch: the consumer's.
             confirmed: whether the broker has said so, and so has what was acknowledged before.
         """
+        reach = 2 * max(1, prefetch)
         if confirmed:  # and so has what those had acknowledged that have left before
-            self._reach -= 2 * max(1, prefetch) + self._surplus
+            self._reach -= reach + self._surplus
             self._surplus = 0
         else:
-            self._surplus += 2 * max(1, prefetch)
-            excess = max(0, self._surplus - MAX_ACK_RECORDS)
-            self._surplus -= excess
-            self._reach -= excess
+            surplus = min(self._surplus + reach, MAX_ACK_RECORDS)
+            self._reach -= self._surplus + reach - surplus
+            self._surplus = surplus
+        self._shorten()
 
     def delivered(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """The application is about to see a message."""
@@ -375,13 +430,13 @@ class Acknowledgements:
         if record is not None:
             self._held[tag] = record
 
-    def accepted(self, record: AckRecord | None) -> None:
+    def accepted(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """A message was delivered, and its acknowledgement is on its way: both in one step."""
         self._delivered = now = self._delivered + 1
         if record is not None:
             recent = self._recent
-            recent.append((now, record))
-            if recent[0][0] < now - self._reach:
+            recent.append((now, tag, record))
+            if now - recent[0][0] > self._reach:
                 recent.popleft()
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
@@ -390,11 +445,15 @@ class Acknowledgements:
         for tag, outcome in settlements:
             record = held.pop(tag, None)
             if record is not None:
-                (recent if outcome is _ACCEPTED else returned).append((now, record))
-        while recent and recent[0][0] < now - self._reach:
-            recent.popleft()
-        while returned and returned[0][0] < now - self._reach:
-            returned.popleft()
+                (recent if outcome is _ACCEPTED else returned).append((now, tag, record))
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Forget what is out of reach.  ``accepted`` removes one for each that it adds, so it needs no more."""
+        oldest = self._delivered - self._reach
+        for settled in (self._recent, self._returned):
+            while settled and settled[0][0] < oldest:
+                settled.popleft()
 
     def committed(self, settlements: Iterable[Settlement]) -> None:
         """These are done, as the broker has said."""
@@ -403,8 +462,8 @@ class Acknowledgements:
 
     def interrupted(self) -> None:
         """The connection was lost."""
-        self.lost.add([record for _, record in self._recent], self.too_late)
-        self.lost.add_seen([record for _, record in self._returned])
+        self.lost.add([record for _, _, record in self._recent], self.too_late)
+        self.lost.add_seen([record for _, _, record in self._returned])
         self.lost.add_seen(self._held.values())
         self._recent.clear()
         self._returned.clear()
@@ -414,8 +473,15 @@ class Acknowledgements:
 
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
-        tags = [tag for tag in self._held if tag.link == link]
-        self.lost.add_seen([self._held.pop(tag) for tag in tags], with_link=True)
+        held, returned, recent = self._held, self._returned, self._recent
+        seen = [record for _, tag, record in returned if tag.link == link]
+        seen += [record for tag, record in held.items() if tag.link == link]
+        self.lost.add_seen(seen, with_link=True)
+        self.lost.add([record for _, tag, record in recent if tag.link == link], self.too_late, with_link=True)
+        # Behind that: where the handler of a signal raises, the next call does it again.
+        self._held = {tag: record for tag, record in held.items() if tag.link != link}
+        self._returned = deque([each for each in returned if each[1].link != link])
+        self._recent = deque([each for each in recent if each[1].link != link])
 
 
 #: The answer of a broker that does not do what it is asked.

@@ -403,7 +403,7 @@ class Connection:
             if not is_same:
                 lost.move(store, self._standing[0])
             if store is not None:
-                lost.give_again(event.request, event.token)
+                lost.give_again(event.request, event.token, self._standing[0])
             if is_same:
                 uncount_deliveries(
                     event.request,
@@ -419,7 +419,7 @@ class Connection:
             for session in self._sessions.values():
                 session._links.restored(event.epoch)
         elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
-            any(session._links.came(event) for session in sessions)
+            any(session._links.came(event, self._standing[0]) for session in sessions)
             if not isinstance(event, LinkRestored):
                 self._report(event.error)
         else:

@@ -382,13 +382,15 @@ class MessageConsumer:
             acknowledgements = state.acknowledgements
             record = None if acknowledgements is None else ack_record_for(self._source, envelope, delivery)
             self._unsettled = settlements = policy.consumed(tag, monotonic())
-            at_once = len(settlements) == 1  # this one, and accepted: what is consumed is always accepted
+            # One is accepted here, and not returned where that fails: it is remembered in one step.
+            at_once = acknowledgements is not None and policy.tells_lost_acknowledgements and len(settlements) == 1
             if acknowledgements is not None and not at_once:
                 acknowledgements.delivered(tag, record)
             if settlements:
                 try:
                     if at_once and acknowledgements is not None:
-                        state.settle_at_once(settlements, record)
+                        state.hand_over(settlements)
+                        acknowledgements.accepted(tag, record)
                     else:
                         state.settle(settlements)
                     self._unsettled = ()

@@ -130,12 +130,13 @@ class Endings:
     def accept(self, tag: DeliveryTag) -> None:
         """Accept the last delivery, which the application did not receive but the SDK, and nothing else.
 
-        Where the network is away it comes again, to whoever received it.
+        Where the network is away the broker redelivers it, to any consumer.
         """
         state = self._state
         with state.settling:
-            if state.policy.withdrawn(tag):
+            if state.policy.can_withdraw(tag):
                 state.pass_over((tag,), Outcome.ACCEPTED)
+                state.policy.withdrawn(tag)
 
     def give_back(
         self,

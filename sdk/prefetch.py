@@ -183,21 +183,32 @@ class Prefetch:
         if grants and self.size:
             self.open_credit()
 
-    def link_interrupted(self, tag_link: int) -> None:
-        """The broker closed the link, which is being attached again; for the session."""
-        self.stale_link = max(self.stale_link, tag_link)
-        self._away = True
+    def link_interrupted(self, tag_link: int | None, epoch: int) -> None:
+        """The broker closed the link, which is being attached again; for the session.
+
+        Args:
+            tag_link: the link in the tags of what has come; None: in none.
+            epoch: of the connection: where that was lost meanwhile, this is old.
+        """
+        state = self._state
+        with state.settling:  # so that the connection is not lost in the middle of this
+            if epoch == state.epoch:
+                self.stale_link = max(self.stale_link, -1 if tag_link is None else tag_link)
+                self._away = True
 
     def restored(self) -> None:
         """The connection works again, and with it the link; for the session, before its state says so."""
         self.stale_link = -1  # each connection numbers its links from the start
         self._away = False
 
-    def link_restored(self) -> None:
-        """The link is there again, without credit; for the session."""
-        self._relinked = True  # ahead of the next, so that credit granted meanwhile is in doubt
-        self._away = False
-        self._state.wake()
+    def link_restored(self, epoch: int) -> None:
+        """The link is there again, without credit; for the session.  ``epoch`` as in ``link_interrupted``."""
+        state = self._state
+        with state.settling:
+            if epoch == state.epoch:
+                self._relinked = True  # ahead of the next, so that credit granted meanwhile is in doubt
+                self._away = False
+        state.wake()
 
     # Credit.
 

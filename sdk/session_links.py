@@ -7,6 +7,10 @@ Theory of operation: news of links
     yet.  So while anything is being attached, news is kept until somebody is found that it concerns, or nothing is
     being attached any more.  It is told by one thread at a time, in its order; whoever has news while another thread
     tells leaves it to that one, and waits for nobody.
+
+    So the connection may be lost, and restored, before it is told.  Links are attached again with the connection, and
+    have other numbers in tags then.  Therefore news carries the epoch of the connection that it came on: a link that
+    was interrupted or restored on an earlier one is left as it is.
 """
 
 from __future__ import annotations
@@ -16,10 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from enum import Enum
-from typing import Final, TypeVar
-
-import attrs
+from typing import Final, NamedTuple, TypeVar
 
 from ack_modes import Outcome
 from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored, uninterrupted
@@ -37,11 +38,11 @@ LinkEvent = LinkInterrupted | LinkLost | LinkRestored
 MAX_KEPT_NEWS: Final = 1000
 
 
-class _Change(Enum):
-    """What decides about news that is kept."""
+class _News(NamedTuple):
+    """What became of a link, and on which connection."""
 
-    ATTACHED = "something is in its table, or will never be"
-    CONNECTION_LOST = "links are attached again with the connection, and have other numbers in tags"
+    event: LinkEvent
+    epoch: int
 
 
 class SessionLinks:
@@ -80,8 +81,9 @@ class SessionLinks:
         self.browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
         self._attaching: dict[object, None] = {}  #: what is being attached
-        self._news: deque[LinkEvent | _Change] = deque()  #: to be told
-        self._kept: list[LinkEvent] = []  #: concerns nobody so far; for the thread that tells
+        #: To be told; None: something is in its table, or will never be.
+        self._news: deque[_News | None] = deque()
+        self._kept: list[_News] = []  #: concerns nobody so far; for the thread that tells
         self._telling = threading.Lock()  #: held by that, and waited for by nobody
 
     def remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
@@ -103,7 +105,6 @@ class SessionLinks:
 
     def interrupted(self, epoch: int) -> None:
         """The connection was lost and is being restored."""
-        self._changed(_Change.CONNECTION_LOST)
         for browser in self.browsers.values():
             browser._interrupted()
         self._state.lose(epoch)
@@ -130,25 +131,27 @@ class SessionLinks:
             return make()
         finally:
             self._attaching.pop(this, None)
-            self._changed(_Change.ATTACHED)
+            if self._keeps_any:
+                self._news.append(None)
+                self._tell()
 
-    def came(self, event: LinkEvent) -> bool:
-        """News of a link, in any thread; returns whether it is known to concern nobody else."""
+    def came(self, event: LinkEvent, epoch: int) -> bool:
+        """News of a link, in any thread; returns whether it is known to concern nobody else.
+
+        Args:
+            event: the news.
+            epoch: of the connection that it came on.
+        """
+        news = _News(event, epoch)
         if not (self._attaching or self._keeps_any):
-            return self._told(event)
-        self._news.append(event)
+            return self._told(news)
+        self._news.append(news)
         self._tell()
         return False
 
     @property
     def _keeps_any(self) -> bool:
         return bool(self._news or self._kept) or self._telling.locked()
-
-    def _changed(self, change: _Change) -> None:
-        """Something that decides about what is kept."""
-        if self._keeps_any:
-            self._news.append(change)
-            self._tell()
 
     def _tell(self) -> None:
         uninterrupted(self._tell_in_turn)  # a handler of a signal that raises would leave the lock held
@@ -158,38 +161,37 @@ class SessionLinks:
             try:
                 while self._news:
                     is_attaching = bool(self._attaching)  # first: what is not by now is in its table
-                    event, kept = self._news.popleft(), self._kept
-                    if event is _Change.CONNECTION_LOST:
-                        kept = [attrs.evolve(each, tag_link=-1) for each in kept if isinstance(each, LinkLost)]
-                    elif event is not _Change.ATTACHED:
-                        kept = [*kept, event]
+                    news, kept = self._news.popleft(), self._kept
+                    if news is not None:
+                        kept = [*kept, news]
                     kept = [each for each in kept if not self._told(each)]
                     self._kept = kept[-MAX_KEPT_NEWS:] if is_attaching else []
             finally:
                 self._telling.release()
 
-    def _told(self, event: LinkEvent) -> bool:
+    def _told(self, news: _News) -> bool:
         """Tell the producer, consumer or browser of a link; returns whether there is one in this session."""
+        event, epoch = news
         if isinstance(event, LinkLost):
-            return self._link_lost(event)
+            return self._link_lost(event, epoch)
         consumer = self.consumers.get(event.link)
         if consumer is None:
             return event.link in self.producers
         if isinstance(event, LinkInterrupted):
-            consumer._prefetch.link_interrupted(event.tag_link)
-            self._state.lose_link(event.tag_link, event.error)
+            consumer._prefetch.link_interrupted(event.tag_link, epoch)
+            self._state.lose_link(event.tag_link, event.error, epoch)
+            self._state.take_lost_links()
         else:
-            consumer._prefetch.link_restored()
+            consumer._prefetch.link_restored(epoch)
         return True
 
-    def _link_lost(self, event: LinkLost) -> bool:
+    def _link_lost(self, event: LinkLost, epoch: int) -> bool:
         """The broker closed a link for good.  Waits for no other thread."""
         link, error = event.link, event.error
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
             consumer._lost(error)  # first: nothing of it is received once the session has told of the loss
-            if event.tag_link >= 0:  # else nothing is left that came on it
-                self._state.lost_links.append((event.tag_link, error))
+            self._state.lose_link(event.tag_link, error, epoch)
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)

@@ -46,7 +46,7 @@ from broker_adapter import (
     counted,
     pack,
 )
-from sdk.acknowledgements import Acknowledgements, AckRecord, LostAcknowledgements
+from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -81,7 +81,7 @@ def unconfirmed(session: str, settled: Mapping[int, int], error: JMSException, r
 
 
 def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
-    """What the application is told of messages that were acknowledged, and that others have all the same."""
+    """What the application is told of messages that were acknowledged in vain: as ``late`` of ``SessionState``."""
     named = ", ".join(message_ids[:_NAMED_IDS])
     more = len(message_ids) - _NAMED_IDS
     acknowledged = f"that {session} has acknowledged "
@@ -148,7 +148,7 @@ class Completion:
 
 
 class LostForGood:
-    """Tells an application of messages that it has acknowledged, and that other consumers have.
+    """Tells an application of messages that it has acknowledged in vain: others have them, or they are dead letters.
 
     It is called when the session may be gone, and keeps neither that nor its connection.
     """
@@ -169,7 +169,7 @@ class LostForGood:
         self._report = weakref.WeakMethod(report) if isinstance(report, MethodType) else lambda: report
 
     def __call__(self, message_ids: list[str]) -> None:
-        """The acknowledgements of these messages were lost, and others have them."""
+        """The acknowledgements of these messages were lost, and others have them, or they are dead letters."""
         state = self._state()
         if (state is None or not state.lost_for_good(message_ids)) and self._is_told:
             report = self._report()
@@ -197,7 +197,8 @@ class SessionState:
         lost_epoch: what deliveries carry of the connection that was lost last; -1: none was.
         confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
-        late: ids of messages that were acknowledged, and that other consumers have; under ``lock``.
+        late: ids of messages whose acknowledgements were lost, and that other consumers have or have processed since,
+            or that are dead letters by now; under ``lock``.
     """
 
     def __init__(
@@ -227,7 +228,8 @@ class SessionState:
         self.interrupted = False
         self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
         self.lost_epoch = -1
-        self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
+        #: Epochs and links in tags, with why they were lost; the policy is told later.
+        self.lost_links: deque[tuple[int, int, JMSException]] = deque()
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self.late: list[str] = []
         self.running = False
@@ -393,17 +395,12 @@ class SessionState:
             ConnectionLostException: the network is away.
         """
         if settlements:
-            self._hand_over(settlements)
+            self.hand_over(settlements)
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
-    def settle_at_once(self, settlements: Sequence[Settlement], record: AckRecord | None) -> None:
-        """``settle`` for one message that was delivered just now; under ``settling``."""
-        self._hand_over(settlements)
-        if self.acknowledgements is not None:
-            self.acknowledgements.accepted(record)
-
-    def _hand_over(self, settlements: Sequence[Settlement]) -> None:
+    def hand_over(self, settlements: Sequence[Settlement]) -> None:
+        """``settle``, without a word to ``acknowledgements``; under ``settling``."""
         try:
             self.transport.settle(settlements)
         except ConnectionLostException:
@@ -421,18 +418,25 @@ class SessionState:
             outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
 
         Raises:
-            StaleAcknowledgementException: the connection leads to another store now, which cannot say it.
+            StaleAcknowledgementException: the connection was lost, and leads to another store now, which cannot say it;
+                or the broker has refused to hear again what the loss took.
             JMSException: the broker has not said so; what was settled may have been lost.
         """
         self.transport.confirm(self.settings.request_timeout_seconds, self.number, link, outlasts_loss=outlasts_loss)
-        moved_at = 0 if self.acknowledgements is None else self.acknowledgements.lost.moved_at
-        stale_count = sum(count for epoch, count in settled.items() if epoch < moved_at)
-        if stale_count:
-            raise StaleAcknowledgementException(
-                f"{counted(stale_count, 'message')} that {self.name} has acknowledged may be delivered again: the"
-                " connection was lost before the broker confirmed them, and leads to another broker's store now",
-                stale_count=stale_count,
-            )
+        if self.acknowledgements is None:
+            return
+        lost = self.acknowledgements.lost
+        for since, why in (
+            (lost.moved_at, "the connection leads to another broker's store now"),
+            (lost.refused_at, "the broker refused to hear of them again"),
+        ):
+            stale_count = sum(count for epoch, count in settled.items() if epoch < since)
+            if stale_count:
+                raise StaleAcknowledgementException(
+                    f"{counted(stale_count, 'message')} that {self.name} has acknowledged may be delivered again: the"
+                    f" connection was lost before the broker confirmed them, and {why}",
+                    stale_count=stale_count,
+                )
 
     def confirm_or_report(self, settled: Mapping[int, int], link: int) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it.
@@ -448,7 +452,7 @@ class SessionState:
             self.report(unconfirmed(self.name, settled, error, "these messages may be delivered again"))
 
     def lost_for_good(self, message_ids: list[str]) -> bool:
-        """These were acknowledged, the acknowledgements were lost, and other consumers have the messages.
+        """These were acknowledged in vain, as ``late`` says.
 
         Returns:
             Whether the next call that acknowledges raises that; where it does not, the exception listener is called.
@@ -460,7 +464,7 @@ class SessionState:
         return True
 
     def take_too_late(self) -> list[str]:
-        """What is to be raised once: the ids of messages that were acknowledged, and that others have all the same."""
+        """What is to be raised once: ``late``, which is empty then."""
         if not self.late:
             return []
         with self.lock:
@@ -482,13 +486,13 @@ class SessionState:
         self.wake()
 
     def _lose(self, epoch: int) -> None:
+        self.lost_links.clear()  # with their connection
         if self.interrupted and epoch <= self.epoch:
             return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
         self.interrupted = True  # before the epoch: a thread that sees the epoch sees this as well
         self.lost_epoch = self.epoch
         self.epoch = epoch
         self.policy.interrupted(epoch)
-        self.lost_links.clear()
         self.loss = _CONNECTION_LOST
         if self.acknowledgements is not None:
             self.acknowledgements.interrupted()
@@ -499,10 +503,16 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.interrupted()
 
-    def lose_link(self, link: int, error: JMSException) -> None:
-        """The broker took back what came on one link of the connection, by the link's number in tags."""
-        self.lost_links.append((link, error))
-        self.take_lost_links()
+    def lose_link(self, link: int | None, error: JMSException, epoch: int) -> None:
+        """The broker took back what came on one link; ``take_lost_links`` tells the policy.  Waits for nothing.
+
+        Args:
+            link: in tags; None: nothing came on it.
+            error: why it was lost.
+            epoch: of its connection.
+        """
+        if link is not None:
+            self.lost_links.append((epoch, link, error))
 
     def take_lost_links(self) -> None:
         """Tell the policy of the links that were lost: not in the thread of the engine, which must not wait."""
@@ -510,11 +520,15 @@ class SessionState:
             return
         with self.settling:
             while self.lost_links:
-                link, error = self.lost_links.popleft()
-                self.policy.link_lost(link)
-                if self.acknowledgements is not None:
-                    self.acknowledgements.link_lost(link)
-                self.loss = f"the broker closed a consumer ({error})"
+                lost = epoch, link, error = self.lost_links[0]
+                if epoch == self.epoch:  # else it was lost with its connection, and the number may be another link's
+                    self.policy.link_lost(link)
+                    if self.acknowledgements is not None:
+                        self.acknowledgements.link_lost(link)
+                    self.loss = f"the broker closed a consumer ({error})"
+                # Behind that: where the handler of a signal raises, the next call does it again.
+                with suppress(ValueError):
+                    self.lost_links.remove(lost)
 
     def restore(self, epoch: int) -> None:
         """The connection works again."""

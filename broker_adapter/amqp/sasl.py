@@ -7,8 +7,7 @@ Theory of operation
 
     A client that has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched,
     and a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does
-    not
-    raise: it ends in ``done`` or in ``error``, or waits for more.
+    not raise: it ends in ``done`` or in ``error``, or waits for more.
 
     What takes long (the hash of a password), or has to wait for its turn (the judgement of one), is handed to
     ``carry_out`` as a piece of :class:`Work`.  Until it is resumed the exchange is suspended: what comes is kept, up to

@@ -22,13 +22,15 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.inner import Inner
-from broker_adapter.failover.links import NO_LINK, LinkState, LinkTable
+from broker_adapter.failover.links import LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.transport import Peer
 
 #: What the errors call the request for the end of a commit.
 _ASKING: Final = "asking the broker whether it was committed"
 _ATTACHED: Final = LinkState.ATTACHED
+#: The number of a link in an inner transport that it is not attached by: no link has it.
+_NO_LINK: Final = -(1 << 62)
 
 
 class Commits:
@@ -52,9 +54,10 @@ class Commits:
         began = current.clock()
         deadline = began + limit
         used = [] if current.last is None else [current.last]
-        call = current.begin_call(session)
+        call = SessionCall(session)
         try:
-            self._commit(call, commit_number, sends, settlements, (began, deadline), used)
+            current.calls[call] = None
+            self._commit(call, (session, commit_number), sends, settlements, (began, deadline), used)
         except JMSException:
             for inner in used:
                 if inner.is_lost:
@@ -62,18 +65,18 @@ class Commits:
                     current.wait_until_loss_is_announced(inner, deadline)
             raise
         finally:
-            current.end_call(call)
+            current.calls.pop(call, None)
 
     def _commit(
         self,
         call: SessionCall,
-        commit_number: int,
+        commit: tuple[int, int],
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         times: tuple[float, float],
         used: list[Inner],
     ) -> None:
-        """Between two instants; ``used`` gets the inner transport that carries it out."""
+        """Commit (session, number) between two instants; ``used`` gets the inner transport that carries it out."""
         current, (began, deadline) = self._current, times
         try:
             inner = current.wait_until_connected(deadline, "the commit", call)
@@ -92,7 +95,7 @@ class Commits:
             inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         try:
-            inner.commit(call.session, commit_number, mapped, settlements, max(0.0, deadline - current.clock()))
+            inner.commit(*commit, mapped, settlements, max(0.0, deadline - current.clock()))
             return
         except TransactionInDoubtException as error:
             if not inner.is_lost:
@@ -106,7 +109,7 @@ class Commits:
             raise TransactionRolledBackException(
                 f"nothing was committed: the connection was lost before: {error.reason}"
             ) from error
-        self._resolve(call, commit_number, inner, peer, doubt, began, deadline)
+        self._resolve(call, commit, inner, peer, doubt, began, deadline)
 
     def _mapped(
         self, inner: Inner, sends: Sequence[tuple[int, Envelope]], deadline: float
@@ -120,7 +123,7 @@ class Commits:
                 link = self._reattacher.wait_until_attached(number, deadline, "the commit")
             attachment = link.attachment
             if attachment is None or attachment[0] is not inner:
-                mapped.append((NO_LINK, envelope))
+                mapped.append((_NO_LINK, envelope))
             else:
                 mapped.append((attachment[1], envelope))
         return mapped
@@ -128,7 +131,7 @@ class Commits:
     def _resolve(
         self,
         call: SessionCall,
-        commit_number: int,
+        commit: tuple[int, int],
         inner: Inner,
         peer: Peer | None,
         doubt: TransactionInDoubtException,
@@ -139,7 +142,7 @@ class Commits:
 
         Args:
             call: of the session that commits.
-            commit_number: counts the session's commits.
+            commit: the session, and the number that counts its commits.
             inner: the transport that the commit was sent by.
             peer: the broker that it was sent to.
             doubt: the error of the commit.
@@ -167,7 +170,7 @@ class Commits:
                 raise TransactionInDoubtException(f"{doubt.reason}; the broker that is connected now has another store")
             try:
                 now = current.clock()
-                done = inner.resolve_commit(call.session, commit_number, now - began, max(0.0, deadline - now))
+                done = inner.resolve_commit(*commit, now - began, max(0.0, deadline - now))
                 break
             except JMSException as error:
                 if not inner.is_lost:

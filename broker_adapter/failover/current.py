@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, copied
 from broker_adapter.failover.failures import out_of_time
-from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.inner import EndWait, Inner
 from broker_adapter.failover.links import Link
 from broker_adapter.failover.rules import Action, Close, Connected, Lost, Reconnect, State
 from broker_adapter.signals import Condition
@@ -29,22 +29,34 @@ class SessionCall:
     """A call of a session, which waits for the connection no longer than the session lasts.
 
     Attributes:
-        session: the session's number.
+        session: the session's number; None: the call is of no session.
         link: of the consumer whose call it is, which has to last as well; None: of none.
         ended: what has ended meanwhile, the session or the consumer; None: neither.
+        end_wait: ends its wait for the broker; None: it does not wait for that.
     """
 
-    __slots__ = ("ended", "link", "session")
+    __slots__ = ("end_wait", "ended", "link", "session")
 
-    def __init__(self, session: int, link: int | None) -> None:
+    def __init__(self, session: int | None, link: int | None = None) -> None:
         self.session = session
         self.link = link
         self.ended: str | None = None
+        self.end_wait: EndWait | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the call waits no more."""
         return self.ended is not None
+
+    def end(self, ended: str) -> None:
+        """The session or the consumer, as this says, has ended."""
+        self.ended = ended
+        if self.end_wait is not None:
+            self.end_wait(self.error("the acknowledgement"))
+
+    def error(self, what: str) -> IllegalStateException:
+        """What the call raises; ``what`` is the operation that waits."""
+        return IllegalStateException(f"{what}: {self.ended} was closed meanwhile")
 
 
 class CurrentTransport:
@@ -62,6 +74,9 @@ class CurrentTransport:
         error: why the connection cannot be used any more; None while it can.
         last_error: while the connection is away: why it was lost, or why the last attempt to restore it failed.
         broken: why the last inner transport was lost before the connection was restored; None: it was not.
+        calls: the calls of sessions that may have to wait; each step that changes or copies this is a single one.  The
+            handler of a signal may raise behind any call of a function, so each call is put here, and taken out again,
+            by its caller, and within its ``try``.
     """
 
     def __init__(self, rules: Reconnect, clock: Callable[[], float]) -> None:
@@ -77,7 +92,7 @@ class CurrentTransport:
         self.error: JMSException | None = None
         self.last_error: JMSException | None = None
         self.broken: JMSException | None = None
-        self._calls: dict[SessionCall, None] = {}  #: under the lock
+        self.calls: dict[SessionCall, None] = {}
 
     @property
     def state(self) -> State:
@@ -126,30 +141,18 @@ class CurrentTransport:
 
     # Calls of sessions.
 
-    def begin_call(self, session: int, link: int | None = None) -> SessionCall:
-        """A session, or the consumer of a link, makes a call that may have to wait; ``end_call`` must follow."""
-        call = SessionCall(session, link)
-        with self.lock:
-            self._calls[call] = None
-        return call
-
-    def end_call(self, call: SessionCall) -> None:
-        """A call has ended."""
-        with self.lock:
-            del self._calls[call]
-
     def end_session(self, session: int) -> None:
         """Under the lock: a session has ended, and its calls do not wait any more."""
-        for call in list(self._calls):  # the handler of a signal may make one meanwhile
+        for call in list(self.calls):
             if call.session == session:
-                call.ended = "the session"
+                call.end("the session")
         self.changed.notify_all()
 
     def end_consumer(self, link: int) -> None:
         """Under the lock: the consumer of a link has ended, and its calls do not wait any more."""
-        for call in list(self._calls):
+        for call in list(self.calls):
             if call.link == link:
-                call.ended = "the consumer"
+                call.end("the consumer")
         self.changed.notify_all()
 
     # What does not wait.
@@ -232,7 +235,7 @@ class CurrentTransport:
                 if self.rules.state in (State.CLOSED, State.FAILED, State.CONNECTING):
                     raise self._unusable()
                 if call is not None and call.is_over:
-                    raise IllegalStateException(f"{what}: {call.ended} was closed meanwhile")
+                    raise call.error(what)
                 if condition():
                     assert self.last is not None
                     return self.last

@@ -14,6 +14,9 @@ from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import ReceiverSpec, SenderSpec, Server, Sink, Transport
 from broker_adapter.urls.url import AmqpURL
 
+#: Ends the wait of another thread, which raises this error.
+EndWait = Callable[[JMSException], None]
+
 
 class Inner(Transport, Protocol):
     """What restoring needs of a transport beyond the port."""
@@ -24,6 +27,9 @@ class Inner(Transport, Protocol):
 
     def in_callback(self) -> bool:
         """Whether the caller is a callback of the transport, which must not wait."""
+
+    def confirm_until(self, begin: Callable[[EndWait], None], timeout: float | None) -> None:
+        """``confirm``; ``begin`` is called first, with what ends the wait."""
 
     def attach_all(
         self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None

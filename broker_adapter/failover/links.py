@@ -38,8 +38,6 @@ from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.rules import Reconnect
 from broker_adapter.transport import ReceiverSpec, SenderSpec, Sink
 
-#: The number of a link in an inner transport that it is not attached by.
-NO_LINK: Final = -(1 << 62)
 #: Most links that are remembered as closed by the broker before they were known here.
 MAX_CLOSED_EARLY: Final = 1000
 
@@ -174,11 +172,11 @@ class LinkTable:
         link.state = LinkState.INTERRUPTED
         link.error = error
 
-    def detach(self, link: Link) -> int:
-        """Take its attachment from a link; returns its number there, or ``NO_LINK``."""
+    def detach(self, link: Link) -> int | None:
+        """Take its attachment from a link; returns its number there, None where it has none."""
         attachment, link.attachment = link.attachment, None
         if attachment is None:
-            return NO_LINK
+            return None
         self._attached.pop(attachment[1], None)
         return attachment[1]
 

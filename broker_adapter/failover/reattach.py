@@ -220,7 +220,7 @@ class Reattacher:
         else:
             self.reattach(inner, link, closed_again)
 
-    def _link_gone(self, link: Link, error: JMSException, tag_link: int = -1) -> None:
+    def _link_gone(self, link: Link, error: JMSException, tag_link: int | None = None) -> None:
         """A link is not attached any more, and will not be; ``tag_link`` as in the event."""
         current = self._current
         with current.events_lock:

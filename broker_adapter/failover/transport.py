@@ -42,7 +42,7 @@ from broker_adapter.failover.commits import Commits
 from broker_adapter.failover.connector import Connector
 from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.failures import as_lost, out_of_time
-from broker_adapter.failover.inner import Inner, Make
+from broker_adapter.failover.inner import EndWait, Inner, Make
 from broker_adapter.failover.links import Link, LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.failover.rules import Reconnect, State
@@ -140,7 +140,7 @@ class FailoverTransport:
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         number = self._links.new_number()
-        call = self._current.begin_call(spec.session)
+        call, calls = SessionCall(spec.session), self._current.calls
 
         def attach(inner: Inner, left: float) -> int:
             attachment = inner, inner.attach(spec, sink, left)
@@ -152,15 +152,16 @@ class FailoverTransport:
                 closed = self._links.take_closed_early(attachment[1])
             if call.is_over:
                 self._leave(inner, lambda there: there.detach(attachment[1], timeout))
-                raise IllegalStateException(f"attaching {spec}: the session was closed meanwhile")
+                raise call.error(f"attaching {spec}")
             if closed is not None:
                 self._reattacher.reattach(inner, link, closed)
             return number
 
         try:
+            calls[call] = None
             return self._again(f"attaching {spec}", timeout, attach, call)
         finally:
-            self._current.end_call(call)
+            calls.pop(call, None)
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`.  Returns at once while the network is away."""
@@ -311,22 +312,33 @@ class FailoverTransport:
         outlasts_loss: bool = True,
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
+        call, calls = SessionCall(session, link), self._current.calls
 
         def confirm(inner: Inner, left: float) -> None:
-            record = None if link is None else self._link(link)
-            attachment = None if record is None else record.attachment
-            inner.confirm(left, session, None if attachment is None else attachment[1])
+            inner.confirm_until(begin, left)
 
-        if outlasts_loss:
-            self._repeated("the acknowledgement", timeout, confirm, session, link)
-            return
-        inner = self._current.usable()
+        def begin(end_wait: EndWait) -> None:
+            with self._current.lock:
+                if link is not None and self._link(link) is None:
+                    call.end("the consumer")
+                if call.is_over:
+                    raise call.error("the acknowledgement")
+                call.end_wait = end_wait
+
         try:
-            confirm(inner, self._request_timeout if timeout is None else timeout)
-        except JMSException as error:
-            if inner.is_lost:
-                raise as_lost(error) from error
-            raise
+            calls[call] = None
+            if outlasts_loss:
+                self._again("the acknowledgement", timeout, confirm, call)
+                return
+            inner = self._current.usable()
+            try:
+                confirm(inner, self._request_timeout if timeout is None else timeout)
+            except JMSException as error:
+                if inner.is_lost and not call.is_over:
+                    raise as_lost(error) from error
+                raise
+        finally:
+            calls.pop(call, None)
 
     # Sending.
 
@@ -430,20 +442,16 @@ class FailoverTransport:
         timeout: float | None,
         act: Callable[[Inner, float], _T],
         session: int | None = None,
-        link: int | None = None,
     ) -> _T:
         """Do something that is done again where the connection is lost in the middle of it, for a session or none."""
-        if session is None:
-            return self._again(what, timeout, act, None)
-        call = self._current.begin_call(session, link)
+        call, calls = SessionCall(session), self._current.calls
         try:
+            calls[call] = None
             return self._again(what, timeout, act, call)
         finally:
-            self._current.end_call(call)
+            calls.pop(call, None)
 
-    def _again(
-        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], call: SessionCall | None
-    ) -> _T:
+    def _again(self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], call: SessionCall) -> _T:
         return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act, call)
 
 

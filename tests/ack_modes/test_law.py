@@ -107,6 +107,8 @@ class SessionHistory(RuleBasedStateMachine):
     @rule()
     def interrupted_recover(self) -> None:
         assert {tag for tag, _ in self.policy.recover()} <= self.open
+        assert self.policy.due_at is None
+        assert list(self.policy.due(1e9)) == []
         self.gives_back = True
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 50.0]))

@@ -468,6 +468,7 @@ def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None
     policy = _new(mode)
     before = _see(policy, 1)
     policy.delivered(_tag(2))
+    assert policy.can_withdraw(_tag(2))
     assert policy.withdrawn(_tag(2))
     settled = before + _see(policy, 2, 3)
     settled += _acknowledged(policy, _tag(3)).settlements
@@ -478,12 +479,16 @@ def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "again"), [("AUTO", False), ("DUPS_OK", True), ("CLIENT", True), ("TRANSACTED", True)]
+    ("mode", "again"),
+    [("AUTO", False), ("DUPS_OK", True), ("CLIENT", True), ("INDIVIDUAL", True), ("TRANSACTED", True)],
 )
 def test_what_is_consumed_is_delivered_again_unless_it_is_settled(mode: str, again: bool) -> None:
     policy = _new(mode)
     settled = _see(policy, 1)
+    assert policy.can_withdraw(_tag(1)) is policy.can_withdraw(_tag(1)) is again
+    assert not policy.can_withdraw(_tag(2))
     assert policy.withdrawn(_tag(1)) is again
+    assert not policy.can_withdraw(_tag(1))
     assert bool(settled) is not again
     assert not policy.withdrawn(_tag(1))
     assert [*_acknowledged(policy, _tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
@@ -498,6 +503,7 @@ def test_what_the_broker_took_back_meanwhile_is_not_delivered_again_from_here(mo
             policy.interrupted(1)
         else:
             policy.link_lost(1)
+        assert not policy.can_withdraw(_tag(1))
         assert not policy.withdrawn(_tag(1))
 
 
@@ -514,6 +520,28 @@ def test_what_is_given_back_is_said_again_until_it_is_done(mode: str) -> None:
     assert list(policy.recover()) == first
     policy.recovered()
     assert _everything(policy) == []
+
+
+def test_nothing_of_a_batch_is_due_while_it_is_being_given_back() -> None:
+    policy = _new("DUPS_OK")
+    _see(policy, 1)
+    policy.delivered(_tag(2))
+    first = list(policy.recover())
+    assert policy.due_at is None
+    assert list(policy.due(1e9)) == []
+    assert list(policy.recover()) == first
+    policy.recovered()
+    assert _see(policy, 3) == []
+    assert policy.due_at == 1.0
+
+
+def test_a_batch_whose_recover_was_interrupted_goes_with_what_is_consumed_next() -> None:
+    policy = _new("DUPS_OK")
+    _see(policy, 1)
+    policy.recover()
+    assert _see(policy, 2) == []
+    assert policy.due_at == 1.0
+    assert list(policy.due(1.0)) == _accepted(1, 2)
 
 
 @pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL"])
@@ -546,6 +574,8 @@ def test_what_is_being_given_back_can_neither_be_acknowledged_nor_committed(mode
     ending = _ending(policy, _tag(1))
     assert ending.dirty
     assert list(ending.settlements) == (_modified(1, 2) if mode == "INDIVIDUAL" else _modified(1, 2, 3))
+    if mode == "INDIVIDUAL":  # each is refused by itself, and was settled with the first one
+        assert (ending.stale_count, _ending(policy, _tag(2))) == (1, ((), True, 1))
     assert _ending(policy, _tag(2)) == ((), False, 0)
     assert _everything(policy) == (_modified(3) if mode == "INDIVIDUAL" else [])
 

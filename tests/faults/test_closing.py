@@ -100,6 +100,30 @@ def test_a_consumer_that_closes_in_a_black_hole_ends_its_wait_for_a_confirmation
     assert "the consumer was closed meanwhile" in str(error)
 
 
+def test_a_listener_that_outlasts_its_consumer_does_not_wait_for_a_confirmation(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    client = connect("&synchronous_acknowledge=true&close_timeout_seconds=0.2")
+    session = client.connection.create_session()
+    consumer = session.create_consumer(session.create_queue(filled(direct)))
+    runs, closed = threading.Event(), threading.Event()
+
+    def listen(_message: Message) -> None:
+        runs.set()
+        closed.wait(WAIT)
+
+    consumer.listener = listen
+    assert runs.wait(WAIT)
+    proxy.hold(Direction.TO_SERVER, Direction.TO_CLIENT)
+    consumer.close()
+    before = time.monotonic()
+    closed.set()
+    assert wait_for(lambda: session._state.dispatching is None)
+    assert time.monotonic() - before < 3 * LIMIT, "request_timeout_seconds are far beyond that"
+    (error,) = client.told
+    assert "the consumer was closed meanwhile" in str(error)
+
+
 def test_acknowledge_waits_on_when_a_consumer_closes_and_ends_with_its_session(
     proxy: Proxy, direct: Connection, connect: Connect
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -15,9 +16,11 @@ from sdk import (
     JMSException,
     Message,
     OperationTimedOutException,
+    ResourceAllocationException,
     Session,
     StaleAcknowledgementException,
 )
+from sdk.acknowledgements import LostAcknowledgements
 from tests.faults.conftest import Client, Connect
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import WAIT, wait_for
@@ -229,6 +232,70 @@ def test_acknowledging_synchronously_returns_when_the_server_has_it(
     thread.join(WAIT)
     session.close()
     assert waiting() == COUNT - 6
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The server refuses to hear acknowledgements again that a loss took, so many times."""
+    left = [0]
+    give_again = LostAcknowledgements.give_again
+
+    def give_again_refused(self: LostAcknowledgements, request: Any, *arguments: Any) -> None:
+        def ask(operation: str, given: Mapping[str, Any], timeout: float | None) -> Any:
+            if operation == "settle_positions" and left[0]:
+                left[0] -= 1
+                raise ResourceAllocationException("the disk is full")
+            return request(operation, given, timeout)
+
+        give_again(self, ask, *arguments)
+
+    monkeypatch.setattr(LostAcknowledgements, "give_again", give_again_refused)
+    yield left
+    assert left == [0]
+
+
+def test_acknowledging_synchronously_raises_where_the_server_refuses_to_hear_what_a_loss_took(
+    proxy: Proxy, direct: Connection, connect: Connect, refusing: list[int]
+) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true")
+    session = client.connection.create_session(AcknowledgeMode.CLIENT)
+    message = session.create_consumer(session.create_queue(name)).receive(timeout=WAIT)
+    assert message is not None
+    refusing[0] = 1
+    proxy.hold(Direction.TO_SERVER)
+    cutting = threading.Timer(0.3, lose_and_restore, (client, proxy))
+    cutting.start()
+    with pytest.raises(StaleAcknowledgementException, match="refused to hear"):
+        message.acknowledge()
+    cutting.join(WAIT)
+    session.close()
+
+
+def test_what_the_server_has_refused_to_hear_and_another_has_in_hand_is_told_with_the_next_loss(
+    proxy: Proxy, direct: Connection, connect: Connect, refusing: list[int]
+) -> None:
+    name = f"queue {uuid4()}"
+    ids = fill(direct, name)
+    client = connect("reconnect_delay_seconds=0.01")
+    acknowledged_into_the_void(client, proxy, name, AcknowledgeMode.AUTO)
+    other = direct.create_session(AcknowledgeMode.CLIENT)
+    taking = other.create_consumer(other.create_queue(name))
+    proxy.refuse()
+    proxy.cut()
+    for _ in range(COUNT):
+        assert taking.receive(timeout=WAIT) is not None
+    refusing[0] = 1
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    assert stale(client.told) == []
+    lose_and_restore(client, proxy)
+    assert wait_for(lambda: stale(client.told))
+    (told,) = stale(client.told)
+    assert list(told.message_ids) == ids
+    other.close()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

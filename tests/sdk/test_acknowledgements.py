@@ -144,13 +144,43 @@ def test_consumers_that_leave_without_the_brokers_word_lengthen_the_reach_within
     assert session._reach == reach
 
 
+def test_consumers_that_leave_unconfirmed_extend_the_reach_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 100)
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.widen(10)
+    for _ in range(1000):
+        session.widen(20)
+        session.narrow(20, confirmed=False)
+    accept(session, *range(500))
+    for number in range(500, 1000):
+        session.accepted(tag(number), record(number))
+    assert len(session) == 36 + 100 + 1
+    session.interrupted()
+    for number in range(1000, 1500):
+        session.accepted(tag(number), record(number))
+    assert len(session) == 36 + 1, "the reach of the one that is left"
+
+
+def test_what_is_remembered_shrinks_as_soon_as_a_consumer_has_left() -> None:
+    session = Acknowledgements(LostAcknowledgements(), ignore)
+    session.widen(10)
+    session.widen(5000)
+    for number in range(20_000):
+        session.accepted(tag(number), record(number))
+    accept(session, *range(20_000, 20_100), outcome=Outcome.MODIFIED)
+    assert (len(session), len(session._returned)) == (10_036 - 100 + 1, 100)
+    session.narrow(5000, confirmed=True)
+    assert (len(session), len(session._returned)) == (0, 37)
+
+
 def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
     session.widen(10)
     for number in range(50):
-        session.accepted(record(number))
-    session.accepted(None)
+        session.accepted(tag(number), record(number))
+    session.accepted(tag(50), None)
     session.interrupted()
     assert keys(lost, 12, 13, 49) == [False, True, True]
 
@@ -189,16 +219,35 @@ def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
     assert len(lost) == 0
 
 
-def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -> None:
+def test_what_was_acknowledged_on_a_lost_link_is_acknowledged_again_and_what_was_held_is_known_again() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
+    session.widen(10)
     accept(session, 1)
-    session.delivered(tag(2, link=1), record(2))
-    session.delivered(tag(3, link=2), record(3))
+    session.accepted(tag(2), record(2))
+    accept(session, 3, outcome=Outcome.MODIFIED)
+    session.delivered(tag(4), record(4))  # held
+    session.accepted(tag(5, link=2), record(5))
+    session.delivered(tag(6, link=2), record(6))
     session.link_lost(1)
-    session.settled([Settlement(tag(2, 1), Outcome.ACCEPTED), Settlement(tag(3, 2), Outcome.ACCEPTED)])
+    session.settled([Settlement(tag(4), Outcome.ACCEPTED), Settlement(tag(6, 2), Outcome.ACCEPTED)])
+    assert len(session) == 2, "what came on the other link"
+    assert keys(lost, 1, 2, 3, 4, 5, 6) == [True, True, False, False, False, False]
+    assert [lost.was_seen(record(number)) for number in range(1, 7)] == [False, False, True, True, False, False]
     session.interrupted()
-    assert keys(lost, 1, 2, 3) == [True, False, True]
+    assert keys(lost, 1, 2, 5, 6) == [False, False, True, True]
+
+
+def test_what_was_acknowledged_on_a_lost_link_is_not_reported_as_lost_with_the_connection() -> None:
+    """The connection lives, and what it has lost is not known yet."""
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.accepted(tag(1), (SOURCE, None, 1, 0, None))  # redelivered as any other
+    accept(session, 2, outcome=Outcome.MODIFIED)
+    session.link_lost(1)
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("forgive_rest", None)]
 
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
@@ -273,6 +322,29 @@ def test_what_the_broker_refuses_to_hear_waits_for_its_message() -> None:
     lost.give_again(broker.request)
     assert [name for name, _ in broker.asked] == ["settle_positions"]
     assert keys(lost, 1) == [True]
+
+
+def test_since_when_the_broker_refuses_is_known_until_it_hears_all() -> None:
+    lost = LostAcknowledgements()
+    lost.add([record(1), record(2, Source("other"))], ignore)
+    assert lost.refused_at == 0
+    lost.give_again(Told(*[ResourceAllocationException("the disk is full")] * 2).request, "token", 3)
+    assert lost.refused_at == 3
+    with pytest.raises(ConnectionLostException):
+        lost.give_again(Told(ConnectionLostException("again")).request, "token", 4)
+    assert lost.refused_at == 3
+    lost.give_again(Broker().request, "token", 5)
+    assert lost.refused_at == 0
+    assert len(lost) == 0
+
+
+def test_what_the_broker_has_refused_to_hear_is_told_of_with_the_next_loss() -> None:
+    lost = LostAcknowledgements()
+    told: list[list[str]] = []
+    lost.add([record(1)], told.append)
+    lost.give_again(Told(ResourceAllocationException("the disk is full")).request)
+    lost.give_again(lambda *_: {"settled": 0, "lost": [1]})
+    assert told == [["ID:1"]]
 
 
 def test_what_was_lost_at_another_store_is_given_to_that_one() -> None:
@@ -409,6 +481,53 @@ def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() ->
     assert broker.asked == [("seen", [1]), ("forgive_rest", None), ("seen", [1, 2]), ("forgive_rest", None)]
 
 
+@pytest.mark.parametrize("asked", ["seen", "forgive_rest", "seen_rest"])
+@pytest.mark.parametrize("error", [TypeError("an answer of another form"), KeyboardInterrupt()])
+def test_what_was_seen_is_told_again_whatever_the_first_attempt_raised(
+    error: BaseException, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 1 if asked == "seen_rest" else 10)
+    lost = LostAcknowledgements()
+    lost.add_seen([record(1), record(2)])
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        if operation == asked:
+            raise error
+        return 1
+
+    with pytest.raises(type(error)):
+        lost.uncount_rest(request, "token")
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    rest = [("seen_rest", None)]
+    assert broker.asked == (rest if asked == "seen_rest" else [("seen", [1, 2]), ("forgive_rest", None)])
+
+
+ANSWERS = [
+    {"settled": 1},
+    {"lost": []},
+    {"settled": 1, "lost": 2},
+    {"settled": 1, "lost": [[2]]},
+    {"settled": "1", "lost": []},
+    5,
+    [],
+    "yes",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=repr)
+def test_an_answer_of_another_form_counts_as_a_refusal(answer: object, caplog: pytest.LogCaptureFixture) -> None:
+    lost = LostAcknowledgements()
+    lost.add([record(1), record(2)], ignore)
+    lost.give_again(lambda *_: answer, "token", 4)
+    assert "answered" in caplog.text
+    assert lost.refused_at == 4
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1, 2]), ("forgive_rest", None)]
+    assert keys(lost, 1, 2) == [True, True]
+
+
 def test_nothing_is_uncounted_by_a_broker_that_does_not_know_how() -> None:
     lost = LostAcknowledgements()
     lost.add_seen([record(1)])
@@ -451,6 +570,25 @@ def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
     lost.uncount_rest(broker.request, "token")
     lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1]), ("seen", [1]), ("forgive_rest", None)]
+
+
+def test_what_was_seen_is_counted_once_and_as_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
+    lost = LostAcknowledgements()
+    for _ in range(3):
+        lost.add_seen([record(number) for number in range(10)])
+    with pytest.raises(ConnectionLostException):
+        lost.uncount_rest(Told(ConnectionLostException("cut")).request, "token")
+    lost.add_seen([record(number) for number in range(5)])
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", list(range(10))), ("forgive_rest", None)]
+    lost.add_seen([record(number) for number in range(9)])
+    with pytest.raises(ConnectionLostException):
+        lost.uncount_rest(Told(ConnectionLostException("cut")).request, "token")
+    lost.add_seen([record(20), record(21, Source("other"))])
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked[2:] == [("seen_rest", None)]
 
 
 def test_what_was_seen_of_another_broker_is_not_told() -> None:

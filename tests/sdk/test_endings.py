@@ -199,6 +199,26 @@ def test_nothing_of_a_transaction_is_committed_whose_rollback_was_interrupted(
     assert broker.outcomes().count(Outcome.ACCEPTED) == 3
 
 
+def test_each_message_that_an_interrupted_recover_gave_back_is_refused_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.INDIVIDUAL, 3)
+        messages = [received(consumer) for _ in range(2)]
+        interrupt(monkeypatch, broker, "settle")
+        with pytest.raises(Interrupt):
+            session.recover()
+        for message in messages:
+            with pytest.raises(StaleAcknowledgementException) as raised:
+                message.acknowledge()
+            assert raised.value.stale_count == 1
+        again = [received(consumer) for _ in range(3)]
+        assert [(str(message), message.redelivered) for message in again] == [("0", True), ("1", True), ("2", False)]
+        for message in again:
+            message.acknowledge()
+
+
 def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -212,6 +232,23 @@ def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrup
             session.recover()
         session.recover()
         assert broker.outcomes() == [Outcome.ACCEPTED] * 2
+
+
+def test_a_batch_that_is_due_while_it_is_given_back_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(prefetch_messages=10, dups_ok_delay_seconds=0.3)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.DUPS_OK, 2)
+        drain = broker.drain
+
+        def drain_slowly(link: int, timeout: float | None) -> bool:
+            time.sleep(0.6)  # meanwhile the batch is due
+            return drain(link, timeout)
+
+        monkeypatch.setattr(broker, "drain", drain_slowly)
+        received(consumer)
+        session._state.policy.delivered(consumer._prefetch.buffer.popleft().tag)  # a receive that was interrupted
+        session.recover()
+        assert broker.outcomes() == [Outcome.ACCEPTED, Outcome.MODIFIED]
 
 
 def test_producers_that_closed_in_a_transaction_have_one_time_out_for_all_of_them(
@@ -388,6 +425,28 @@ def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_
         received(consumer).acknowledge()
 
 
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_acknowledge_raises_where_the_broker_has_refused_to_hear_again_what_a_loss_took(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 2)
+        lost, message = connection._lost_acknowledgements, received(consumer)
+
+        def lose_it(*_: Any, **__: Any) -> None:
+            monkeypatch.undo()
+            lose(broker)
+            lost.refused_at = broker.epoch
+
+        monkeypatch.setattr(broker, "confirm", lose_it)
+        with pytest.raises(StaleAcknowledgementException, match="refused to hear of them again") as raised:
+            message.acknowledge()
+        assert raised.value.stale_count == 1
+        received(consumer).acknowledge()  # once
+        session.close()
+
+
 def test_a_commit_and_what_it_gives_back_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = SmallBroker(prefetch_messages=10, request_timeout_seconds=0.5, poll_timeout_seconds=3600)
     with started(broker) as connection:
@@ -467,3 +526,24 @@ def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(
             assert (producer._link in broker._senders) is not closes, number
             assert stays._link in broker._senders
     assert number > 20, "it has been interrupted at each step"
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.DUPS_OK])
+def test_a_reply_is_settled_wherever_its_acceptance_is_interrupted(mode: AcknowledgeMode) -> None:
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        broker = SmallBroker(prefetch_messages=10, dups_ok_delay_seconds=60.0)
+        broker.settles_twice = True
+        with started(broker) as connection:
+            session, consumer = with_messages(connection, mode, 1)
+            reply = received(consumer)
+            interrupted = None is not AtStep(number).during(lambda reply=reply, session=session: session._accept(reply))  # type: ignore[misc]
+            session.recover()
+            again = consumer.receive(0.01)
+            if again is not None:
+                session._accept(again)
+            assert not broker.held, number
+            assert broker.outcomes()[-1] is Outcome.ACCEPTED, number
+            session.recover()
+    assert number > 5, "it has been interrupted at each step"

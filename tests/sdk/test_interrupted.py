@@ -241,7 +241,7 @@ def receive():
 
 for _ in range(99): found.append(consumer.receive(30).body)
 if place == "as it is made": module.message_of = once(module.message_of)
-else: session._state._hand_over = once(session._state._hand_over)
+else: session._state.hand_over = once(session._state.hand_over)
 interrupted(receive)
 receive()
 missing = {str(number) for number in range(120)} - set(found)
@@ -504,7 +504,7 @@ queue = filled(3)
 session = session_of(mode)
 consumer = session.create_consumer(queue)
 messages = [consumer.receive(10) for _ in range(3)]
-if place == "ahead": session._state._hand_over = once(session._state._hand_over)
+if place == "ahead": session._state.hand_over = once(session._state.hand_over)
 else: transport.settle = once(transport.settle, behind=place == "behind")
 interrupted(messages[0].acknowledge)
 for message in messages: message.acknowledge()

@@ -6,12 +6,13 @@ import gc
 import queue
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
 
-from ack_modes import Outcome
+from ack_modes import Outcome, Settlement
 from broker_adapter import BrowserInterruptedException, LinkInterrupted, LinkLost
 from broker_adapter import queue as queue_of
 from sdk import (
@@ -28,7 +29,54 @@ from sdk import (
 from sdk.session_links import MAX_KEPT_NEWS
 from tests.contracts.transports import eventually
 from tests.sdk.interrupts import AtStep
-from tests.sdk.small_broker import SmallBroker, fill, lose, received, with_messages
+from tests.sdk.small_broker import SmallBroker, fill, lose, received, started, with_messages
+
+
+class Lossy(SmallBroker):
+    """A broker whose link is closed while acknowledgements are in transit, and that marks no redelivery."""
+
+    drops = False
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        if not self.drops:
+            super().settle(settlements)
+
+    def interrupt_link(self, link: int) -> None:
+        super().interrupt_link(link)
+        for stored in chain(*self.waiting.values()):
+            stored.failures = 0
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_what_was_acknowledged_on_a_closed_link_is_acknowledged_again_and_not_given_out(mode: AcknowledgeMode) -> None:
+    broker = Lossy()
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 3)
+        broker.drops = True
+        messages = [received(consumer) for _ in range(3)]
+        for message in messages:
+            message.acknowledge()
+        broker.drops = False
+        broker.interrupt_link(consumer._prefetch.link)
+        broker.restore_link(consumer._prefetch.link, 77)
+        with connection.create_session() as other:
+            fill(other, 1)
+        assert received(consumer).message_id not in [message.message_id for message in messages]
+        session.recover()
+        assert broker.outcomes()[:3] == [Outcome.ACCEPTED] * 3
+
+
+def test_what_was_given_back_on_a_closed_link_is_redelivered_with_its_mark() -> None:
+    broker = Lossy()
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 1)
+        received(consumer)
+        broker.drops = True
+        session.recover()
+        broker.drops = False
+        broker.interrupt_link(consumer._prefetch.link)
+        broker.restore_link(consumer._prefetch.link, 77)
+        assert received(consumer).redelivered
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -242,6 +290,69 @@ def test_news_of_a_link_is_old_once_the_connection_was_lost(
     assert not consumer._prefetch._away
     with session.create_producer(queue_of("other")) as producer:
         producer.send("x")
+    received(consumer).acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
+@pytest.mark.parametrize("how", ["lost", "interrupted"])
+def test_news_of_a_link_that_is_told_late_does_not_concern_the_next_connection(
+    broker: SmallBroker, connection: Connection, how: str
+) -> None:
+    """Each connection numbers its links from the start, so that another consumer has the number by then."""
+    session, first = with_messages(connection, AcknowledgeMode.CLIENT, 4)
+    second = session.create_consumer(queue_of("other"))
+    link = second._prefetch.link
+    with session._links._telling:  # by another thread, which is not done yet
+        if how == "lost":
+            broker.lose_link(link)
+        else:
+            broker.interrupt_link(link)
+            broker.restore_link(link, 77)
+        lose(broker)
+        broker.tag_links.update({first._prefetch.link: link, link: 78})
+    session._links._tell()
+    assert not second._prefetch._away
+    messages = [received(first) for _ in range(4)]
+    messages[-1].acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 4
+    fill(session, 1)
+    received(first).acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 5
+    if how == "lost":
+        with pytest.raises(ConnectionLostException, match="link closed"):
+            second.receive()
+    else:
+        session.create_producer(queue_of("other")).send("x")
+        assert received(second).body == "x"
+
+
+def test_a_link_that_was_restored_before_the_connection_was_lost_has_its_credit_once(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 1)
+    link = consumer._prefetch.link
+    with session._links._telling:
+        broker.interrupt_link(link)
+        broker.restore_link(link, 77)
+        lose(broker)
+        received(consumer)
+    session._links._tell()
+    assert not consumer._prefetch.needs_reset
+
+
+def test_a_link_that_was_lost_with_a_connection_that_a_call_knows_to_be_lost_is_forgotten(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    other = session.create_consumer(queue_of("other"))
+    broker.cut_untold = True
+    with pytest.raises(StaleAcknowledgementException):
+        received(consumer).acknowledge()
+    broker.lose_link(other._prefetch.link)
+    broker.interrupt()
+    broker.tag_links[consumer._prefetch.link] = other._prefetch.link
+    broker.restore()
+    assert not session._state.lost_links
     received(consumer).acknowledge()
     assert broker.outcomes() == [Outcome.ACCEPTED]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from broker_adapter import ClientSettings
+from broker_adapter import queue as queue_of
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -18,7 +19,7 @@ from sdk import (
     Session,
     StaleAcknowledgementException,
 )
-from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
+from tests.sdk.small_broker import SmallBroker, all_again, lose, received, started, with_messages
 from tests.threads import no_new_threads
 
 # Restored.
@@ -105,6 +106,21 @@ def test_auto_raises_once_before_the_news_of_a_loss_and_gives_out_nothing_more(
     assert consumer.receive(0.05) is None, "the rest came on the connection that is lost"
     assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]
     session.close()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_dups_ok_remembers_what_it_returned_as_its_acknowledgement_was_lost(batch: int) -> None:
+    broker = SmallBroker(prefetch_messages=10, dups_ok_batch_messages=batch)
+    with started(broker) as connection:
+        _, consumer = with_messages(connection, AcknowledgeMode.DUPS_OK, 3)
+        broker.cut_untold = True
+        for _ in range(batch):
+            received(consumer)
+        broker.interrupt()
+        for stored in broker.waiting[queue_of("q")]:
+            stored.failures = 0  # a broker that marks no redelivery
+        broker.restore()
+        assert [received(consumer).redelivered for _ in range(3)] == [True] * batch + [False] * (3 - batch)
 
 
 def test_dups_ok_says_nothing_before_the_news_of_a_loss(

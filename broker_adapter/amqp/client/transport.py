@@ -129,7 +129,6 @@ class AmqpTransport:
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
-        self._confirming: dict[Answer, tuple[int | None, int | None]] = {}  #: with the session and link that wait
         self._committing: list[int] = []  #: one for each commit that is under way, since its length changes in one step
 
     def __repr__(self) -> str:
@@ -305,9 +304,6 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         if self._relay is not None:
             self._relay.end_session(session)
-        for call, (of_session, _) in list(self._confirming.items()):
-            if of_session == session:
-                call(None, IllegalStateException("the acknowledgement: the session was closed meanwhile"))
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -379,9 +375,6 @@ class AmqpTransport:
             self._relay.close(link)
             return
         self._max_message_bytes.pop(link, None)
-        for call, (_, of_link) in list(self._confirming.items()):
-            if of_link == link:
-                call(None, IllegalStateException("the acknowledgement: the consumer was closed meanwhile"))
         self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
@@ -466,16 +459,17 @@ class AmqpTransport:
         *,
         outlasts_loss: bool = True,
     ) -> None:
-        """See :meth:`broker_adapter.transport.Transport.confirm`."""
-        call = Answer()
-        self._confirming[call] = session, link
-        try:
-            if self._protocol_in_use().traits.answers_requests:
-                self._ask("the acknowledgement", lambda it, done: it.request("confirm", {}, done), timeout, call)
-            else:
-                self._ask("the acknowledgement", lambda it, done: it.go_round(done), timeout, call)
-        finally:
-            del self._confirming[call]
+        """See :meth:`broker_adapter.transport.Transport.confirm`.  Failover ends it with its session or consumer."""
+        self.confirm_until(lambda _end_wait: None, timeout)
+
+    def confirm_until(self, begin: Callable[[Callable[[JMSException], None]], None], timeout: float | None) -> None:
+        """See :meth:`broker_adapter.failover.inner.Inner.confirm_until`."""
+        answer = Answer()
+        begin(answer.settled)
+        if self._protocol_in_use().traits.answers_requests:
+            self._ask("the acknowledgement", lambda it, done: it.request("confirm", {}, done), timeout, answer)
+        else:
+            self._ask("the acknowledgement", lambda it, done: it.go_round(done), timeout, answer)
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ack_modes import Settlement
+from broker_adapter.answers import Answer
 from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import ConnectionLostException, JMSException
 from broker_adapter.failover.commits import Commits
 from broker_adapter.failover.current import CurrentTransport
-from broker_adapter.failover.inner import Identification, Inner
+from broker_adapter.failover.inner import EndWait, Identification, Inner
 from broker_adapter.failover.links import Link, LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.failover.rules import Reconnect
@@ -59,6 +60,7 @@ class FakeInner:
         peer: the broker that it is connected to.
         servers: what ``watch_servers`` returns.
         answers: what messages are answered with at once, one after the other; then they have no answer.
+        confirms: whether it confirms acknowledgements.
     """
 
     def __init__(self) -> None:
@@ -75,6 +77,7 @@ class FakeInner:
         self.peer = our_broker()
         self.servers: tuple[Server, ...] = ()
         self.answers: list[JMSException | None] = []
+        self.confirms = True
         self._next_link = 1
 
     def _called(self, name: str, *arguments: Any) -> None:
@@ -157,7 +160,15 @@ class FakeInner:
         *,
         outlasts_loss: bool = True,
     ) -> None:
-        self._called("confirm", session, link)
+        self.confirm_until(lambda _end_wait: None, timeout)
+
+    def confirm_until(self, begin: Callable[[EndWait], None], timeout: float | None) -> None:
+        answer = Answer()
+        begin(answer.settled)
+        self._called("confirm")
+        if self.confirms:
+            answer(True, None)
+        answer.wait(timeout, "the acknowledgement")
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         self._called("settle", list(settlements))

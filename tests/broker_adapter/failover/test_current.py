@@ -14,7 +14,7 @@ from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
 )
-from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.rules import Abandoned, GiveUp, Reconnect, State
 from broker_adapter.urls.url import FailoverURL, parse_url
@@ -141,23 +141,23 @@ def test_a_call_of_a_session_that_ends_meanwhile_does_not_wait_and_those_of_othe
     failover = Failover()
     failover.lose()
     current = failover.current
-    ended, other = current.begin_call(1), current.begin_call(2)
+    ended, other, of_none = SessionCall(1), SessionCall(2), SessionCall(None)
+    current.calls.update(dict.fromkeys((ended, other, of_none)))
     with current.lock:
         current.end_session(1)
     with pytest.raises(IllegalStateException, match="the send: the session was closed meanwhile"):
         current.wait_until_connected(None, "the send", ended)
-    with pytest.raises(OperationTimedOutException):
-        current.wait_until_connected(failover.now, "the send", other)
-    for call in (ended, other):
-        current.end_call(call)
-    assert not current._calls
+    for call in (other, of_none):
+        with pytest.raises(OperationTimedOutException):
+            current.wait_until_connected(failover.now, "the send", call)
 
 
 def test_a_call_of_a_consumer_that_ends_meanwhile_does_not_wait_and_those_of_its_session_do() -> None:
     failover = Failover()
     failover.lose()
     current = failover.current
-    ended, other, of_session = current.begin_call(1, 5), current.begin_call(1, 6), current.begin_call(1)
+    ended, other, of_session = SessionCall(1, 5), SessionCall(1, 6), SessionCall(1)
+    current.calls.update(dict.fromkeys((ended, other, of_session)))
     with current.lock:
         current.end_consumer(5)
     with pytest.raises(IllegalStateException, match="the acknowledgement: the consumer was closed meanwhile"):
@@ -165,3 +165,12 @@ def test_a_call_of_a_consumer_that_ends_meanwhile_does_not_wait_and_those_of_its
     for call in (other, of_session):
         with pytest.raises(OperationTimedOutException):
             current.wait_until_connected(failover.now, "the acknowledgement", call)
+
+
+def test_the_end_of_a_consumer_ends_the_wait_of_its_call_for_the_broker() -> None:
+    current, errors = Failover().current, list[JMSException]()
+    call = SessionCall(1, 5)
+    call.end_wait, current.calls[call] = errors.append, None
+    with current.lock:
+        current.end_consumer(5)
+    assert [each.reason for each in errors] == ["the acknowledgement: the consumer was closed meanwhile"]

@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.destination import Destination, queue
 from broker_adapter.errors import JMSException
 from broker_adapter.failover.inner import Inner
-from broker_adapter.failover.links import MAX_CLOSED_EARLY, NO_LINK, Link, LinkState, LinkTable
+from broker_adapter.failover.links import MAX_CLOSED_EARLY, Link, LinkState, LinkTable
 from broker_adapter.transport import ReceiverSpec, SenderSpec
 
 Q = queue("q")
@@ -99,7 +99,7 @@ def test_a_link_that_was_closed_while_it_was_attached_again_is_not_registered() 
 def test_a_link_loses_its_attachment_once() -> None:
     table, link = in_state(LinkState.ATTACHED)
     assert table.detach(link) == 7
-    assert table.detach(link) == NO_LINK
+    assert table.detach(link) is None
     assert table.closed_by_broker(7, CLOSED) is None
 
 

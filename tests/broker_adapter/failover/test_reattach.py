@@ -76,6 +76,37 @@ def test_a_link_that_the_broker_closes_is_attached_again_and_announced(
     made.transport.drain(receiver, WAIT)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_confirmation_ends_with_its_consumer_whose_link_was_closed_by_the_broker(
+    servers: Callable[..., BrokerServer], client: MakeClient, comes_back: bool
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    receiver = made.receiver()
+    broker, raised = server.brokers[0], list[JMSException]()
+    broker.accepts = False
+
+    def confirm() -> None:
+        try:
+            made.transport.confirm(WAIT, 1, receiver)
+        except JMSException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=confirm)
+    thread.start()
+    assert wait_for(lambda: len(broker.held) == 1)
+    if not comes_back:
+        broker.refusals["q"] = AmqpError("amqp:resource-limit-exceeded", "busy")
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
+    made.wait_for(LinkInterrupted, *([LinkRestored] if comes_back else []))
+    assert thread.is_alive()
+    made.transport.detach(receiver, WAIT)
+    thread.join(WAIT)
+    assert [each.reason for each in raised] == ["the acknowledgement: the consumer was closed meanwhile"]
+    assert "Interrupted" not in made.kinds(), "it did not wait for the end of the connection"
+
+
 def test_a_link_that_never_holds_counts_its_failed_attempts(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:

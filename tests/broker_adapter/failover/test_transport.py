@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -235,6 +238,48 @@ def test_a_link_whose_detach_a_handler_of_a_signal_interrupts_is_detached_by_the
     assert connection.inner.calls.count(("detach", 1)) == 2
 
 
+def interrupted_at(number: int, call: Callable[[], object]) -> bool:
+    """Raise as the handler of a signal does, where a function of failover begins or ends; whether that was so."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if not frame.f_globals["__name__"].startswith("broker_adapter.failover"):
+            return None
+        left -= event in ("call", "return")
+        if not left:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("what", ["attach", "unsubscribe", "confirm", "commit"])
+def test_no_call_is_kept_wherever_the_handler_of_a_signal_interrupts_it(what: str) -> None:
+    connection = Connection().open()
+    transport = connection.transport
+    link = transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
+    calls: dict[str, Callable[[], object]] = {
+        "attach": connection.sender,
+        "unsubscribe": lambda: transport.unsubscribe("name", 5.0, 1),
+        "confirm": lambda: transport.confirm(5.0, 1, link),
+        "commit": lambda: transport.commit(1, 1, [], [], 5.0),
+    }
+    number = 1
+    while interrupted_at(number, calls[what]):
+        assert not transport._current.calls, number
+        number += 1
+    assert number > 5, "it has been interrupted at each step"
+
+
 def test_what_has_ended_has_ended_though_the_connection_is_lost_as_the_broker_is_told() -> None:
     connection = Connection().open()
     connection.sender()
@@ -367,17 +412,43 @@ def test_it_says_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("outlasts_loss", [True, False])
-def test_a_confirmation_has_the_number_of_its_consumers_link_in_the_inner_transport(outlasts_loss: bool) -> None:
+@pytest.mark.parametrize("ends", ["detach", "end_session"])
+def test_a_confirmation_ends_with_its_consumer_or_session_and_those_of_others_wait(
+    ends: str, outlasts_loss: bool
+) -> None:
     connection = Connection().open()
-    connection.sender()
+    transport = connection.transport
+    connection.inner.confirms = False
+    links = [transport.attach(ReceiverSpec(number, QUEUE), lambda _deliveries: None, 5.0) for number in (1, 2)]
+    raised: list[tuple[int, str]] = []
+
+    def confirm(session: int) -> None:
+        try:
+            transport.confirm(WAIT, session, links[session - 1], outlasts_loss=outlasts_loss)
+        except JMSException as error:
+            raised.append((session, error.reason))
+
+    threads = [threading.Thread(target=confirm, args=(session,)) for session in (1, 2)]
+    for thread in threads:
+        thread.start()
+    assert wait_for(lambda: [name for name, *_ in connection.inner.calls].count("confirm") == 2)
+    what = "consumer" if ends == "detach" else "session"
+    for session in (1, 2):
+        assert len(raised) == session - 1
+        transport.detach(links[session - 1], WAIT) if ends == "detach" else transport.end_session(session, WAIT)
+        threads[session - 1].join(WAIT)
+        assert raised[-1] == (session, f"the acknowledgement: the {what} was closed meanwhile")
+
+
+@pytest.mark.parametrize("outlasts_loss", [True, False])
+def test_a_confirmation_that_begins_once_its_consumer_has_closed_is_not_waited_for(outlasts_loss: bool) -> None:
+    """A listener may outlast its consumer."""
+    connection = Connection().open()
     link = connection.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
-    connection.next.append(FakeInner())
-    connection.next[0]._next_link = 11
-    connection.cut_and_restore()
-    connection.transport.confirm(5.0, 1, link, outlasts_loss=outlasts_loss)
-    assert connection.inner.calls[-1] == ("confirm", 1, 12)
-    connection.transport.confirm(5.0, 1, outlasts_loss=outlasts_loss)
-    assert connection.inner.calls[-1] == ("confirm", 1, None)
+    connection.transport.detach(link, 5.0)
+    with pytest.raises(IllegalStateException, match="the acknowledgement: the consumer was closed meanwhile"):
+        connection.transport.confirm(WAIT, 1, link, outlasts_loss=outlasts_loss)
+    assert "confirm" not in [name for name, *_ in connection.inner.calls]
 
 
 def test_a_confirmation_that_waits_for_the_network_ends_with_its_consumer() -> None:
@@ -395,7 +466,7 @@ def test_a_confirmation_that_waits_for_the_network_ends_with_its_consumer() -> N
 
     thread = threading.Thread(target=confirm)
     thread.start()
-    assert wait_for(lambda: bool(connection.transport._current._calls))
+    assert wait_for(lambda: bool(connection.transport._current.calls))
     connection.transport.detach(link, WAIT)
     thread.join(WAIT)
     assert [each.reason for each in raised] == ["the acknowledgement: the consumer was closed meanwhile"]
@@ -486,7 +557,7 @@ def test_what_waits_for_the_network_waits_no_longer_than_its_session_or_its_link
     if ends == "session" or "send" in call:
         waiting.join(60)
         assert [(name, type(error), str(error)) for name, error in raised] == [("first", kind, reason)]
-        assert connection.transport._current._calls == {}
+        assert connection.transport._current.calls == {}
     else:
         assert waiting.is_alive()
     connection.transport.close(5.0)

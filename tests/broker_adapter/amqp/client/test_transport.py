@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -500,30 +501,11 @@ def test_what_is_asked_of_a_lost_connection_is_refused_in_its_own_words(server: 
             ask()
 
 
-@pytest.mark.parametrize("ends", ["detach", "end_session"])
-def test_a_confirmation_ends_with_its_consumer_or_session_and_those_of_others_wait(
-    server: BrokerServer, opened: Opened, ends: str
-) -> None:
-    transport = opened.transport
-    link, other = (transport.attach(ReceiverSpec(number, QUEUE), lambda _: None, WAIT) for number in (1, 2))
-    raised: list[tuple[int, str]] = []
-
-    def confirm(session: int, of: int) -> None:
-        try:
-            transport.confirm(WAIT, session, of)
-        except JMSException as error:
-            raised.append((session, error.reason))
-
+def test_the_wait_for_a_confirmation_ends_where_another_thread_ends_it(server: BrokerServer, opened: Opened) -> None:
     server.brokers[0].accepts = False
-    threads = [threading.Thread(target=confirm, args=each) for each in ((1, link), (2, other))]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(server.brokers[0].held) == 2)
-    what = "consumer" if ends == "detach" else "session"
-    transport.detach(link, WAIT) if ends == "detach" else transport.end_session(1, WAIT)
-    threads[0].join(WAIT)
-    assert raised == [(1, f"the acknowledgement: the {what} was closed meanwhile")]
-    transport.close(WAIT)
-    threads[1].join(WAIT)
-    assert [session for session, _ in raised] == [1, 2]
-    assert transport._confirming == {}
+
+    def begin(end_wait: Callable[[JMSException], None]) -> None:
+        threading.Timer(0.1, end_wait, (IllegalStateException("the consumer was closed"),)).start()
+
+    with pytest.raises(IllegalStateException, match="the consumer was closed"):
+        opened.transport.confirm_until(begin, WAIT)
