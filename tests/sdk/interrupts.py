@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -29,6 +30,7 @@ class AtStep:
     def during(self, call: Callable[[], object]) -> Interrupt | None:
         """What the call was interrupted by; None: it has fewer steps."""
         before = sys.getprofile()
+        gc.disable()  # else it may be a finalizer of something else that is interrupted, and not this
         sys.setprofile(self.trace)
         try:
             call()
@@ -36,4 +38,5 @@ class AtStep:
             return error
         finally:
             sys.setprofile(before)
+            gc.enable()
         return None
