@@ -274,7 +274,7 @@ class LostAcknowledgements:
                     part = positions[first : first + _REQUEST_POSITIONS]
                     with suppress(InvalidDestinationException):  # it went with the connection
                         request("seen", {**_named(source), "token": token, "positions": part}, None)
-            done = request("forgive_rest", {"token": token}, None)
+            done = request("uncount_rest", {"token": token}, None)
             _log.debug("= %s messages that were lost on their way do not count as failed", done)
         except BaseException as error:
             with self._changing:  # the broker could not be told: it may have to be with the next connection
@@ -312,7 +312,7 @@ def uncount_deliveries(
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", dict(never_delivered), token, lambda answer: type(answer) is int):
+    for part, done in _asked(request, "uncount", dict(never_delivered), token, lambda answer: type(answer) is int):
         if done is not None and done is not REFUSED:
             _log.debug("= of %d messages that were never delivered %d do not count as failed", len(part), done)
 

@@ -52,7 +52,7 @@ class CommandInputs:
         if type(command) is c.Redrive:
             found, after = self._reads.of_range(command.range)
             return command._replace(found=[(each, self._stores.annotations_of(each)) for each in found], next=after)
-        if type(command) is c.Forgive or type(command) is c.ForgiveRest:
+        if type(command) is c.Uncount or type(command) is c.UncountRest:
             return command._replace(found=self._entries_at(self._deliveries.lost_elsewhere(command)))
         if type(command) is c.Commit or type(command) is c.ResolveCommit:
             if command.commit_id is not None:

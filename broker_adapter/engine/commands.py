@@ -136,7 +136,7 @@ class Connect(NamedTuple):
 
 
 #: Numbers of deliveries that the application has not seen: they are released, whatever becomes of the others.
-Unseen = tuple[Container[int], ...]
+NeverDelivered = tuple[Container[int], ...]
 
 
 class Disconnect(NamedTuple):
@@ -149,7 +149,7 @@ class Disconnect(NamedTuple):
 
     client: int
     failed: bool = True
-    unseen: Mapping[int, Unseen] | None = None  #: by consumer
+    never_delivered: Mapping[int, NeverDelivered] | None = None  #: by consumer
     reply: Reply | None = None
     stops: bool = False
 
@@ -160,7 +160,7 @@ class GiveBack(NamedTuple):
     client: int
     limit: int
     failed: bool = True
-    unseen: Mapping[int, Unseen] | None = None  #: by consumer
+    never_delivered: Mapping[int, NeverDelivered] | None = None  #: by consumer
     reply: Reply | None = None
     stops: bool = False
 
@@ -226,16 +226,16 @@ class WouldReplace(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """A consumer goes.  What it holds may still be settled until its client disconnects, but for what is ``unseen``.
+    """A consumer goes.
 
-    Replies with the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or
-    are released.
+    What it holds may still be settled until its client disconnects, but for what is ``never_delivered``.  Replies with
+    the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or are released.
     """
 
     consumer: int
     give_back: bool = False
     failed: bool = True
-    unseen: Unseen = ()
+    never_delivered: NeverDelivered = ()
     reply: Reply | None = None
 
 
@@ -402,7 +402,7 @@ class Trim(NamedTuple):
     reply: Reply | None = None
 
 
-class Forgive(NamedTuple):
+class Uncount(NamedTuple):
     """A delivery of the messages at these positions of a queue does not count: no application saw it.
 
     It is the one that the connection of this ``token`` lost.  Where it is not known what that had, it is the last one,
@@ -418,7 +418,7 @@ class Forgive(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a lost connection had at these positions of a queue was seen; for ``ForgiveRest``.  Replies None."""
+    """What a lost connection had at these positions of a queue was seen; for ``UncountRest``.  Replies None."""
 
     token: str
     queue: int
@@ -433,7 +433,7 @@ class SeenRest(NamedTuple):
     reply: Reply | None = None
 
 
-class ForgiveRest(NamedTuple):
+class UncountRest(NamedTuple):
     """Whatever else a lost connection had was seen by no application: these deliveries do not count.
 
     Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
@@ -634,10 +634,10 @@ Command = (
     | EndSession
     | ResolveCommit
     | Trim
-    | Forgive
+    | Uncount
     | Seen
     | SeenRest
-    | ForgiveRest
+    | UncountRest
     | TakeInHand
     | Drop
     | Due

@@ -60,7 +60,7 @@ class Connections:
         if client is not None:
             # While the client is there: closed consumers may end with what it has sent.
             self._resumption.give_up_client(client.id, now_ms, effects)
-            self._leave(client, command.unseen, effects)
+            self._leave(client, command.never_delivered, effects)
             del self._directory.clients[client.id]
             if self._directory.client_ids.get(client.client_id or "") == client.id:
                 del self._directory.client_ids[client.client_id or ""]
@@ -78,13 +78,13 @@ class Connections:
                 self._destinations.end_temporary(client, destination, effects)
         effects.answer(command, None)
 
-    def _leave(self, client: Client, unseen: Mapping[int, c.Unseen] | None, effects: Effects) -> None:
+    def _leave(self, client: Client, never_delivered: Mapping[int, c.NeverDelivered] | None, effects: Effects) -> None:
         """End all consumers of a client; their queues hand out nothing until what these hold is back."""
         if client.waited_for is not None:
             return
         client.waited_for = []
         for consumer in list(client.consumers.values()):
-            consumer.unseen = (unseen or {}).get(consumer.id, ())
+            consumer.never_delivered = (never_delivered or {}).get(consumer.id, ())
             if consumer.unsettled:
                 consumer.queue.returning.add(client.id)
                 client.waited_for.append(consumer.queue)
@@ -95,7 +95,7 @@ class Connections:
         client = self._directory.clients.get(command.client)
         left = command.limit
         if client is not None:
-            self._leave(client, command.unseen, effects)
+            self._leave(client, command.never_delivered, effects)
             for consumer in list(client.consumers.values()):
                 numbers = list(consumer.unsettled)[:left]
                 left -= len(numbers)

@@ -132,7 +132,7 @@ class Deliveries:
         consumer = self._consumers_by_number.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
             self._consumers.end(consumer, effects)
-            consumer.unseen = command.unseen
+            consumer.never_delivered = command.never_delivered
             numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
             self.give_back(consumer, numbers, command, effects)
             if not consumer.unsettled:
@@ -197,16 +197,16 @@ class Deliveries:
         self.losses.forget(command.token)
         effects.answer(command, None)
 
-    def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
-        """Carry out a Forgive."""
+    def uncount(self, command: c.Uncount, now_ms: int, effects: Effects) -> None:
+        """Carry out a Uncount."""
         token, number = command.token, command.queue
         wanted = dict(command.positions)
         if token is not None and self.losses.knows(token):
             wanted = {each: None for each in wanted if self.losses.take_one(token, number, each)}
         effects.answer(command, self._uncount(number, wanted, command.found, effects))
 
-    def uncount_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
-        """Carry out a ForgiveRest."""
+    def uncount_rest(self, command: c.UncountRest, now_ms: int, effects: Effects) -> None:
+        """Carry out a UncountRest."""
         lost = self.losses.take(command.token, command.most)
         found = _by_queue(command.found)
         uncounted = 0
@@ -259,9 +259,9 @@ class Deliveries:
         was = self.redelivered.ended_later
         return [each for each, failures in given.items() if failures is not None and was(queue, each, failures)]
 
-    def lost_elsewhere(self, command: c.Forgive | c.ForgiveRest) -> list[Place]:
+    def lost_elsewhere(self, command: c.Uncount | c.UncountRest) -> list[Place]:
         """What such a command is about that is not in memory: where it may be in the stores."""
-        if isinstance(command, c.ForgiveRest):
+        if isinstance(command, c.UncountRest):
             places = self.losses.places(command.token, command.most)
         elif command.token is not None:
             positions = [position for position, _ in command.positions]

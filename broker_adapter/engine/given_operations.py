@@ -62,18 +62,18 @@ def confirm(arguments: Arguments) -> Steps:
     return True
 
 
-def forgive(arguments: Arguments) -> Steps:
+def uncount(arguments: Arguments) -> Steps:
     """Uncount the deliveries that were lost, of the messages given."""
     failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
 
-    def forgive(queue: int, positions: list[int]) -> Steps:
+    def uncount(queue: int, positions: list[int]) -> Steps:
         uncounted = 0
         for first in range(0, len(positions), LOST_ENTRIES):
             wanted = [(position, failures.get(position)) for position in positions[first : first + LOST_ENTRIES]]
-            uncounted += yield c.Forgive(queue, wanted, arguments["token"])
+            uncounted += yield c.Uncount(queue, wanted, arguments["token"])
         return uncounted
 
-    return (yield from _with_given(arguments, forgive))
+    return (yield from _with_given(arguments, uncount))
 
 
 def seen(arguments: Arguments) -> Steps:
@@ -96,14 +96,14 @@ def seen_rest(arguments: Arguments) -> Steps:
     return True
 
 
-def forgive_rest(arguments: Arguments) -> Steps:
+def uncount_rest(arguments: Arguments) -> Steps:
     """Uncount the other deliveries of a lost connection."""
     yield ENDED
-    forgiven, has_more = 0, True
+    uncounted, has_more = 0, True
     while has_more:
-        part, has_more = yield c.ForgiveRest(arguments["token"], LOST_ENTRIES)
-        forgiven += part
-    return forgiven
+        part, has_more = yield c.UncountRest(arguments["token"], LOST_ENTRIES)
+        uncounted += part
+    return uncounted
 
 
 def _with_given(arguments: Arguments, act: Callable[[int, list[int]], Steps]) -> Steps:

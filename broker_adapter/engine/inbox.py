@@ -68,19 +68,19 @@ class Inbox:
                 weight += len(command.numbers)
             elif isinstance(command, c.Discard | c.Publish):
                 weight += max(1, len(command.transactions))
-            elif isinstance(command, c.Seen | c.Forgive):
+            elif isinstance(command, c.Seen | c.Uncount):
                 weight += max(1, len(command.positions))
             elif isinstance(command, c.Disconnect):
                 held = self._directory.in_hand_of(command.client)
                 if held > most:
                     # It goes on in the next cycle, and what came behind it waits for its end.
                     commands.append(
-                        c.GiveBack(command.client, most, command.failed, command.unseen, stops=command.stops)
+                        c.GiveBack(command.client, most, command.failed, command.never_delivered, stops=command.stops)
                     )
                     waiting.appendleft(command)
                     return size
                 weight += max(1, held)
-            elif isinstance(command, c.Detach) and (command.give_back or command.unseen):
+            elif isinstance(command, c.Detach) and (command.give_back or command.never_delivered):
                 weight += max(1, self._directory.in_hand_of_consumer(command.consumer))
             elif isinstance(command, c.Commit):
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.

@@ -4,7 +4,7 @@ Arguments and results are plain data (what msgpack carries): names, ``run`` and 
 and numbers integers, and a packed envelope is what ``broker_adapter.pack`` makes.  A queue is named by
 ``destination``, ``kind`` ("queue", the default, or "topic") and for a topic ``subscription`` and ``client_id``; a
 queue has neither of the last two.  Where a durable subscription and one that is not have the same name, the durable
-one is meant; ``settle_positions``, ``forgive`` and ``seen`` take ``durable`` as well, which says which.  An argument
+one is meant; ``settle_positions``, ``uncount`` and ``seen`` take ``durable`` as well, which says which.  An argument
 that an operation does not have is refused, as is a value of another type.  Positions and other numbers are from 0 to
 2^64 - 1; True is not a number.
 
@@ -63,18 +63,19 @@ and with ``token`` (of the connection that was lost, as its client says it in th
     engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
-``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
+``uncount`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
 the one that was lost, and ``token`` (of a connection, as its client says it in the open frame; or None)
-    The number of messages of which a delivery does not count any more: it was lost with that connection, unseen;
-    whether they wait, or others have them in hand.  Where the engine does not know what that connection had, the last
-    delivery does not count, if as many as given had failed before.  At most 10,000 messages at once.
+    The number of messages of which a delivery does not count any more: it was lost with that connection, and no
+    application has seen it; whether they wait, or others have them in hand.  Where the engine does not know what that
+    connection had, the last delivery does not count, if as many as given had failed before.  At most 10,000 messages at
+    once.
 ``seen`` of a queue, with ``token`` (of a connection, as its client says it in the open frame) and ``positions``
     True.  The client had these when the connection was lost, and its application has seen them.  At most 10,000
     messages at once.
 ``seen_rest`` with ``token``
     True.  The application has seen all else that this connection had when it was lost, or may have: for a client that
     does not remember it.  All of it counts.
-``forgive_rest`` with ``token``
+``uncount_rest`` with ``token``
     The number of messages of which a delivery does not count any more: all that this connection had when it was lost
     but what was ``seen``.  Of the last 200,000 deliveries that were lost, since the engine began.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
@@ -301,10 +302,10 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "settle_through": range_operations.settle_through,
     "settle_positions": given_operations.settle_positions,
     "confirm": given_operations.confirm,
-    "forgive": given_operations.forgive,
+    "uncount": given_operations.uncount,
     "seen": given_operations.seen,
     "seen_rest": given_operations.seen_rest,
-    "forgive_rest": given_operations.forgive_rest,
+    "uncount_rest": given_operations.uncount_rest,
     "stage": staged_operations.stage,
     "renew": staged_operations.renew,
     "publish": staged_operations.publish,
@@ -350,10 +351,10 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "run": _RUN,
     },
     "settle_positions": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
-    "forgive": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
+    "uncount": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**_SOURCE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "seen_rest": {"token": Argument(str)},
-    "forgive_rest": {"token": Argument(str)},
+    "uncount_rest": {"token": Argument(str)},
     "confirm": {},
     "stage": {
         "transaction": Argument(str),

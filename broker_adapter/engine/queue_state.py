@@ -25,7 +25,7 @@ from math import inf
 from typing import Any
 
 from broker_adapter.destination import Destination
-from broker_adapter.engine.commands import NewMessage, Unseen
+from broker_adapter.engine.commands import NeverDelivered, NewMessage
 from broker_adapter.engine.effects import Candidate, Effects
 from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect
 from broker_adapter.engine.queue_memory import QueueMemory
@@ -62,6 +62,7 @@ class Consumer:
         "exclusive",
         "groups",
         "id",
+        "never_delivered",
         "next_number",
         "owed",
         "presettled",
@@ -72,7 +73,6 @@ class Consumer:
         "search",
         "sink",
         "slice_bytes",
-        "unseen",
         "unsettled",
     )
 
@@ -106,11 +106,11 @@ class Consumer:
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
         self.groups: set[tuple[str | None, int]] = set()
-        self.unseen: Unseen = ()  #: of one that goes: numbers of deliveries
+        self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
 
     def has_not_seen(self, number: int) -> bool:
         """Whether a delivery did not reach the application before the consumer went."""
-        return any(number in part for part in self.unseen)
+        return any(number in part for part in self.never_delivered)
 
     @property
     def is_waiting(self) -> bool:

@@ -50,7 +50,7 @@ class Consumer:
         """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
         return range(self.handed + 1, self.handed + 1 + self.granted)
 
-    def never_delivered(self, unsent: Iterable[int]) -> c.Unseen:
+    def never_delivered(self, unsent: Iterable[int]) -> c.NeverDelivered:
         """What does not count as failed though the consumer goes, because the client never got it.
 
         Args:

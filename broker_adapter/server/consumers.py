@@ -314,8 +314,8 @@ class Consumers:
         consumer.detached = True
         calls = self._calls
         reply = calls.reply(self._on_detached, link, event.closed)
-        unseen = set(self._take_left(consumer)), consumer.on_their_way()
-        self._defer(c.Detach(consumer.number, unseen=unseen, reply=reply))
+        never_delivered = set(self._take_left(consumer)), consumer.on_their_way()
+        self._defer(c.Detach(consumer.number, never_delivered=never_delivered, reply=reply))
         if event.closed and consumer.subscription is not None and self._may_unsubscribe(consumer.subscription[0]):
             name, of_client = consumer.subscription
             self._defer(c.Unsubscribe(calls.known_client, name, of_client))
@@ -351,8 +351,10 @@ class Consumers:
         """The client ended a session, and with it these consumers."""
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
             del self._consumers[consumer.link]
-            unseen = consumer.never_delivered(event.unsent.get(consumer.link, ()))
-            self._defer(c.Detach(consumer.number, give_back=True, failed=self._client.is_own, unseen=unseen))
+            never_delivered = consumer.never_delivered(event.unsent.get(consumer.link, ()))
+            self._defer(
+                c.Detach(consumer.number, give_back=True, failed=self._client.is_own, never_delivered=never_delivered)
+            )
             if not consumer.detached:
                 consumer.detached = True  # what the engine has handed out already finds no link any more
                 self._calls.end_temporary(consumer.temporary)
@@ -361,7 +363,7 @@ class Consumers:
         """A link is gone with its session."""
         self._early_drains.discard(link)
 
-    def never_delivered(self) -> dict[int, c.Unseen]:
+    def never_delivered(self) -> dict[int, c.NeverDelivered]:
         """What the client never got, though its connection is over; by the engine's numbers of the consumers."""
         return {
             consumer.number: consumer.never_delivered(self._peer.withdraw(consumer.link))
@@ -649,7 +651,7 @@ class Consumers:
         link = consumer.link
         consumer.detached = True
         unsent = consumer.take(self._peer.withdraw(link, stays=True))
-        self._defer(c.Detach(consumer.number, unseen=({*numbers, *unsent}, consumer.on_their_way())))
+        self._defer(c.Detach(consumer.number, never_delivered=({*numbers, *unsent}, consumer.on_their_way())))
         reason = (
             f"a message of {size} bytes is larger than the {consumer.max_message_bytes} bytes that the receiver takes"
             " (max-message-size of its attach); attach with a larger limit"

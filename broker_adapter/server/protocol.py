@@ -408,8 +408,8 @@ class ServerProtocol:
             return
         self._client.has_ended = True
         if calls.client is not None:
-            unseen = self._consumers.never_delivered() if failed else {}
-            calls.defer(c.Disconnect(calls.client, failed, unseen, stops=stops))
+            never_delivered = self._consumers.never_delivered() if failed else {}
+            calls.defer(c.Disconnect(calls.client, failed, never_delivered, stops=stops))
         calls.submit()
 
     def _release(self) -> None:

@@ -21,7 +21,7 @@ _WAITING_THREADS = 16
 _SHORT_THREADS = 2
 _STREAMING_THREADS = 2
 _GROUPS = (
-    ("restoring", ("resolve_commit", "settle_positions", "forgive", "seen", "seen_rest", "forgive_rest"), 2),
+    ("restoring", ("resolve_commit", "settle_positions", "uncount", "seen", "seen_rest", "uncount_rest"), 2),
     ("confirming", ("confirm",), _WAITING_THREADS),
     ("publishing", ("publish",), _WAITING_THREADS),
     ("short", ("statistics", "bounds", "read_range", "stage", "renew", "discard", "published"), _SHORT_THREADS),

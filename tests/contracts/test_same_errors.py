@@ -319,7 +319,7 @@ NAMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
 @pytest.mark.parametrize("given", NAMED.values(), ids=NAMED)
 def test_a_message_that_cannot_be_named(factories: Factories, operation: str, given: Any) -> None:
     arguments = {"destination": "q", "given": [given]}

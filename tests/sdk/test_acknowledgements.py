@@ -247,7 +247,7 @@ def test_what_was_acknowledged_on_a_lost_link_is_not_reported_as_lost_with_the_c
     session.link_lost(1)
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("forgive_rest", None)]
+    assert broker.asked == [("uncount_rest", None)]
 
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
@@ -369,7 +369,7 @@ def test_what_was_never_delivered_is_uncounted_where_it_has_a_position() -> None
         return 1
 
     uncount_deliveries(request, [(record(1), 3), (record(2, position=None), 0)])
-    assert asked == [("forgive", [(1, ["producer", 1, 1], 3)])]
+    assert asked == [("uncount", [(1, ["producer", 1, 1], 3)])]
     uncount_deliveries(request, [])
     assert len(asked) == 1
 
@@ -404,7 +404,7 @@ def test_what_was_acknowledged_and_others_may_have_was_seen(answer: Any) -> None
     lost.uncount_rest(request, "token")
     seen = [1, 2] if isinstance(answer, JMSException) else [2]
     assert told == ([] if isinstance(answer, JMSException) else [["ID:2"]])
-    assert asked == [("settle_positions", None), ("seen", seen), ("forgive_rest", None)]
+    assert asked == [("settle_positions", None), ("seen", seen), ("uncount_rest", None)]
 
 
 def test_an_acknowledgement_that_is_forgotten_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_an_acknowledgement_that_is_forgotten_was_seen(monkeypatch: pytest.Monke
     lost.add([record(number) for number in range(12)], ignore)
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [0, 1]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [0, 1]), ("uncount_rest", None)]
 
 
 class Told:
@@ -438,7 +438,7 @@ def test_what_was_seen_is_told_once_by_position_and_the_rest_is_uncounted() -> N
     broker = Told()
     lost.uncount_rest(broker.request, "token")
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [1, 4]), ("forgive_rest", None), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [1, 4]), ("uncount_rest", None), ("uncount_rest", None)]
 
 
 def test_what_was_given_back_may_not_have_arrived_and_was_seen() -> None:
@@ -452,7 +452,7 @@ def test_what_was_given_back_may_not_have_arrived_and_was_seen() -> None:
     session.interrupted()
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [60]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [60]), ("uncount_rest", None)]
     assert lost.was_seen(record(60))
 
 
@@ -467,7 +467,7 @@ def test_what_came_on_a_lost_link_is_told_where_it_is_lost_again_with_the_connec
     session.interrupted()
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [2]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [2]), ("uncount_rest", None)]
 
 
 def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() -> None:
@@ -478,10 +478,10 @@ def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() ->
         lost.uncount_rest(broker.request, "token")
     lost.add_seen([record(2)])
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [1]), ("forgive_rest", None), ("seen", [1, 2]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [1]), ("uncount_rest", None), ("seen", [1, 2]), ("uncount_rest", None)]
 
 
-@pytest.mark.parametrize("asked", ["seen", "forgive_rest", "seen_rest"])
+@pytest.mark.parametrize("asked", ["seen", "uncount_rest", "seen_rest"])
 @pytest.mark.parametrize("error", [TypeError("an answer of another form"), KeyboardInterrupt()])
 def test_what_was_seen_is_told_again_whatever_the_first_attempt_raised(
     error: BaseException, asked: str, monkeypatch: pytest.MonkeyPatch
@@ -500,7 +500,7 @@ def test_what_was_seen_is_told_again_whatever_the_first_attempt_raised(
     broker = Told()
     lost.uncount_rest(broker.request, "token")
     rest = [("seen_rest", None)]
-    assert broker.asked == (rest if asked == "seen_rest" else [("seen", [1, 2]), ("forgive_rest", None)])
+    assert broker.asked == (rest if asked == "seen_rest" else [("seen", [1, 2]), ("uncount_rest", None)])
 
 
 ANSWERS = [
@@ -524,7 +524,7 @@ def test_an_answer_of_another_form_counts_as_a_refusal(answer: object, caplog: p
     assert lost.refused_at == 4
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [1, 2]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [1, 2]), ("uncount_rest", None)]
     assert keys(lost, 1, 2) == [True, True]
 
 
@@ -545,7 +545,7 @@ def test_nothing_is_uncounted_where_more_was_seen_than_is_remembered(monkeypatch
     assert broker.asked == [("seen_rest", None)]
     lost.add_seen([record(12)])
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked[1:] == [("seen", [12]), ("forgive_rest", None)], "of the next loss it is known"
+    assert broker.asked[1:] == [("seen", [12]), ("uncount_rest", None)], "of the next loss it is known"
 
 
 @pytest.mark.parametrize("error", [ConnectionLostException("cut"), ResourceAllocationException("the disk is full")])
@@ -569,7 +569,7 @@ def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
     broker = Told(ResourceAllocationException("the disk is full"))
     lost.uncount_rest(broker.request, "token")
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", [1]), ("seen", [1]), ("forgive_rest", None)]
+    assert broker.asked == [("seen", [1]), ("seen", [1]), ("uncount_rest", None)]
 
 
 def test_what_was_seen_is_counted_once_and_as_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,7 +582,7 @@ def test_what_was_seen_is_counted_once_and_as_it_is_told_again(monkeypatch: pyte
     lost.add_seen([record(number) for number in range(5)])
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("seen", list(range(10))), ("forgive_rest", None)]
+    assert broker.asked == [("seen", list(range(10))), ("uncount_rest", None)]
     lost.add_seen([record(number) for number in range(9)])
     with pytest.raises(ConnectionLostException):
         lost.uncount_rest(Told(ConnectionLostException("cut")).request, "token")
@@ -597,7 +597,7 @@ def test_what_was_seen_of_another_broker_is_not_told() -> None:
     lost.move("another", 1)
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [("forgive_rest", None)]
+    assert broker.asked == [("uncount_rest", None)]
 
 
 def test_those_without_a_position_wait_for_their_message() -> None:

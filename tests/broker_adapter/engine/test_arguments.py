@@ -83,7 +83,7 @@ def test_a_misspelt_argument_does_not_do_the_larger_thing(
 )
 def test_what_says_which_subscription_is_meant_is_checked(news: Broker, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises(MessageFormatException, match=error):
-        ask(news, "forgive", {"destination": "news", "given": [], **arguments})
+        ask(news, "uncount", {"destination": "news", "given": [], **arguments})
 
 
 @pytest.mark.parametrize("operation", sorted(ARGUMENTS))
@@ -178,7 +178,7 @@ def test_operations_on_an_unknown_queue_do_not_make_it(broker: Broker) -> None:
         ("read_range", {"first": 0, "last": 10}),
         ("settle_through", {"position": 1}),
         ("settle_positions", {"given": [(1, "x")]}),
-        ("forgive", {"given": [(1, "x", 0)]}),
+        ("uncount", {"given": [(1, "x", 0)]}),
         ("seen", {"token": "token", "positions": [1]}),
         ("purge", {}),
         ("redrive", {}),
@@ -215,7 +215,7 @@ def test_every_operation_reports_that_a_subscription_needs_a_client_id(news: Bro
             ask(news, operation, where)
 
 
-@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
 def test_a_request_names_a_bounded_number_of_messages(broker: Broker, operation: str) -> None:
     """Each may lie in another part of the queue, and requests of one group take turns."""
     broker.call(c.Declare(queue("q")), WAIT)

@@ -119,7 +119,7 @@ def test_failures_of_a_message_are_forgotten_with_it_although_they_were_uncounte
     rules.do(c.Settle(consumer, [number], Outcome.FAILED))
     rules.do(c.Detach(consumer, give_back=True))
     waiting = rules.state.directory.by_destination[Q]
-    assert rules.do(c.Forgive(waiting.id, [(position, None)])) == 1
+    assert rules.do(c.Uncount(waiting.id, [(position, None)])) == 1
     assert waiting.backoff.failures == {position: 1}
     last = rules.attach(client, Q, credit=10)
     rules.do(c.Settle(last, [number for number, _ in rules.delivered[last]], Outcome.ACCEPTED))

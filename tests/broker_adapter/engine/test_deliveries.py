@@ -55,12 +55,12 @@ class Networks:
     def back(self, token: str, seen: tuple[int, ...] = ()) -> int:
         """A client says what it has seen of its lost connection; returns how many deliveries are uncounted."""
         self.rules.do(c.Seen(token, self.queue.id, seen))
-        uncounted, _ = self.rules.do(c.ForgiveRest(token, 100))
+        uncounted, _ = self.rules.do(c.UncountRest(token, 100))
         assert isinstance(uncounted, int)
         return uncounted
 
-    def forgive(self, token: str | None, *positions: tuple[int, int | None]) -> int:
-        uncounted = self.rules.do(c.Forgive(self.queue.id, positions, token))
+    def uncount(self, token: str | None, *positions: tuple[int, int | None]) -> int:
+        uncounted = self.rules.do(c.Uncount(self.queue.id, positions, token))
         assert isinstance(uncounted, int)
         return uncounted
 
@@ -102,7 +102,7 @@ def test_brief_losses_of_two_clients_in_turn_make_no_dead_letters_of_what_nobody
         networks.lose(lost)
         networks.take(other)
         positions = [(position, None) for position in (1, 2, 3)]
-        assert networks.forgive(lost, *positions[:2]) == 2, "those that it had prefetched"
+        assert networks.uncount(lost, *positions[:2]) == 2, "those that it had prefetched"
         assert networks.back(lost) == 1, "the one that was on its way"
     assert networks.dead == 0
     assert networks.counts() == [0, 0, 0]
@@ -122,8 +122,8 @@ def test_losses_that_cross_are_taken_back_each_by_itself(order: tuple[str, ...],
         if token in seen:
             assert networks.back(token, seen=(1, 2, 3)) == 0
         else:
-            assert networks.forgive(token, (1, 0)) == 1
-            assert networks.forgive(token, (1, 0)) == 0, "it was taken back"
+            assert networks.uncount(token, (1, 0)) == 1
+            assert networks.uncount(token, (1, 0)) == 0, "it was taken back"
             assert networks.back(token) == 2
         assert networks.back(token) == 0
     assert networks.counts() == [len(seen)] * 3
@@ -201,9 +201,9 @@ def test_a_connection_of_which_nothing_is_known_has_its_last_delivery_taken_back
     networks.take("a")
     networks.rules.state.deliveries.losses.note = lambda *_: None  # type: ignore[method-assign]
     networks.lose("a")
-    assert networks.forgive("a", (1, 1), (2, 0)) == 1
+    assert networks.uncount("a", (1, 1), (2, 0)) == 1
     networks.take("b")
-    assert networks.forgive("a", (3, 0)) == 1, "also from the hands of another"
+    assert networks.uncount("a", (3, 0)) == 1, "also from the hands of another"
     assert networks.counts() == [1, 0, 0]
 
 

@@ -87,7 +87,7 @@ def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -
     ]
 
 
-@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
 def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_once(
     broker: Broker, operation: str
 ) -> None:
@@ -241,18 +241,18 @@ def test_what_was_purged_meanwhile_was_processed_by_nobody_else(broker: Broker) 
 def test_what_another_has_processed_is_told_though_a_third_one_never_saw_it(broker: Broker) -> None:
     """The loss of the third one does not count any more, so the counts of the other two do not tell."""
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
-    lost_by(broker, "unseen", 1)
+    lost_by(broker, "third", 1)
     lost_by(broker, "a", 1)
     consumer, inbox = attach(broker, connect(broker), "q", credit=1)
     got = inbox.wait_for(1)
-    assert ask(broker, "forgive_rest", token="unseen") == 1
+    assert ask(broker, "uncount_rest", token="third") == 1
     settle(broker, consumer, got, Outcome.ACCEPTED)
     assert settled_again(broker, "a", 1, 1)["lost"] == [1]
 
 
 def test_what_had_arrived_before_the_loss_is_not_told_though_it_was_redelivered(broker: Broker) -> None:
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
-    lost_by(broker, "unseen", 2)
+    lost_by(broker, "third", 2)
     client = broker.call(c.Connect(None, token="a"), WAIT)
     consumer, inbox = attach(broker, client, "q", credit=2)
     got = inbox.wait_for(2)
@@ -287,7 +287,7 @@ def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monk
 def test_a_delivery_that_no_application_saw_does_not_count(broker: Broker) -> None:
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
     lose(broker, 3)
-    assert ask(broker, "forgive", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
+    assert ask(broker, "uncount", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
     assert counts(broker) == {1: 1, 2: 0, 3: 1}
 
 
@@ -296,11 +296,11 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
     lose(broker, 1)
     lose(broker, 1)
     names = [(*each, 1) for each in given((1, 1))]
-    assert [ask(broker, "forgive", destination="q", given=names) for _ in range(3)] == [1, 0, 0]
+    assert [ask(broker, "uncount", destination="q", given=names) for _ in range(3)] == [1, 0, 0]
     assert counts(broker) == {1: 1}
     for wrong in ([(1,)], [(1, "name", "x")], [("1", "name")], [(1, "name", 2, 3)]):
         with pytest.raises(MessageFormatException, match="is not a position"):
-            ask(broker, "forgive", destination="q", given=wrong)
+            ask(broker, "uncount", destination="q", given=wrong)
 
 
 def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> 
     for count in (2, 4):
         settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
     assert counts(broker) == {}, "both rest"
-    assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
+    assert ask(broker, "uncount", destination="q", given=given((2, 2))) == 1
     assert counts(broker) == {}
     broker.call(c.Detach(consumer), WAIT)
     assert counts(broker) == {1: 2, 2: 1}
@@ -323,7 +323,7 @@ def test_what_was_never_delivered_cannot_be_uncounted_and_what_others_have_in_ha
     lose(broker, 1)
     _, inbox = attach(broker, client, "q", credit=1)
     inbox.wait_for(1)
-    assert [ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) for _ in range(2)] == [1, 0]
+    assert [ask(broker, "uncount", destination="q", given=given((1, 1), (2, 2))) for _ in range(2)] == [1, 0]
 
 
 def test_settling_in_a_queue_that_was_deleted_is_refused(broker: Broker) -> None:
@@ -354,12 +354,12 @@ def test_of_a_lost_connection_what_was_seen_counts_and_the_rest_does_not(broker:
     inbox.wait_for(3)
     broker.submit(c.Disconnect(client))  # no call waits for it
     assert ask(broker, "seen", destination="q", token="token", positions=[2]) is True
-    assert ask(broker, "forgive_rest", token="token") == 2
-    assert ask(broker, "forgive_rest", token="token") == 0
+    assert ask(broker, "uncount_rest", token="token") == 2
+    assert ask(broker, "uncount_rest", token="token") == 0
     assert counts(broker) == {1: 0, 2: 1, 3: 0}
 
 
-@pytest.mark.parametrize("operation", ["forgive", "forgive_rest"])
+@pytest.mark.parametrize("operation", ["uncount", "uncount_rest"])
 def test_all_deliveries_of_a_lost_connection_are_uncounted_where_it_takes_several_steps(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
@@ -370,6 +370,6 @@ def test_all_deliveries_of_a_lost_connection_are_uncounted_where_it_takes_severa
     inbox.wait_for(10)
     broker.call(c.Disconnect(client), WAIT)
     names = [(*each, 0) for each in given(*((number, number) for number in range(1, 11)))]
-    arguments = {"destination": "q", "given": names} if operation == "forgive" else {}
+    arguments = {"destination": "q", "given": names} if operation == "uncount" else {}
     assert ask(broker, operation, token="token", **arguments) == 10
     assert counts(broker) == dict.fromkeys(range(1, 11), 0)

@@ -116,7 +116,7 @@ def test_transactions_and_positions_that_a_command_names_count_each() -> None:
         c.Discard(["a", "b", "c"]),
         c.Publish("g", 1, ["a", "b", "c"]),
         c.Seen("token", 1, [1, 2, 3]),
-        c.Forgive(1, [(1, None), (2, None), (3, None)]),
+        c.Uncount(1, [(1, None), (2, None), (3, None)]),
     ]
     for command in commands:
         waiting = inbox_of(*[command] * 4)
@@ -145,7 +145,7 @@ def test_a_send_that_takes_too_many_places_is_carried_out_in_parts(monkeypatch: 
 def test_what_a_lost_client_holds_is_given_back_in_several_cycles() -> None:
     waiting = inbox_of(c.Disconnect(1), c.Drop(2), in_hand=20)
     (part,), _ = taken(waiting, 8)
-    assert part == c.GiveBack(1, 8, part.failed, part.unseen, stops=part.stops)  # type: ignore[union-attr]
+    assert part == c.GiveBack(1, 8, part.failed, part.never_delivered, stops=part.stops)  # type: ignore[union-attr]
     assert list(waiting.commands) == [c.Disconnect(1), c.Drop(2)]
 
 

@@ -119,8 +119,8 @@ def test_what_was_lost_on_its_way_never_becomes_a_dead_letter(broker: Broker) ->
     send(broker, connect(broker), Q, *range(4))
     for _ in range(10):
         lose(broker, 4)
-        assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 4
-        assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
+        assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 4
+        assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 0
     assert counts(broker) == dict.fromkeys(range(1, 5), 0)
     assert not drained(broker, connect(broker), queue("DLQ"))
 
@@ -130,10 +130,10 @@ def test_what_was_seen_counts(broker: Broker) -> None:
     for number in (1, 2):
         lose(broker, 4)
         assert broker.request("seen", {"destination": "q", "token": "token", "positions": [2, 3, 77]}, WAIT)
-        assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 2
+        assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 2
         assert counts(broker) == {1: 0, 2: number, 3: number, 4: 0}
     lose(broker, 4)
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 2
+    assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 2
     assert len(drained(broker, connect(broker), queue("DLQ"))) == 2
 
 
@@ -144,16 +144,16 @@ def test_what_others_have_in_hand_by_now_is_uncounted_there(broker: Broker) -> N
     consumer, inbox = attach(broker, client, Q, credit=2)
     first, second = inbox.wait_for(2)
     settle(broker, consumer, [first])
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 2, "all but the one that is processed"
+    assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 2, "all but the one that is processed"
     assert second.delivery_count == 1
     broker.call(c.Disconnect(client, failed=False), WAIT)
     lose(broker, 1, token=None)
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
+    assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 0
     assert counts(broker) == {2: 1, 3: 0}
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["persistent", "not persistent"])
-@pytest.mark.parametrize("operation", ["forgive", "forgive_rest"])
+@pytest.mark.parametrize("operation", ["uncount", "uncount_rest"])
 def test_what_is_not_in_memory_any_more_is_uncounted_in_the_store(
     broker: Broker, operation: str, durable: bool, tmp_path: Path
 ) -> None:
@@ -170,13 +170,13 @@ def test_what_is_not_in_memory_any_more_is_uncounted_in_the_store(
         with broker.reading() as reader:  # in the engine's turn
             reader.state.consumers.idle_windows.pop(waiting.id).drop_window()
         assert not waiting.ready
-        if operation == "forgive_rest":
+        if operation == "uncount_rest":
             assert broker.request("seen", {"destination": "q", "token": "token", "positions": [2]}, WAIT)
-            assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 3
+            assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 3
         else:
             given = [(position, list(names[position - 1]), 0) for position in (1, 3, 4)]
             wanted = {"destination": "q", "token": "token", "given": given}
-            assert [broker.request("forgive", wanted, WAIT) for _ in range(2)] == [3, 0]
+            assert [broker.request("uncount", wanted, WAIT) for _ in range(2)] == [3, 0]
             broker.request("seen", {"destination": "q", "token": "token", "positions": [2]}, WAIT)
         assert not waiting.ready, "they stay where they are"
     assert counts(broker) == {1: 0, 2: 2, 3: 0, 4: 0}
@@ -185,7 +185,7 @@ def test_what_is_not_in_memory_any_more_is_uncounted_in_the_store(
 def test_an_unknown_token_uncounts_nothing_and_bad_arguments_are_refused(broker: Broker) -> None:
     send(broker, connect(broker), Q, "x")
     lose(broker, 1, token=None)
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
+    assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 0
     assert counts(broker) == {1: 1}
     for wrong in ({"token": 1}, {"positions": ["x"]}, {"positions": [1] * 10_001}, {"destination": None}):
         arguments = {"destination": "q", "token": "token", "positions": [1], **wrong}
@@ -199,11 +199,11 @@ def test_a_queue_that_is_deleted_meanwhile_is_no_error(broker: Broker) -> None:
     send(broker, connect(broker), Q, "x")
     lose(broker, 1)
     assert broker.request("delete", {"destination": "q"}, WAIT) == 1
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
+    assert broker.request("uncount_rest", {"token": "token"}, WAIT) == 0
 
 
 def test_a_client_that_held_more_than_a_cycle_gives_back_is_remembered_as_a_whole(broker: Broker) -> None:
     count = 12_000
     send(broker, connect(broker), Q, *range(count))
     lose(broker, count)
-    assert broker.request("forgive_rest", {"token": "token"}, 60) == count
+    assert broker.request("uncount_rest", {"token": "token"}, 60) == count

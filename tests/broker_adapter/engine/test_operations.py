@@ -426,7 +426,7 @@ def test_a_temporary_queue_is_known_by_its_name_whatever_kind_is_said(broker: Br
 # What ends an operation before it is done.
 
 
-@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
 def test_a_cancelled_operation_ends_with_its_step(broker: Broker, operation: str) -> None:
     send(broker, connect(broker), "q", "a")
     asked = 0

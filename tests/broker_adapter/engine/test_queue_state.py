@@ -308,8 +308,8 @@ def test_an_heir_gets_what_a_lost_client_had_ahead_of_the_rest(fields: dict[str,
         send(broker, lost, *["g"] * 2000)
         mine.wait_for(500)
         _, heir = attach(broker, other, Q, 2000, **fields)
-        unseen = {number: ({499, 500}, range(501, 600))}
-        broker.call(c.Disconnect(lost, unseen=unseen), WAIT)
+        never_delivered = {number: ({499, 500}, range(501, 600))}
+        broker.call(c.Disconnect(lost, never_delivered=never_delivered), WAIT)
         handouts = heir.wait_for(2000)
         assert bodies(handouts) == [f"g {index}" for index in range(2000)]
         assert [each.delivery_count for each in handouts[:500]] == [1] * 498 + [0] * 2
@@ -322,9 +322,9 @@ def test_a_consumer_that_goes_leaves_what_no_application_saw_ahead_of_the_rest()
     client = rules.connect()
     first, second = (rules.attach(client, Q, 10, exclusive=True) for _ in range(2))
     rules.send(client, Q, *[b"x"] * 20)
-    assert rules.do(c.Detach(first, unseen=({9}, range(10, 30)))) == 8
+    assert rules.do(c.Detach(first, never_delivered=({9}, range(10, 30)))) == 8
     assert [position for position, _ in rules.placed[second]][:3] == [9, 10, 11]
-    rules.do(c.Detach(first, give_back=True, unseen=({1, 2},)))
+    rules.do(c.Detach(first, give_back=True, never_delivered=({1, 2},)))
     rules.do(c.Credit(second, 20))
     counts = [delivery.delivery_count for delivery in rules.state.directory.consumers[second].unsettled.values()]
     assert sorted(counts) == [0] * 14 + [1] * 6

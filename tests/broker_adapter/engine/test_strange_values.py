@@ -149,7 +149,7 @@ def test_positions_beyond_all_that_there_are_end_nothing(served: Served, positio
         ("read_range", {"first": position, "last": 5}),
         ("read_range", {"first": 0, "last": position}),
         ("settle_positions", {"given": [[position, "x"]]}),
-        ("forgive", {"given": [[position, "x", position]]}),
+        ("uncount", {"given": [[position, "x", position]]}),
         ("seen", {"token": "token", "positions": [position]}),
     ):
         with suppress(MessageFormatException, InvalidDestinationException):

@@ -113,7 +113,7 @@ def test_long_requests_hold_up_neither_short_ones_nor_those_of_a_restored_connec
         assert server.ask(client, "resolve_commit", session="s", number=1).result(WAIT) is False
         none = {"destination": "q0", "given": [[10**9, "ID:none"]]}
         assert server.ask(client, "settle_positions", **none).result(WAIT) == {"settled": 0, "lost": []}
-        assert server.ask(client, "forgive", **none).result(WAIT) == 0
+        assert server.ask(client, "uncount", **none).result(WAIT) == 0
     server.broker.gate.set()
     assert [each.result(WAIT) for each in asked] == [1] * len(names)
 

@@ -170,7 +170,7 @@ def test_lists_in_the_places_of_values_are_not_unpacked_beyond_the_limit_of_the_
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     given = {"destination": "q", "given": [[0] * 1_000] * 1_000}
-    client.peer.send(asking, pack_request(Request(1, "forgive", given)), settled=True)
+    client.peer.send(asking, pack_request(Request(1, "uncount", given)), settled=True)
     error = unpack_answer(client.receive(answers, 1)[0].payload).error
     assert error is not None
     assert "more members of lists and maps than the limit" in error[1]
