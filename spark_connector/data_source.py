@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -16,11 +16,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector.batch_reader import JmsBatchReader
-from spark_connector.engine_host import DriverLog, EngineHost, EngineRegistry, reachable
+from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
+
+if TYPE_CHECKING:
+    from spark_connector.engine_host import EngineHost
 
 
 class JmsDataSource(DataSource):
@@ -85,6 +88,9 @@ def register(spark: SparkSession) -> None:
     Args:
         spark: the session.
     """
+    # Not above: the worker processes of Spark load this file for each plan, read and write, and need no engine.
+    from spark_connector.engine_host import EngineHost
+
     global _host
     with _lock:
         if _host is None:

@@ -23,12 +23,10 @@ import hmac
 import json
 import logging
 import secrets
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
-import attrs
 from scramp import ScramMechanism
 
 from broker_adapter.amqp.loop_thread import LoopThread
@@ -40,38 +38,15 @@ from broker_adapter.server.log_limiter import LogLimiter
 from broker_adapter.settings import ServerSettings
 from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import JMSException
-from spark_connector.options import ConnectionOptions
+from spark_connector import engine_registry as wire
+from spark_connector.engine_registry import EngineRegistry, proof
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-Options = TypeVar("Options", bound=ConnectionOptions)
 _USER: Final = "spark"
-#: Largest request and answer of the registry.
-_MAX_BYTES: Final = 64 * 1024
-#: Bytes of the random number that each side sends, and of a keyed hash.
-_NONCE_BYTES: Final = 32
-_HASH_BYTES: Final = 32
-#: What the two hashes begin with, so that none can stand for the other.
-_CALLER: Final = b"holdfast registry, caller"
-_REGISTRY: Final = b"holdfast registry, registry"
-#: Longest time that a caller has to show its key and to ask, in seconds; and to take the answer.
-CALLER_SECONDS = 10.0
-#: Longest time that a worker process waits for an answer, in seconds: an engine may have to be opened first.
-ANSWER_SECONDS = 120.0
 #: Callers at once; one more is turned away.
 MAX_CALLERS: Final = 200
 #: Connections that the system keeps until they are accepted.
 _BACKLOG: Final = 128
-#: Longest wait for the registry to take a warning, in seconds.
-WARNING_SECONDS: Final = 5.0
-#: Longest warning, in characters; in JSON none of them has more than twelve bytes.
-_MOST_TEXT: Final = 4000
-
-
-class EngineRegistry(NamedTuple):
-    """Where the registry of a driver is, and what opens it."""
-
-    port: int
-    key: bytes
 
 
 class _OneUser:
@@ -89,11 +64,6 @@ class _OneUser:
 
     def has(self, username: str) -> bool:
         return username == _USER
-
-
-def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
-    """What shows that a side has the key."""
-    return hmac.digest(key, side + nonces, "sha256")
 
 
 class EngineHost:
@@ -122,14 +92,14 @@ class EngineHost:
         try:
             if self._callers > MAX_CALLERS:
                 raise PermissionError(f"{MAX_CALLERS} callers are here already")
-            async with asyncio.timeout(CALLER_SECONDS):
+            async with asyncio.timeout(wire.CALLER_SECONDS):
                 request = await self._request(reader, writer)
             answer = json.dumps(await self._answer(request)).encode()
-            async with asyncio.timeout(CALLER_SECONDS):
+            async with asyncio.timeout(wire.CALLER_SECONDS):
                 writer.write(len(answer).to_bytes(4) + answer)
                 await writer.drain()
         except TimeoutError:
-            self._warn(f"it was silent for {CALLER_SECONDS:g} s")
+            self._warn(f"it was silent for {wire.CALLER_SECONDS:g} s")
         except Exception as error:
             self._warn(str(error) or type(error).__name__)
         except asyncio.CancelledError:
@@ -151,15 +121,15 @@ class EngineHost:
         Raises:
             OSError, EOFError, ValueError: it has not, or does not speak as a worker process does.
         """
-        nonces = secrets.token_bytes(_NONCE_BYTES)
+        nonces = secrets.token_bytes(wire.NONCE_BYTES)
         writer.write(nonces)
-        nonces += await reader.readexactly(_NONCE_BYTES)
-        if not hmac.compare_digest(await reader.readexactly(_HASH_BYTES), _proof(self._key, _CALLER, nonces)):
+        nonces += await reader.readexactly(wire.NONCE_BYTES)
+        if not hmac.compare_digest(await reader.readexactly(wire.HASH_BYTES), proof(self._key, wire.CALLER, nonces)):
             raise PermissionError("it has not the key of this driver")
-        writer.write(_proof(self._key, _REGISTRY, nonces))
+        writer.write(proof(self._key, wire.REGISTRY, nonces))
         size = int.from_bytes(await reader.readexactly(4))
-        if size > _MAX_BYTES:
-            raise ValueError(f"a request of {size} bytes is larger than the limit of {_MAX_BYTES}")
+        if size > wire.MAX_BYTES:
+            raise ValueError(f"a request of {size} bytes is larger than the limit of {wire.MAX_BYTES}")
         request: dict[str, str] = json.loads(await reader.readexactly(size))
         return request
 
@@ -207,78 +177,3 @@ class EngineHost:
             listener.stop()
             lease.release()
         self._addresses.clear()
-
-
-def reachable(options: Options, registry: EngineRegistry | None) -> Options:
-    """These options with a URL that any process on this machine can use.
-
-    Raises:
-        JMSException: the engine of an ``embedded:`` URL cannot be opened in the driver's process.
-        ValueError: the data source is not registered in the driver's process.
-    """
-    if not options.url.startswith("embedded:"):
-        return options
-    if registry is None:
-        raise ValueError("an embedded: URL needs register(spark) from spark_connector in the driver's program")
-    answer = _ask(registry, {"url": options.url})
-    if "error" in answer:
-        raise JMSException(answer["error"])
-    return attrs.evolve(options, url=answer["url"], username=None, password=None)
-
-
-def _ask(registry: EngineRegistry, request: dict[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, str]:
-    """The registry's answer to a request.
-
-    Raises:
-        OSError: no process listens there, it does not answer in time, or one of both does not have the key.
-    """
-    asked = json.dumps(request).encode()
-    deadline = time.monotonic() + timeout
-    with socket.create_connection(("127.0.0.1", registry.port), min(timeout, CALLER_SECONDS)) as asking:
-        own = secrets.token_bytes(_NONCE_BYTES)
-        nonces = _received(asking, _NONCE_BYTES, deadline) + own
-        asking.sendall(own + _proof(registry.key, _CALLER, nonces))
-        if not hmac.compare_digest(_received(asking, _HASH_BYTES, deadline), _proof(registry.key, _REGISTRY, nonces)):
-            raise PermissionError("the process that listens at the port of the driver's registry is not the driver")
-        asking.sendall(len(asked).to_bytes(4) + asked)
-        size = int.from_bytes(_received(asking, 4, deadline))
-        if size > _MAX_BYTES:
-            raise PermissionError(f"the driver's registry answers with {size} bytes; the limit is {_MAX_BYTES}")
-        answer: dict[str, str] = json.loads(_received(asking, size, deadline))
-        return answer
-
-
-def _received(asking: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        asking.settimeout(max(0.001, deadline - time.monotonic()))
-        more = asking.recv(size - len(data))
-        if not more:
-            raise PermissionError("the driver's registry has turned this process away, which has not its key")
-        data += more
-    return data
-
-
-@attrs.frozen
-class DriverLog:
-    """The log of the driver's program, for Spark's processes on the driver's machine.
-
-    Args:
-        registry: of the driver; None: the log is that of this process.
-    """
-
-    registry: EngineRegistry | None = None
-
-    def __reduce__(self) -> tuple[type[DriverLog], tuple[()]]:
-        # What goes to the executors has no use for the registry, and no business with its key.
-        return DriverLog, ()
-
-    def warning(self, text: str) -> None:
-        """Log a warning.  Never raises; waits for the registry at most :data:`WARNING_SECONDS`."""
-        if self.registry is not None:
-            try:
-                _ask(self.registry, {"warning": text[:_MOST_TEXT]}, WARNING_SECONDS)
-                return
-            except (OSError, EOFError, ValueError) as error:
-                _log.debug("the registry of the driver takes no warning: %s", error)
-        _log.warning("%s", text)

@@ -41,7 +41,7 @@ from spark_connector.batch_reader import (
     source_of,
 )
 from spark_connector.connections import drop_connection, with_retries
-from spark_connector.engine_host import DriverLog
+from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, renewed, span
 from spark_connector.options import SourceOptions
 

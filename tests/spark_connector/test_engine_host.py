@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from sdk import ConnectionFactory, JMSException, JMSSecurityException
-from spark_connector import engine_host
-from spark_connector.engine_host import DriverLog, EngineHost, EngineRegistry, reachable
+from spark_connector import engine_host, engine_registry
+from spark_connector.engine_host import EngineHost
+from spark_connector.engine_registry import EngineRegistry, reachable
 from spark_connector.options import SourceOptions
 from tests.contracts.transports import eventually
 
@@ -54,29 +53,10 @@ def test_a_caller_without_the_password_is_refused(host: EngineHost, tmp_path: Pa
             ConnectionFactory(f"amqp://{user}{address}").create_connection()
 
 
-def test_a_caller_without_the_key_is_refused_and_the_desk_goes_on(host: EngineHost, tmp_path: Path) -> None:
+def test_a_caller_without_the_key_is_refused_and_the_registry_goes_on(host: EngineHost, tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="has not its key"):
         reachable(options(f"embedded:{tmp_path}"), EngineRegistry(host.registry.port, b"guess"))
     assert reachable(options(f"embedded:{tmp_path}"), host.registry)
-
-
-def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
-    """Who has taken the port of a driver that ended."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-
-        def listen() -> None:
-            talking, _ = stranger.accept()
-            with talking:
-                talking.sendall(b"n" * 32)
-                talking.recv(64, socket.MSG_WAITALL)
-                talking.sendall(b"x" * 32)
-                talking.recv(1)
-
-        listening = threading.Thread(target=listen)
-        listening.start()
-        with pytest.raises(PermissionError, match="is not the driver"):
-            reachable(options("embedded:x"), EngineRegistry(stranger.getsockname()[1], b"key"))
-        listening.join(WAIT)
 
 
 @pytest.mark.parametrize("says", [b"", b"x", b"\x00" * 31, b"\xff" * 4, b"\x7f\xff\xff\xff" + b"x" * 200])
@@ -91,7 +71,7 @@ def test_a_silent_or_malformed_caller_blocks_no_other_caller(host: EngineHost, t
 def test_a_silent_caller_is_disconnected_in_time(
     host: EngineHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_host, "CALLER_SECONDS", 0.2)
+    monkeypatch.setattr(engine_registry, "CALLER_SECONDS", 0.2)
     for says in (b"", b"x" * 10):
         with socket.create_connection(("127.0.0.1", host.registry.port), WAIT) as caller:
             caller.sendall(says)
@@ -140,32 +120,3 @@ def test_an_engine_that_cannot_be_opened_is_the_askers_error(host: EngineHost, t
     (tmp_path / "file").write_text("x")
     with pytest.raises(JMSException, match="cannot be opened"):
         reachable(options(f"embedded:{tmp_path / 'file'}"), host.registry)
-
-
-def test_other_urls_stay_as_they_are_and_embedded_ones_need_a_registry() -> None:
-    assert reachable(options("amqp://host"), None) == options("amqp://host")
-    with pytest.raises(ValueError, match="register"):
-        reachable(options("embedded:x"), None)
-    with pytest.raises(OSError, match="refused"):
-        reachable(options("embedded:x"), EngineRegistry(1, b"key"))
-
-
-def test_a_warning_comes_into_the_log_of_the_driver(host: EngineHost, caplog: pytest.LogCaptureFixture) -> None:
-    DriverLog(host.registry).warning("something is lost " + "\N{SMILING FACE WITH SUNGLASSES}" * 10_000)
-    assert "something is lost \N{SMILING FACE WITH SUNGLASSES}" in caplog.text
-    (record,) = caplog.records
-    assert record.threadName == "holdfast-spark-registry"
-
-
-def test_a_warning_that_the_desk_does_not_take_comes_into_the_log_of_the_process(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for registry in (None, EngineRegistry(1, b"key")):
-        DriverLog(registry).warning("said here")
-    assert [record.getMessage() for record in caplog.records] == ["said here", "said here"]
-
-
-def test_the_key_of_the_desk_does_not_go_to_the_executors(host: EngineHost) -> None:
-    sent = pickle.dumps(DriverLog(host.registry))
-    assert host.registry.key not in sent
-    assert pickle.loads(sent) == DriverLog(None)
