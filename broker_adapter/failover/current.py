@@ -245,5 +245,5 @@ class CurrentTransport:
                 if left is not None and left <= 0:
                     if link is not None and self.rules.state is State.CONNECTED:
                         raise out_of_time(f"{what}: its link was not attached again in time", link.error)
-                    raise out_of_time(f"{what}: the connection was not restored in time", self.last_error)
+                    raise out_of_time(f"the connection was not restored in time for {what}", self.last_error)
                 self.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))

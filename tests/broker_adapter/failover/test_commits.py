@@ -231,7 +231,7 @@ def test_a_commit_is_in_doubt_at_another_store_or_where_there_is_none() -> None:
 def test_a_commit_is_in_doubt_where_the_connection_is_not_restored_in_time() -> None:
     with pytest.raises(
         TransactionInDoubtException,
-        match="asking the broker whether it was committed: the connection was not restored in time",
+        match="the connection was not restored in time for asking the broker whether it was committed",
     ):
         commit_that_is_lost(Failover(), DOUBT)
 

@@ -81,7 +81,7 @@ def test_a_lost_connection_is_waited_for_until_the_deadline() -> None:
     current.require_usable()
     with pytest.raises(ConnectionLostException, match="is being restored"):
         current.usable()
-    with pytest.raises(OperationTimedOutException, match=r"the send: .* not restored in time; the last error: .*cut"):
+    with pytest.raises(OperationTimedOutException, match=r"not restored in time for the send; the last error: .*cut"):
         current.wait_until_connected(failover.now, "the send")
     results: list[Inner] = []
     thread = threading.Thread(target=lambda: results.append(current.wait_until_connected(None, "the send")))
