@@ -40,13 +40,17 @@ _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, files in enumerate(LONG) for file in files}
 
 
-def divide(items: list[pytest.Item]) -> None:
-    """Put the tests in order, and mark each with the group that one worker runs.
-
-    Args:
-        items: the tests, in any order; those of a file, and files that are not in ``LONG``, keep theirs.
-    """
-    items.sort(key=lambda item: _RANKS.get(item.path, len(LONG)))
+def group(items: list[pytest.Item]) -> None:
+    """Mark each test with the group that one worker runs: before pytest-xdist reads the marks."""
     for item in items:
         rank = _RANKS.get(item.path)
         item.add_marker(pytest.mark.xdist_group(str(item.path) if rank is None else f"long {rank}"))
+
+
+def put_long_ones_first(items: list[pytest.Item]) -> None:
+    """Put the tests in order, as soon as they are shuffled.
+
+    Args:
+        items: the tests; those of a file, and files that are not in ``LONG``, keep their order.
+    """
+    items.sort(key=lambda item: _RANKS.get(item.path, len(LONG)))
