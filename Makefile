@@ -59,10 +59,10 @@ demo: $(READY)
 	@$(BIN)/python -m samples.demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)
 
 quick: $(READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not interop and not spark and not crash and not slow' $(QUICK)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not interop and not spark and not crash and not slow' $(QUICK)
 
 coverage: $(READY)
 	@$(BIN)/python -m tests.coverage_by_file --workers $(WORKERS) $(TESTS)

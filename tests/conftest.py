@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
-from tests.workers import group, put_long_ones_first
+from tests.workers import put_long_ones_first
 
 # Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -28,19 +28,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(TimeLimits())
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around those that read the groups, and that shuffle
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Divide the tests among workers, and have those with Spark run again where its worker did not start in time.
+@pytest.hookimpl(trylast=True)  # behind those that shuffle
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first, and have those with Spark run again where its worker did not start in time.
 
     Spark waits ten seconds for that, which no option changes; where the machine is busy, that is too short.  Only these
     tests: for each test that may run again, a worker of pytest-xdist waits 40 ms for an answer of its controller.
     """
-    group(items)
+    put_long_ones_first(items)
     for item in items:
         if item.path.parent.name in ("spark_connector", "samples"):
             item.add_marker(pytest.mark.flaky(reruns=5, only_rerun=["worker failed to connect back"]))
-    yield
-    put_long_ones_first(items)
 
 
 def pytest_collection_finish() -> None:

@@ -226,7 +226,7 @@ def main() -> int:
         )
         status = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-n", options.workers, "--dist", "loadgroup", "-p", __spec__.name),
+                *(sys.executable, "-m", "pytest", "-n", options.workers, "--dist", "loadfile", "-p", __spec__.name),
                 *(f"--cov={package}" for package in PACKAGES),
                 *(f"--cov-config={settings}", "--cov-context=test", "--cov-report=", *options.tests),
             ],

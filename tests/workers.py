@@ -1,8 +1,7 @@
-"""How the tests of a run are divided among the workers of pytest-xdist.
+"""In which order the tests of a run begin, which the workers of pytest-xdist divide by files.
 
-The tests of a file run in one worker.  The files that take longest are begun first: one that is begun last keeps one
-worker busy while the others have nothing to do.  Files that need Spark share two sessions, since each worker that runs
-one of them starts a Spark of its own.
+The files that take longest are begun first: one that is begun last keeps one worker busy while the others have nothing
+to do.
 """
 
 from __future__ import annotations
@@ -12,39 +11,35 @@ from typing import Final
 
 import pytest
 
-#: Files, by their path below this directory, that run in one worker; those that take longest first.
+#: Files, by their path below this directory; those that take longest first.
 LONG: Final = (
-    ("spark_connector/test_batch.py", "spark_connector/test_killed_query.py", "spark_connector/test_values.py"),
-    ("spark_connector/test_stream.py", "spark_connector/test_checkpoints.py"),
-    ("samples/test_demo.py",),
-    ("faults/test_sweep.py",),
-    ("faults/test_kills.py",),
-    ("samples/test_samples.py",),
-    ("spark_connector/test_histories.py",),
-    ("spark_connector/test_row_properties.py",),
-    ("broker_adapter/amqp/test_hostile_peers.py",),
-    ("sdk/test_dropped.py",),
-    ("sdk/test_clean_ends.py",),
-    ("sdk/test_interrupted.py",),
-    ("sdk/test_signals.py",),
-    ("broker_adapter/server/cli/test_store_commands.py",),
-    ("broker_adapter/server/cli/test_message_commands.py",),
-    ("broker_adapter/server/cli/test_server_commands.py",),
-    ("broker_adapter/server/cli/test_program.py",),
-    ("broker_adapter/server/test_memory.py",),
-    ("broker_adapter/engine/test_full_disk.py",),
-    ("broker_adapter/engine/test_damaged_pages.py",),
-    ("crash/test_kill_server.py",),
+    "spark_connector/test_batch.py",
+    "spark_connector/test_killed_query.py",
+    "spark_connector/test_values.py",
+    "spark_connector/test_stream.py",
+    "spark_connector/test_checkpoints.py",
+    "samples/test_demo.py",
+    "faults/test_sweep.py",
+    "faults/test_kills.py",
+    "samples/test_samples.py",
+    "spark_connector/test_histories.py",
+    "spark_connector/test_row_properties.py",
+    "broker_adapter/amqp/test_hostile_peers.py",
+    "sdk/test_dropped.py",
+    "sdk/test_clean_ends.py",
+    "sdk/test_interrupted.py",
+    "sdk/test_signals.py",
+    "broker_adapter/server/cli/test_store_commands.py",
+    "broker_adapter/server/cli/test_message_commands.py",
+    "broker_adapter/server/cli/test_server_commands.py",
+    "broker_adapter/server/cli/test_program.py",
+    "broker_adapter/server/test_memory.py",
+    "broker_adapter/engine/test_full_disk.py",
+    "broker_adapter/engine/test_damaged_pages.py",
+    "crash/test_kill_server.py",
 )
 _TESTS: Final = Path(__file__).parent
-_RANKS: Final = {_TESTS / file: rank for rank, files in enumerate(LONG) for file in files}
-
-
-def group(items: list[pytest.Item]) -> None:
-    """Mark each test with the group that one worker runs: before pytest-xdist reads the marks."""
-    for item in items:
-        rank = _RANKS.get(item.path)
-        item.add_marker(pytest.mark.xdist_group(str(item.path) if rank is None else f"long {rank}"))
+_RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}
 
 
 def put_long_ones_first(items: list[pytest.Item]) -> None:
