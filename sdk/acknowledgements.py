@@ -94,6 +94,11 @@ def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery
     return source, name, delivery.position, delivery.delivery_count, envelope.message_id
 
 
+def _is_another(known: AckRecord, record: AckRecord) -> bool:
+    """Whether this is another message, though it has the same name: producers may give one id twice."""
+    return known[2] is not None and record[2] is not None and known[2] != record[2]
+
+
 class _Untold:
     """Positions of what was seen, until that was reported to the broker.
 
@@ -142,7 +147,7 @@ class LostAcknowledgements:
         self.moved_at = 0
         self.refused_at = 0
         self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
-        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._seen: OrderedDict[Key, AckRecord] = OrderedDict()
         self._untold = _Untold()
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
@@ -183,7 +188,7 @@ class LostAcknowledgements:
         with self._changing:
             for each in records:
                 if each[1] is not None:
-                    self._seen[each[0], each[1]] = None
+                    self._seen[each[0], each[1]] = each
                 if not with_link:
                     self._note_seen(each)
             while len(self._seen) > MAX_ACK_RECORDS:
@@ -199,12 +204,20 @@ class LostAcknowledgements:
     def was_seen(self, record: AckRecord) -> bool:
         """A message has come: returns whether the application had it before."""
         with self._changing:
-            return self._seen.pop(record[:2], _NOT_THERE) is not _NOT_THERE
+            found = self._seen.get(record[:2])
+            if found is None or _is_another(found, record):
+                return False
+            del self._seen[record[:2]]
+            return True
 
     def take(self, record: AckRecord) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
         with self._changing:
-            return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
+            found = self._lost.get(record[:2])
+            if found is None or _is_another(found[0], record):
+                return False
+            del self._lost[record[:2]]
+            return True
 
     def give_again(self, request: Request, token: str | None = None, epoch: int = 0) -> None:
         """Say all of it again to our own broker, before it hands anything out.
@@ -471,20 +484,26 @@ class Acknowledgements:
         self._reach -= self._surplus
         self._surplus = 0
 
-    def link_lost(self, link: int) -> None:
-        """The broker took back what came on this link."""
+    def link_lost(self, link: int, *, for_good: bool) -> None:
+        """The broker took back what came on this link.
+
+        Args:
+            link: in tags.
+            for_good: whether it is not attached again: its queue was deleted, say, and nothing of that is redelivered.
+        """
         held, returned, recent = self._held, self._returned, self._recent
         seen = [record for _, tag, record in returned if tag.link == link]
         seen += [record for tag, record in held.items() if tag.link == link]
         self.lost.add_seen(seen, with_link=True)
-        self.lost.add([record for _, tag, record in recent if tag.link == link], self.too_late, with_link=True)
+        if not for_good:
+            self.lost.add([record for _, tag, record in recent if tag.link == link], self.too_late, with_link=True)
         # Behind that: where the handler of a signal raises, the next call does it again.
         self._held = {tag: record for tag, record in held.items() if tag.link != link}
         self._returned = deque([each for each in returned if each[1].link != link])
-        self._recent = deque([each for each in recent if each[1].link != link])
+        if not for_good:
+            self._recent = deque([each for each in recent if each[1].link != link])
 
 
 #: The answer of a broker that does not do what it is asked.
 REFUSED: Final = object()
 _ACCEPTED = Outcome.ACCEPTED
-_NOT_THERE: Final = object()

@@ -179,7 +179,7 @@ class SessionLinks:
             return event.link in self.producers
         if isinstance(event, LinkInterrupted):
             consumer._prefetch.link_interrupted(event.tag_link, epoch)
-            self._state.lose_link(event.tag_link, event.error, epoch)
+            self._state.lose_link(event.tag_link, event.error, epoch, for_good=False)
             self._state.take_lost_links()
         else:
             consumer._prefetch.link_restored(epoch)
@@ -191,7 +191,7 @@ class SessionLinks:
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
             consumer._lost(error)  # first: nothing of it is received once the session has told of the loss
-            self._state.lose_link(event.tag_link, error, epoch)
+            self._state.lose_link(event.tag_link, error, epoch, for_good=True)
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)

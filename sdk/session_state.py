@@ -228,8 +228,8 @@ class SessionState:
         self.interrupted = False
         self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
         self.lost_epoch = -1
-        #: Epochs and links in tags, with why they were lost; the policy is told later.
-        self.lost_links: deque[tuple[int, int, JMSException]] = deque()
+        #: Epochs and links in tags, with why they were lost, and whether for good; the policy is told later.
+        self.lost_links: deque[tuple[int, int, JMSException, bool]] = deque()
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self.late: list[str] = []
         self.running = False
@@ -503,16 +503,17 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.interrupted()
 
-    def lose_link(self, link: int | None, error: JMSException, epoch: int) -> None:
+    def lose_link(self, link: int | None, error: JMSException, epoch: int, *, for_good: bool) -> None:
         """The broker took back what came on one link; ``take_lost_links`` tells the policy.  Waits for nothing.
 
         Args:
             link: in tags; None: nothing came on it.
             error: why it was lost.
             epoch: of its connection.
+            for_good: whether it is not attached again.
         """
         if link is not None:
-            self.lost_links.append((epoch, link, error))
+            self.lost_links.append((epoch, link, error, for_good))
 
     def take_lost_links(self) -> None:
         """Tell the policy of the links that were lost: not in the thread of the engine, which must not wait."""
@@ -520,11 +521,11 @@ class SessionState:
             return
         with self.settling:
             while self.lost_links:
-                lost = epoch, link, error = self.lost_links[0]
+                lost = epoch, link, error, for_good = self.lost_links[0]
                 if epoch == self.epoch:  # else it was lost with its connection, and the number may be another link's
                     self.policy.link_lost(link)
                     if self.acknowledgements is not None:
-                        self.acknowledgements.link_lost(link)
+                        self.acknowledgements.link_lost(link, for_good=for_good)
                     self.loss = f"the broker closed a consumer ({error})"
                 # Behind that: where the handler of a signal raises, the next call does it again.
                 with suppress(ValueError):

@@ -192,7 +192,7 @@ def test_what_was_seen_and_not_acknowledged_is_known_again_once() -> None:
     session.delivered(tag(2, link=1), record(2))
     session.delivered(tag(3, link=2), record(3))
     assert not lost.knows_any
-    session.link_lost(2)
+    session.link_lost(2, for_good=False)
     session.interrupted()
     assert lost.knows_any
     assert [lost.was_seen(record(number)) for number in (1, 2, 3, 2)] == [False, True, True, False]
@@ -229,7 +229,7 @@ def test_what_was_acknowledged_on_a_lost_link_is_acknowledged_again_and_what_was
     session.delivered(tag(4), record(4))  # held
     session.accepted(tag(5, link=2), record(5))
     session.delivered(tag(6, link=2), record(6))
-    session.link_lost(1)
+    session.link_lost(1, for_good=False)
     session.settled([Settlement(tag(4), Outcome.ACCEPTED), Settlement(tag(6, 2), Outcome.ACCEPTED)])
     assert len(session) == 2, "what came on the other link"
     assert keys(lost, 1, 2, 3, 4, 5, 6) == [True, True, False, False, False, False]
@@ -244,10 +244,36 @@ def test_what_was_acknowledged_on_a_lost_link_is_not_reported_as_lost_with_the_c
     session = Acknowledgements(lost, ignore)
     session.accepted(tag(1), (SOURCE, None, 1, 0, None))  # redelivered as any other
     accept(session, 2, outcome=Outcome.MODIFIED)
-    session.link_lost(1)
+    session.link_lost(1, for_good=False)
     broker = Told()
     lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("uncount_rest", None)]
+
+
+def test_what_was_acknowledged_on_a_link_that_is_gone_for_good_is_given_again_with_the_connection_only() -> None:
+    """Its queue was deleted, say, and another one has its name: what comes from that may have the same position."""
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    accept(session, 1)
+    session.delivered(tag(2), record(2))
+    session.link_lost(1, for_good=True)
+    assert keys(lost, 1) == [False]
+    assert lost.was_seen(record(2))
+    session.interrupted()
+    assert keys(lost, 1) == [True]
+
+
+def test_another_message_with_the_id_of_one_that_was_lost_is_not_taken_for_it() -> None:
+    """Producers of other makes may give one id twice."""
+    lost = LostAcknowledgements()
+    lost.add([record(1)], ignore)
+    lost.add_seen([record(2)])
+    assert not lost.take(record(1, position=77))
+    assert not lost.was_seen(record(2, position=77))
+    assert lost.take(record(1))
+    assert lost.was_seen(record(2))
+    lost.add([record(3)], ignore)
+    assert lost.take(record(3, position=None)), "of a broker that says no positions"
 
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
@@ -462,7 +488,7 @@ def test_what_came_on_a_lost_link_is_told_where_it_is_lost_again_with_the_connec
     session = Acknowledgements(lost, ignore)
     session.delivered(tag(1, link=1), record(1))
     session.delivered(tag(2, link=1), record(2))
-    session.link_lost(1)
+    session.link_lost(1, for_good=False)
     session.delivered(tag(2, link=2), record(2))
     session.interrupted()
     broker = Told()
