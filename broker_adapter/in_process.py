@@ -282,7 +282,7 @@ class InProcessTransport:
 
     # Links.
 
-    def end_session(self, session: int, timeout: float | None) -> None:
+    def end_session(self, session: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         self._usable_to_wait()
         self._call(c.EndSession(self._commit_session(session)), timeout)
@@ -291,6 +291,7 @@ class InProcessTransport:
             if consumer is not None:
                 self._call(c.Detach(consumer, give_back=True), timeout)
             self._forget(link)
+        return True
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
@@ -365,7 +366,7 @@ class InProcessTransport:
             return undecodable_dead_letter(payload, annotations or {}, error)
         return annotated(envelope, annotations) if annotations else envelope
 
-    def detach(self, link: int, timeout: float | None) -> None:
+    def detach(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
         self._usable_to_wait()
         consumer = self._consumers.get(link)
@@ -376,6 +377,7 @@ class InProcessTransport:
             self._detached.add(link)  # only now: where the handler of a signal has raised, the next call does it
             if not holds:
                 self._forget(link)  # it holds nothing that could be settled
+        return True
 
     def _forget(self, link: int) -> None:
         self._senders.pop(link, None)

@@ -256,8 +256,13 @@ class Transport(Protocol):
         What was delivered and is not settled goes back to its queue.  Temporary destinations end.
         """
 
-    def end_session(self, session: int, timeout: float | None) -> None:
-        """Detach all links of this session number; unknown numbers are ignored."""
+    def end_session(self, session: int, timeout: float | None) -> bool:
+        """Detach all links of this session number; unknown numbers are ignored.
+
+        Returns:
+            Whether the broker has answered, so that it has what was handed over before; False: the network is away, or
+            was lost meanwhile.
+        """
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """Make a link and return its number.  A receiver needs a ``sink`` and starts with no credit.
@@ -268,10 +273,14 @@ class Transport(Protocol):
             JMSSecurityException: not allowed.
         """
 
-    def detach(self, link: int, timeout: float | None) -> None:
+    def detach(self, link: int, timeout: float | None) -> bool:
         """End a link; a durable subscription stays.  Deliveries not settled may still be settled (JMS keeps
         messages of a closed consumer until the session acknowledges them); those never passed on by the SDK
-        are to be settled RELEASED by the caller.  Unknown numbers are ignored."""
+        are to be settled RELEASED by the caller.  Unknown numbers are ignored.
+
+        Returns:
+            As ``end_session``.
+        """
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """Delete the durable subscription of this name.

@@ -624,8 +624,7 @@ class MessageConsumer:
         confirmed = False
         is_there = self._lifecycle.error is None and not self._prefetch.is_away  # else the broker is not asked
         try:
-            state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic()))
-            confirmed = is_there
+            confirmed = state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic())) and is_there
             self._prefetch.release_all()
         except JMSException as error:
             # The network is away: the broker takes back what this consumer held by itself.

@@ -221,7 +221,8 @@ class SessionLinks:
         for browser in self.browsers.values():
             browser._shut(deadline)
         with self.perhaps_without_the_broker():
-            state.transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
+            if not state.transport.end_session(state.number, max(0.001, deadline - time.monotonic())):
+                state.forget_nothing()
         for consumer in consumers:
             consumer._end_close(confirmed=False)
         for producer in self.producers.values():

@@ -126,7 +126,7 @@ class FailoverTransport:
 
     # Links.
 
-    def end_session(self, session: int, timeout: float | None) -> None:
+    def end_session(self, session: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.end_session`.  Returns at once while the network is away."""
         self._current.require_usable()
         with self._current.lock:
@@ -135,7 +135,7 @@ class FailoverTransport:
             unsent = self._remove(links)
             self._current.end_session(session)
         _fail_closed(unsent)
-        self._leave(inner, lambda there: there.end_session(session, timeout))
+        return self._leave(inner, lambda there: there.end_session(session, timeout))
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
@@ -163,24 +163,24 @@ class FailoverTransport:
         finally:
             calls.pop(call, None)
 
-    def detach(self, link: int, timeout: float | None) -> None:
+    def detach(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.detach`.  Returns at once while the network is away."""
         current = self._current
         current.require_usable()
         with current.lock:
             record = self._links.get(link)
             if record is None:
-                return
+                return False
             attachment = record.attachment
             inner = current.connected or _inner_of([record])
             unsent = self._remove([record])
             current.end_consumer(link)
         _fail_closed(unsent)
         if attachment is None:
-            return
+            return False
         number = attachment[1]
         try:
-            self._leave(inner, lambda there: there.detach(number, timeout))
+            return self._leave(inner, lambda there: there.detach(number, timeout))
         except JMSException:
             raise
         except BaseException:  # the handler of a signal: the next call detaches it
@@ -196,15 +196,21 @@ class FailoverTransport:
         return self._unanswered.take_of(links)
 
     @staticmethod
-    def _leave(inner: Inner | None, act: Callable[[Inner], None]) -> None:
-        """Tell the broker that something has ended; without a network it has ended as well."""
+    def _leave(inner: Inner | None, act: Callable[[Inner], object]) -> bool:
+        """Tell the broker that something has ended; without a network it has ended as well.
+
+        Returns:
+            Whether the broker has answered.
+        """
         if inner is None:
-            return
+            return False
         try:
             act(inner)
         except JMSException:
             if not inner.is_lost:
                 raise
+            return False
+        return True
 
     def _require_connected(self, inner: Inner) -> None:
         """Under the lock: raises where an inner transport is lost, and with it what it has just made."""

@@ -138,9 +138,10 @@ class SmallBroker:
     def close(self, timeout: float | None) -> None:
         self.closed = True
 
-    def end_session(self, session: int, timeout: float | None) -> None:
+    def end_session(self, session: int, timeout: float | None) -> bool:
         self._check()
         self.ended_sessions.append(session)
+        return True
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         self._check()
@@ -152,11 +153,12 @@ class SmallBroker:
             self._senders[link] = spec
         return link
 
-    def detach(self, link: int, timeout: float | None) -> None:
+    def detach(self, link: int, timeout: float | None) -> bool:
         self._check()
         if link in self._receivers:
             self._receivers[link].attached = False
         self._senders.pop(link, None)
+        return True
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         self._check()

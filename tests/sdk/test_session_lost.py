@@ -248,3 +248,24 @@ def test_what_is_remembered_does_not_grow_with_consumers_that_come_and_go() -> N
         acknowledgements = session._state.acknowledgements
         assert acknowledgements is not None
         assert len(acknowledgements) <= 2 * 10 + 16 + 1
+
+
+@pytest.mark.parametrize("closes", ["consumer", "session"])
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT])
+def test_what_was_acknowledged_is_remembered_where_the_connection_is_lost_as_it_closes(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, closes: str
+) -> None:
+    """The transport does not fail then, and the news of the loss comes later."""
+    broker = SmallBroker(prefetch_messages=10)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 40)
+        for _ in range(40):
+            received(consumer).acknowledge()
+        remembered = len(session._state.acknowledgements or ())
+        assert remembered > 20
+        for call in ("detach", "end_session"):
+            monkeypatch.setattr(broker, call, lambda *_: False)
+        (consumer if closes == "consumer" else session).close()
+        monkeypatch.undo()
+        lose(broker)
+        assert len(connection._lost_acknowledgements) == remembered

@@ -300,11 +300,12 @@ class AmqpTransport:
     def _limit(self, timeout: float | None) -> float:
         return self._url.client.request_timeout_seconds if timeout is None else timeout
 
-    def end_session(self, session: int, timeout: float | None) -> None:
+    def end_session(self, session: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         if self._relay is not None:
             self._relay.end_session(session)
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
+        return True
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
@@ -369,13 +370,14 @@ class AmqpTransport:
         except JMSException:
             pass  # it is gone in any case
 
-    def detach(self, link: int, timeout: float | None) -> None:
+    def detach(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
         if link < 0 and self._relay is not None:
             self._relay.close(link)
-            return
+            return True
         self._max_message_bytes.pop(link, None)
         self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
+        return True
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""

@@ -238,6 +238,21 @@ def test_a_link_whose_detach_a_handler_of_a_signal_interrupts_is_detached_by_the
     assert connection.inner.calls.count(("detach", 1)) == 2
 
 
+@pytest.mark.parametrize("what", ["detach", "end_session"])
+def test_what_ends_as_the_connection_is_lost_is_not_confirmed(what: str) -> None:
+    connection = Connection().open()
+    number = connection.sender() if what == "detach" else 1
+    end = getattr(connection.transport, what)
+    connection.inner.before[what] = connection.inner.cut
+    connection.inner.raises[what] = [LOST]
+    assert end(number, 5.0) is False
+    assert connection.has_told(Interrupted, Restoring, Restored)
+    link = connection.sender()
+    assert connection.transport.end_session(1, 5.0) is True
+    assert connection.transport.detach(link, 5.0) is False, "it is not there any more"
+    connection.transport.close(5.0)
+
+
 def interrupted_at(number: int, call: Callable[[], object]) -> bool:
     """Raise as the handler of a signal does, where a function of failover begins or ends; whether that was so."""
     left = number
