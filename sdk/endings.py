@@ -19,6 +19,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from ack_modes import AcknowledgeMode, DeliveryTag, Outcome, Settlement
@@ -133,10 +134,16 @@ class Endings:
         Where the network is away the broker redelivers it, to any consumer.
         """
         state = self._state
+        policy = state.policy
         with state.settling:
-            if state.policy.can_withdraw(tag):
-                state.pass_over((tag,), Outcome.ACCEPTED)
-                state.policy.withdrawn(tag)
+            if policy.can_withdraw(tag):
+                withdraw = partial(policy.withdrawn, tag)  # a loss of it makes no session dirty
+                with contextlib.suppress(ConnectionLostException):
+                    settlements = policy.passed_over((tag,), Outcome.ACCEPTED)
+                    state.hand_over(settlements, withdraw)
+                    if state.acknowledgements is not None:
+                        state.acknowledgements.settled(settlements)
+                withdraw()
 
     def give_back(
         self,

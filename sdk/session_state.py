@@ -399,11 +399,17 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
-    def hand_over(self, settlements: Sequence[Settlement]) -> None:
-        """``settle``, without a word to ``acknowledgements``; under ``settling``."""
+    def hand_over(self, settlements: Sequence[Settlement], before_loss: Callable[[], object] = lambda: None) -> None:
+        """``settle``, without a word to ``acknowledgements``; under ``settling``.
+
+        Args:
+            settlements: the policy's answer.
+            before_loss: called where the network is away, before the policy is told.
+        """
         try:
             self.transport.settle(settlements)
         except ConnectionLostException:
+            before_loss()
             # The news of it is on its way; until it is here nothing more of that connection may be given out.
             if not self.interrupted:
                 self._lose(self.epoch + 1)

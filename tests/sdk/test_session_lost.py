@@ -269,3 +269,23 @@ def test_what_was_acknowledged_is_remembered_where_the_connection_is_lost_as_it_
         monkeypatch.undo()
         lose(broker)
         assert len(connection._lost_acknowledgements) == remembered
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_a_reply_that_is_accepted_as_the_connection_is_lost_makes_no_session_dirty(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 2)
+        reply = received(consumer)
+
+        def settle(_: object) -> None:
+            raise ConnectionLostException("cut")
+
+        monkeypatch.setattr(broker, "settle", settle)
+        session._accept(reply)
+        monkeypatch.undo()
+        lose(broker)
+        other = received(consumer)
+        other.acknowledge()
