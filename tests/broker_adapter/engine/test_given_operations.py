@@ -303,6 +303,21 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
             ask(broker, "uncount", destination="q", given=wrong)
 
 
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
+def test_a_message_without_identity_and_id_is_named_by_nothing(broker: Broker, operation: str) -> None:
+    nameless = c.NewMessage(ENVELOPE_FORMAT, envelope("nameless"), 4)
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), nameless, named(3)]), WAIT)
+    lose(broker, 3)
+    wanted = [(*each, 0) for each in given((1, 1))] + [(2, None, 0), (3, None, 0)]
+    answer = ask(broker, operation, destination="q", given=wanted)
+    if operation == "uncount":
+        assert answer == 2
+        assert counts(broker) == {1: 0, 2: 0, 3: 1}, "the third one has a name"
+    else:
+        assert answer == {"settled": 2, "lost": []}
+        assert counts(broker) == {3: 1}
+
+
 def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
