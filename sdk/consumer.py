@@ -212,6 +212,7 @@ class MessageConsumer:
                     self._taken = None
                     self._confirms = False
                     prefetch.miscounted = prefetch.miscounted or not isinstance(error, JMSException)
+                    state.wake()  # a thread that closes it waits for the confirmation
                 raise
             finally:
                 if entered:

@@ -62,11 +62,12 @@ class Endings:
             by: the consumer that failed to process the message, and gets it again.
         """
         self._changed[queue.id] = queue
-        if entry.expires_at_ms and entry.expires_at_ms <= self._time.now_ms:
-            self.expire(queue, entry, effects)
-            return
         released = outcome is Outcome.RELEASED
         counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
+        if entry.expires_at_ms and entry.expires_at_ms <= self._time.now_ms:
+            entry.delivery_count += (not released) - counted  # who lost this delivery may ask what became of it
+            self.expire(queue, entry, effects)
+            return
         if released:
             if counted:
                 queue.count(entry, -1, effects)

@@ -44,7 +44,9 @@ Steps = Generator[Step, Any, Any]
 
 
 def _is_name(value: object) -> bool:
-    """Whether this can be a message id, or an identity: a producer, a thread and a sequence."""
+    """Whether this can be a message id, an identity (a producer, a thread and a sequence), or None: it has neither."""
+    if value is None:
+        return True
     if isinstance(value, list | tuple):
         if [type(each) for each in value] != [str, int, int]:
             return False

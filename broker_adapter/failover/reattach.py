@@ -131,8 +131,8 @@ class Reattacher:
         current = self._current
         with current.events_lock:
             with current.lock:
-                if not self._links.is_registered(link) or inner is not current.last:
-                    return
+                if not self._links.is_registered(link) or inner is not current.connected:
+                    return  # closed, or lost with the connection, with which it is restored
                 tag_link = self._links.detach(link)
                 self._links.interrupt(link, error)
             if link.browses or current.rules.method == "nofailover" or isinstance(error, _LASTING):

@@ -522,6 +522,29 @@ for _ in range(2): message.acknowledge()
 assert len(asked) == 1, asked
 """
 
+CONFIRMING = """
+session = session_of()
+consumer = session.create_consumer(filled(1))
+closed = threading.Event()
+
+def close():
+    consumer.close()
+    closed.set()
+
+def handler(*_):
+    threading.Thread(target=close, daemon=True).start()
+    while not session._state.waiters: time.sleep(0.01)  # until that thread waits for the confirmation
+    assert consumer._confirms
+    raise Alarm
+
+prefetch = type(consumer._prefetch)
+while not consumer._prefetch.buffer: time.sleep(0.01)
+prefetch.count_used = once(prefetch.count_used)  # behind the last step ahead of the confirmation
+signal.signal(signal.SIGUSR1, handler)
+interrupted(consumer.receive, 1)
+assert closed.wait(5), "it waits for what nobody asks for"
+"""
+
 CLOSED_TWICE = """
 what, place = sys.argv[2:]
 queue = filled(8)
@@ -672,6 +695,10 @@ def test_the_next_acknowledge_acknowledges_what_an_interrupted_one_has_not(mode:
 
 def test_the_next_acknowledge_waits_for_the_broker_where_one_was_interrupted_as_it_waited() -> None:
     run(CONFIRMED, "embedded:?synchronous_acknowledge=true")
+
+
+def test_a_close_waits_for_no_confirmation_of_a_receive_that_was_interrupted() -> None:
+    run(CONFIRMING, "embedded:?synchronous_acknowledge=true&close_timeout_seconds=20")
 
 
 @pytest.mark.parametrize("place", ["drain", "settle", "detach", "end_session"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ack_modes import Outcome
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.engine import commands as c
@@ -101,6 +103,27 @@ def test_what_expires_goes_to_the_expiry_queue_where_it_stays() -> None:
     assert entry.expires_at_ms == 0
     assert (rules.depth("q"), rules.depth("expired")) == (0, 1)
     assert rules.do(c.Statistics()).expired == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failures"),
+    [(Outcome.RELEASED, 0), (Outcome.MODIFIED, 1), (Outcome.FAILED, 1), (Outcome.REJECTED, 1)],
+)
+def test_what_expires_in_hand_has_its_failed_delivery_counted(outcome: Outcome, failures: int) -> None:
+    rules = Rules(expiry_queue="expired")
+    client = rules.connect()
+    rules.send(client, Q, b"soon", expires_at_ms=rules.now_ms + 10)
+    consumer = rules.attach(client, Q, 1)
+    rules.now_ms += 20
+    rules.do(c.Settle(consumer, [1], outcome))
+    assert dead_letter(rules) == {
+        "JMS_HOLDFAST_DEAD_LETTER_REASON": "expired",
+        "JMS_HOLDFAST_DEAD_LETTER_QUEUE": "q",
+        "JMS_HOLDFAST_DEAD_LETTER_COUNT": failures,
+    }
+    (entry,) = [entry for entry in rules.effects.durable.entries.values() if entry is not None]
+    assert entry.delivery_count == 0, "there, none has failed"
+    assert (rules.depth("q"), rules.depth("expired")) == (0, 1)
 
 
 def test_what_expires_in_the_expiry_queue_is_dropped() -> None:

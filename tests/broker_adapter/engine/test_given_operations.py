@@ -151,11 +151,12 @@ def test_what_another_consumer_has_processed_meanwhile_is_reported(broker: Broke
     assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
 
 
-def lost_by(broker: Broker, token: str, messages: int) -> None:
-    """A connection with this token takes these, and breaks."""
+def lost_by(broker: Broker, token: str, messages: int, *, until_ms: int = 0) -> None:
+    """A connection with this token takes these, and breaks, not before this time."""
     client = broker.call(c.Connect(None, token=token), WAIT)
     _, inbox = attach(broker, client, "q", credit=messages)
     inbox.wait_for(messages)
+    eventually(lambda: epoch_ms() > until_ms)
     broker.call(c.Disconnect(client), WAIT)
 
 
@@ -208,14 +209,16 @@ def test_what_was_acknowledged_and_is_a_dead_letter_by_its_loss_is_told(
     broker.close()
 
 
+@pytest.mark.parametrize("expires", ["as it waits", "in hand"])
 @pytest.mark.parametrize("expiry_queue", ["late", None])
 @pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
 def test_what_was_acknowledged_and_is_in_the_expiry_queue_is_told(
-    tmp_path: Path, token: str | None, expiry_queue: str | None
+    tmp_path: Path, token: str | None, expiry_queue: str | None, expires: str
 ) -> None:
     broker = Broker(EngineSettings(expiry_queue=expiry_queue), str(tmp_path))
-    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)._replace(expires_at_ms=epoch_ms() + 200)]), WAIT)
-    lost_by(broker, "a", 1)
+    at_ms = epoch_ms() + 200
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)._replace(expires_at_ms=at_ms)]), WAIT)
+    lost_by(broker, "a", 1, until_ms=at_ms if expires == "in hand" else 0)
     eventually(lambda: depth(broker, "q") == 0)
     assert settled_again(broker, token, 0, 1) == {"settled": 0, "lost": [] if expiry_queue is None else [1]}
     broker.close()
@@ -301,6 +304,21 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
     for wrong in ([(1,)], [(1, "name", "x")], [("1", "name")], [(1, "name", 2, 3)]):
         with pytest.raises(MessageFormatException, match="is not a position"):
             ask(broker, "uncount", destination="q", given=wrong)
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "uncount"])
+def test_a_message_without_identity_and_id_is_named_by_nothing(broker: Broker, operation: str) -> None:
+    nameless = c.NewMessage(ENVELOPE_FORMAT, envelope("nameless"), 4)
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), nameless, named(3)]), WAIT)
+    lose(broker, 3)
+    wanted = [(*each, 0) for each in given((1, 1))] + [(2, None, 0), (3, None, 0)]
+    answer = ask(broker, operation, destination="q", given=wanted)
+    if operation == "uncount":
+        assert answer == 2
+        assert counts(broker) == {1: 0, 2: 0, 3: 1}, "the third one has a name"
+    else:
+        assert answer == {"settled": 2, "lost": []}
+        assert counts(broker) == {3: 1}
 
 
 def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> None:

@@ -540,6 +540,19 @@ def test_what_an_earlier_inner_transport_says_of_links_is_ignored() -> None:
     assert link.state is LinkState.ATTACHED
 
 
+def test_a_link_that_was_closed_ahead_of_a_loss_that_is_noticed_first_is_left_to_the_restore() -> None:
+    """As the link of a new consumer, which is added ahead of the news that the broker has closed it already."""
+    failover = Failover()
+    link = failover.sender()
+    failover.lose()
+    failover.reattacher.reattach(cast(Inner, failover.inner), link, BUSY)
+    wait_for_attempts()
+    assert failover.events == [], "a restored connection would not say that the link is there again"
+    assert (link.state, link.error) == (LinkState.DETACHED, None)
+    failover.connect(FakeInner())
+    assert link.state is LinkState.ATTACHED
+
+
 def test_a_link_that_the_broker_closes_while_the_connection_is_restored_waits_for_the_restore() -> None:
     failover = Failover()
     link = failover.sender()
