@@ -139,10 +139,7 @@ class Endings:
             if policy.can_withdraw(tag):
                 withdraw = partial(policy.withdrawn, tag)  # a loss of it makes no session dirty
                 with contextlib.suppress(ConnectionLostException):
-                    settlements = policy.passed_over((tag,), Outcome.ACCEPTED)
-                    state.hand_over(settlements, withdraw)
-                    if state.acknowledgements is not None:
-                        state.acknowledgements.settled(settlements)
+                    state.settle(policy.passed_over((tag,), Outcome.ACCEPTED), withdraw)
                 withdraw()
 
     def give_back(

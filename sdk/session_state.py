@@ -388,14 +388,18 @@ class SessionState:
 
     # Settling.
 
-    def settle(self, settlements: Sequence[Settlement]) -> None:
+    def settle(self, settlements: Sequence[Settlement], before_loss: Callable[[], object] = lambda: None) -> None:
         """Hand the policy's answer over; under ``settling``.
+
+        Args:
+            settlements: the answer.
+            before_loss: as in ``hand_over``.
 
         Raises:
             ConnectionLostException: the network is away.
         """
         if settlements:
-            self.hand_over(settlements)
+            self.hand_over(settlements, before_loss)
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
