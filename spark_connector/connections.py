@@ -1,6 +1,6 @@
 """Connections of a worker process: kept between tasks, made again where they fail.
 
-Spark's workers are forked before anything of ours is imported, and do one thing at a time; so a process needs one
+Spark's workers are forked before anything of ours is connected, and do one thing at a time; so a process needs one
 connection for each URL, and the one that was not used for the longest time is not in use.
 """
 

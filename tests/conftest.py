@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
-from tests.workers import put_long_ones_first
+from tests.workers import ByFile, put_long_ones_first
 
 # Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -26,6 +27,12 @@ settings.load_profile("holdfast")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(TimeLimits())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    """Divide the tests by files, where ``--dist loadfile`` asks for that."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)  # behind those that shuffle

@@ -1,7 +1,8 @@
-"""In which order the tests of a run begin, which the workers of pytest-xdist divide by files.
+"""How the tests of a run are divided among the workers of pytest-xdist, and in which order they begin.
 
-The files that take longest are begun first: one that is begun last keeps one worker busy while the others have nothing
-to do.
+They are divided by files, and the files with a Spark session by :data:`SHARED`: a worker starts a session when it needs
+one.  The files that take longest are begun first: one that is begun last keeps one worker busy while the others have
+nothing to do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 #: Files, by their path below this directory; those that take longest first.
 LONG: Final = (
@@ -38,6 +40,14 @@ LONG: Final = (
     "broker_adapter/engine/test_damaged_pages.py",
     "crash/test_kill_server.py",
 )
+#: Files that one worker runs, for they share a session of Spark: for each file a name of the worker's part.
+SHARED: Final = {
+    "tests/spark_connector/test_batch.py": "spark 1",
+    "tests/spark_connector/test_killed_query.py": "spark 1",
+    "tests/spark_connector/test_values.py": "spark 1",
+    "tests/spark_connector/test_stream.py": "spark 2",
+    "tests/spark_connector/test_checkpoints.py": "spark 2",
+}
 _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}
 
@@ -49,3 +59,15 @@ def put_long_ones_first(items: list[pytest.Item]) -> None:
         items: the tests; those of a file, and files that are not in ``LONG``, keep their order.
     """
     items.sort(key=lambda item: _RANKS.get(item.path, len(LONG)))
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives each worker whole files, and all files of a part of :data:`SHARED`.
+
+    ``--dist loadgroup`` is for that, and has no effect with this version of pytest, which does not read the names any
+    more that it gives the tests.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SHARED.get(file, file)

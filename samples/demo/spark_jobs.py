@@ -53,6 +53,7 @@ def main(url: str, checkpoint: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.daemon.module", "spark_connector.worker_daemon")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

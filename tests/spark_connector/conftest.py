@@ -29,6 +29,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.daemon.module", "spark_connector.worker_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -1,0 +1,40 @@
+"""Spark's daemon of Python workers, with the connector loaded before they are forked.
+
+Each Python worker of Spark loads what its tasks need: of the connector, pyarrow and a client about 0.6 s of CPU.  Those
+that this daemon forks have it.  A session uses it by its configuration::
+
+    SparkSession.builder.config("spark.python.daemon.module", "spark_connector.worker_daemon")
+
+Spark runs this module as a program, with the name of the workers' own module as its argument.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+
+from pyspark.daemon import manager
+
+#: What the workers would load otherwise: the connector, and the way to a broker.
+PRELOADED = (
+    "pyspark.sql.worker.plan_data_source_read",
+    "spark_connector",
+    "broker_adapter.failover.transport",
+    "broker_adapter.amqp.client.transport",
+)
+
+
+def main() -> None:
+    """Load what the workers will run, and fork them as Spark asks for them.
+
+    Returns as Spark closes the standard input; blocks until then.
+    """
+    for name in (*sys.argv[1:2], *PRELOADED):
+        with suppress(ImportError):  # whoever needs it gets the error, where it can be told
+            importlib.import_module(name)
+    manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The daemon of Spark's Python workers that has loaded the connector; it is started and asked as Spark does it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECRET = "a word"
+#: What the processes of the daemon have in memory that a new process of Python does not have.
+LIBRARIES = ("/pyarrow/", "cproton")
+
+
+def daemon(module: str, worker: str = "pyspark.worker") -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHON_WORKER_FACTORY_SECRET": SECRET, "SPARK_REUSE_WORKER": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, worker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def worker_of(running: subprocess.Popen[bytes]) -> tuple[socket.socket, int]:
+    """A worker that the daemon has forked: the connection to it, and its process."""
+    assert running.stdout is not None
+    (port,) = struct.unpack(">i", running.stdout.read(4))
+    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
+    (pid,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+    return connection, pid
+
+
+def end(running: subprocess.Popen[bytes]) -> None:
+    """End a daemon as Spark does."""
+    assert running.stdin is not None
+    running.stdin.close()
+    running.wait(300)
+
+
+@pytest.mark.parametrize(("module", "loaded"), [("spark_connector.worker_daemon", True), ("pyspark.daemon", False)])
+def test_its_workers_have_the_connector_from_the_start(module: str, loaded: bool) -> None:
+    with daemon(module) as running:
+        connection, pid = worker_of(running)
+        with connection:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            assert [name in maps for name in LIBRARIES] == [loaded, loaded]
+            word = SECRET.encode()
+            connection.sendall(struct.pack(">i", len(word)) + word)
+            assert connection.recv(6, socket.MSG_WAITALL) == b"\0\0\0\x02ok"
+        end(running)
+
+
+def test_a_name_that_cannot_be_loaded_is_left_to_the_worker_that_needs_it() -> None:
+    with daemon("spark_connector.worker_daemon", "pyspark.no_such_module") as running:
+        connection, pid = worker_of(running)
+        connection.close()
+        assert pid > 0
+        end(running)
