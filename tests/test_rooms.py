@@ -55,6 +55,30 @@ def test_every_file_without_input_and_output_is_kept_so_by_the_contract(graph: g
     assert sorted(pure - named - inside) == []
 
 
+def test_every_file_of_the_sdk_and_of_spark_that_imports_nothing_impure_is_kept_so(graph: grimp.ImportGraph) -> None:
+    """These import the face of ``broker_adapter``, so they cannot be pure with all that they load."""
+    impure = set(CONTRACTS[DIRECTLY]["forbidden_modules"])
+    clean = {
+        module
+        for module in graph.modules
+        if module.split(".")[0] in ("sdk", "spark_connector")
+        and not graph.find_children(module)
+        and not graph.find_modules_directly_imported_by(module) & impure
+        and not opened_files(source_of(module))
+    }
+    assert clean - set(CONTRACTS[PURITY]["source_modules"]) == set(CONTRACTS[DIRECTLY]["source_modules"])
+
+
+def test_the_contracts_about_input_and_output_name_every_way_to_it() -> None:
+    assert set(CONTRACTS[DIRECTLY]["forbidden_modules"]) == set(CONTRACTS[PURITY]["forbidden_modules"])
+    for contract, modules in (
+        (PURITY, {"_thread", "concurrent", "fcntl", "http", "mmap", "queue", "resource", "sched", "select"}),
+        (PROTOCOLS, {"_thread", "concurrent", "fcntl", "http", "mmap", "queue", "resource", "sched", "select"}),
+        (NETWORK, {"http", "select", "socketserver"}),
+    ):
+        assert modules - set(CONTRACTS[contract]["forbidden_modules"]) == set()
+
+
 def test_no_pure_file_calls_open() -> None:
     named = [source_of(module) for module in CONTRACTS[PURITY]["source_modules"]]
     files = [path for each in named for path in (each.parent.rglob("*.py") if each.name == "__init__.py" else [each])]
@@ -62,6 +86,7 @@ def test_no_pure_file_calls_open() -> None:
     assert {str(path.relative_to(ROOT)): lines for path in files if (lines := opened_files(path))} == {}
 
 
+DIRECTLY = "Files of the SDK and of spark_connector that touch none of that themselves"
 NETWORK = "Only these files know sockets, event loops and TLS"
 PROCESSES = "Only the command handles signals, and nothing starts processes"
 PROTON = "Only amqp knows proton"
@@ -96,9 +121,12 @@ def planted() -> Iterator[tuple[str, str, str]]:
     for module in CONTRACTS[PURITY]["forbidden_modules"]:
         yield "broker_adapter.engine.sends", module, PURITY
     yield "broker_adapter.engine.sends", "broker_adapter.signals", PURITY  # which reads the clock
+    for file in ("sdk.lifecycle", "sdk.conversion", "spark_connector.offsets"):
+        for module in ("threading", "os", "time"):
+            yield file, module, DIRECTLY
     for module in CONTRACTS[PROTOCOLS]["forbidden_modules"]:
         yield "broker_adapter.server.protocol", module, PROTOCOLS
-    for module in ("asyncio", "socket", "ssl", "selectors"):
+    for module in CONTRACTS[NETWORK]["forbidden_modules"]:
         for file in ("broker_adapter.engine.broker", "broker_adapter.in_process", "sdk.session", "holdfast"):
             yield file, module, NETWORK
     for module in ("signal", "subprocess", "multiprocessing"):
