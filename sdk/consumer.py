@@ -407,7 +407,7 @@ class MessageConsumer:
         prefetch.count_used()
         if self._confirms:
             try:
-                state.confirm_or_report(by_epoch(settlements), prefetch.link)
+                state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=False)
             finally:
                 self._confirms = False
                 state.wake()  # a thread that closes it waits for this
@@ -567,7 +567,7 @@ class MessageConsumer:
                 if failures > 1:
                     self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
-                state.confirm(by_epoch(settlements), prefetch.link)
+                state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=True)
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:

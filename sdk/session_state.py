@@ -448,14 +448,19 @@ class SessionState:
                     stale_count=stale_count,
                 )
 
-    def confirm_or_report(self, settled: Mapping[int, int], link: int) -> None:
-        """``confirm``, where the caller has a message for the application: the exception listener hears of it.
+    def confirm_or_report(self, settled: Mapping[int, int], link: int, *, outlasts_loss: bool) -> None:
+        """``confirm``, where the caller has nobody to raise an error to: the exception listener hears of it.
 
-        The caller does not wait for the network: other consumers may get later messages of its group or exclusive queue
-        as soon as the connection is lost.
+        A caller that has a message for the application does not wait for the network: other consumers may get later
+        messages of its group or exclusive queue as soon as the connection is lost.
+
+        Args:
+            settled: as in ``confirm``.
+            link: of the consumer that waits.
+            outlasts_loss: as in ``confirm``.
         """
         try:
-            self.confirm(settled, link, outlasts_loss=False)
+            self.confirm(settled, link, outlasts_loss=outlasts_loss)
         except StaleAcknowledgementException as error:
             self.report(error)
         except JMSException as error:

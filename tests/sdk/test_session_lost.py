@@ -78,6 +78,33 @@ def test_what_is_stale_is_raised_once_and_not_confirmed(mode: AcknowledgeMode, m
         assert asked == []
 
 
+@pytest.mark.parametrize("listens", [False, True], ids=["receive", "listener"])
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK])
+def test_an_acknowledgement_that_is_not_confirmed_is_told_the_same_of_receive_and_of_a_listener(
+    mode: AcknowledgeMode, listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True, dups_ok_batch_messages=1)
+    told: queue.SimpleQueue[JMSException] = queue.SimpleQueue()
+
+    def confirm(*_arguments: object, **_options: object) -> None:
+        raise ConnectionLostException("the network is gone")
+
+    monkeypatch.setattr(broker, "confirm", confirm)
+    with broker.connect() as connection:
+        connection.exception_listener = told.put
+        connection.start()
+        _, consumer = with_messages(connection, mode, 1)
+        if listens:
+            consumer.listener = lambda _message: None
+        else:
+            received(consumer)
+        error = told.get(timeout=10)
+    assert str(error) == (
+        "1 acknowledgement of session 1 is not confirmed: the network is gone; these messages may be delivered again"
+    )
+    assert isinstance(error, ConnectionLostException)
+
+
 def test_news_of_lost_acknowledgements_is_reported_while_its_session_closes(
     connection: Connection, told: queue.SimpleQueue[JMSException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
