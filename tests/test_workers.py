@@ -1,4 +1,4 @@
-"""In which order tests begin."""
+"""In which order tests begin, and which files one worker runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests import workers
-from tests.workers import LONG, put_long_ones_first
+from tests.workers import LONG, SHARED, ByFile, put_long_ones_first
 
 HERE = Path(workers.__file__).parent
 
@@ -23,3 +23,15 @@ def test_what_takes_longest_comes_first_and_all_else_keeps_its_order() -> None:
 def test_every_long_file_exists_once() -> None:
     assert len(set(LONG)) == len(LONG)
     assert [file for file in LONG if not (HERE / file).exists()] == []
+
+
+def test_the_files_with_a_spark_session_are_those_that_workers_share() -> None:
+    files = [path for path in (HERE / "spark_connector").glob("test_*.py") if "spark: SparkSession" in path.read_text()]
+    assert {str(path.relative_to(HERE.parent)) for path in files} == set(SHARED)
+
+
+def test_one_worker_runs_all_files_of_a_part_and_each_other_file_as_a_whole() -> None:
+    part_of = ByFile.__new__(ByFile)._split_scope
+    parts = {part_of(f"{file}::test_it[a::b]") for file in SHARED}
+    assert parts == set(SHARED.values())
+    assert part_of("tests/sdk/test_message.py::TestIt::test_it[a::b]") == "tests/sdk/test_message.py"
