@@ -6,6 +6,10 @@ that this daemon forks have it.  A session uses it by its configuration::
     SparkSession.builder.config("spark.python.daemon.module", "spark_connector.worker_daemon")
 
 Spark runs this module as a program, with the name of the workers' own module as its argument.
+
+Spark's own daemon loads nothing ahead of a fork, since libraries may start threads, which a copy does not have.  Here
+there are two, those of NumPy's OpenBLAS and of pyarrow's jemalloc; both libraries are told of a fork, and start theirs
+again.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ PRELOADED = (
 def main() -> None:
     """Load what the workers will run, and fork them as Spark asks for them.
 
-    Returns as Spark closes the standard input; blocks until then.
+    Does not return: as Spark closes the standard input, it ends this process and the workers.
     """
     for name in (*sys.argv[1:2], *PRELOADED):
-        with suppress(ImportError):  # whoever needs it gets the error, where it can be told
+        with suppress(Exception):  # whoever needs it gets the error, where it can be told
             importlib.import_module(name)
     manager()
 

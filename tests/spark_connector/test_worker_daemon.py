@@ -55,8 +55,14 @@ def test_its_workers_have_the_connector_from_the_start(module: str, loaded: bool
         end(running)
 
 
-def test_a_name_that_cannot_be_loaded_is_left_to_the_worker_that_needs_it() -> None:
-    with daemon("spark_connector.worker_daemon", "pyspark.no_such_module") as running:
+@pytest.mark.parametrize("error", ["ImportError", "ValueError", "OSError"])
+def test_a_module_that_cannot_be_loaded_is_left_to_the_worker_that_needs_it(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that was built for another version of NumPy raises ValueError, for example."""
+    (tmp_path / "of_another_build.py").write_text(f"raise {error}('it was built for another version')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with daemon("spark_connector.worker_daemon", "of_another_build") as running:
         connection, pid = worker_of(running)
         connection.close()
         assert pid > 0
