@@ -111,27 +111,27 @@ class QueueBrowser:
         settings = state.settings
         prefetch = settings.browser_prefetch_messages
         window = max(_LEAST_WINDOW, settings.prefetch_messages if prefetch is None else prefetch)
-        look = self._state.in_one_call(self._open)
+        enumeration = self._state.in_one_call(self._open)
         end = self._end
         try:
             arrived = window
             while arrived >= window:
-                arrived = self._state.in_one_call(self._fetch, look, window)
-                while look.copies:
-                    self._check(look)
-                    message = self._opened(look.copies.popleft())
+                arrived = self._state.in_one_call(self._fetch, enumeration, window)
+                while enumeration.copies:
+                    self._check(enumeration)
+                    message = self._opened(enumeration.copies.popleft())
                     if message is not None:
                         yield message
         except GeneratorExit:
             end = self._end_elsewhere  # the application leaves, or the garbage collector finds it, in any thread
             raise
         finally:
-            end(look, settings.close_timeout_seconds)
+            end(enumeration, settings.close_timeout_seconds)
 
     def _open(self) -> _Enumeration:
         state = self._state
         self._require_usable()
-        look = _Enumeration()
+        enumeration = _Enumeration()
         spec = ReceiverSpec(
             session=state.number,
             destination=self._destination,
@@ -141,22 +141,22 @@ class QueueBrowser:
         )
 
         def attach() -> None:
-            look.link = state.attach(spec, look.copies.extend)
-            self._enumerations[look.link] = look
+            enumeration.link = state.attach(spec, enumeration.copies.extend)
+            self._enumerations[enumeration.link] = enumeration
 
         self._attach(attach)
-        return look
+        return enumeration
 
-    def _fetch(self, look: _Enumeration, window: int) -> int:
+    def _fetch(self, enumeration: _Enumeration, window: int) -> int:
         """Wait for the next copies; returns how many came, fewer than the window at the end."""
         state = self._state
         try:
             self._require_usable()
-            self._check(look)
-            state.transport.credit(look.link, window)
-            state.transport.drain(look.link, state.settings.request_timeout_seconds)
-            self._check(look)
-            return len(look.copies)
+            self._check(enumeration)
+            state.transport.credit(enumeration.link, window)
+            state.transport.drain(enumeration.link, state.settings.request_timeout_seconds)
+            self._check(enumeration)
+            return len(enumeration.copies)
         except ConnectionLostException as error:
             self._state.lifecycle.require_usable()
             raise _interrupted(self._destination) from error
@@ -166,9 +166,9 @@ class QueueBrowser:
         self._lifecycle.require_usable()
 
     @staticmethod
-    def _check(look: _Enumeration) -> None:
-        if look.error is not None:
-            raise copied(look.error) from look.error
+    def _check(enumeration: _Enumeration) -> None:
+        if enumeration.error is not None:
+            raise copied(enumeration.error) from enumeration.error
 
     def _opened(self, delivery: Delivery) -> Message | None:
         try:
@@ -177,29 +177,29 @@ class QueueBrowser:
             self._state.report(error)
             return None
 
-    def _end(self, look: _Enumeration, timeout: float) -> None:
-        if look.link not in self._enumerations:
+    def _end(self, enumeration: _Enumeration, timeout: float) -> None:
+        if enumeration.link not in self._enumerations:
             return
         try:
-            self._state.transport.detach(look.link, timeout)
+            self._state.transport.detach(enumeration.link, timeout)
         except JMSException as error:
             log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
-        self._enumerations.pop(look.link, None)
+        self._enumerations.pop(enumeration.link, None)
 
-    def _end_elsewhere(self, look: _Enumeration, timeout: float) -> None:
-        dropped(look, partial(self._end, look, timeout), self._state.transport, warns=False)
+    def _end_elsewhere(self, enumeration: _Enumeration, timeout: float) -> None:
+        dropped(enumeration, partial(self._end, enumeration, timeout), self._state.transport, warns=False)
 
     def _interrupted(self) -> None:
         """The connection was lost; for the session."""
-        for look in list(self._enumerations.values()):
-            look.error = _interrupted(self._destination)
+        for enumeration in list(self._enumerations.values()):
+            enumeration.error = _interrupted(self._destination)
 
     def _lost(self, link: int, error: JMSException) -> bool:
         """The broker closed this link; returns whether it was one of this browser; for the session."""
-        look = self._enumerations.get(link)
-        if look is None:
+        enumeration = self._enumerations.get(link)
+        if enumeration is None:
             return False
-        look.error = error
+        enumeration.error = error
         return True
 
     def close(self) -> None:
@@ -211,8 +211,8 @@ class QueueBrowser:
         if self._lifecycle.state is State.CLOSED:
             return
         self._lifecycle.process(Event.BEGIN_CLOSE)
-        for look in list(self._enumerations.values()):
-            self._end(look, max(0.001, deadline - time.monotonic()))
+        for enumeration in list(self._enumerations.values()):
+            self._end(enumeration, max(0.001, deadline - time.monotonic()))
         self._on_close()
         self._lifecycle.process(Event.END_CLOSE)
 

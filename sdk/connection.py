@@ -356,7 +356,7 @@ class Connection:
                 session._shut(deadline)
             is_whole = True
         finally:
-            # What is given back comes again at once where the drain before it has no answer, and counts as failed.
+            # What is given back is redelivered at once where the drain before it has no answer, and counts as failed.
             self._give_back_never_delivered(deadline if is_whole else min(deadline, time.monotonic() + _SHORT_SECONDS))
             self._transport.close(max(0.001, deadline - time.monotonic()))
         # Not where the handler of a signal has raised: the next call closes the sessions that are left.

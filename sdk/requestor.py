@@ -34,7 +34,7 @@ class Requestor:
     The connection must be started.  For one thread at a time, as its session.
 
     ``request`` acknowledges the replies that it takes, in every acknowledge mode, and nothing else: what other
-    consumers of a session in CLIENT mode have received stays unacknowledged, and no reply comes again after
+    consumers of a session in CLIENT mode have received stays unacknowledged, and no reply is redelivered after
     ``recover()``.
     """
 

@@ -175,7 +175,7 @@ def test_what_was_acknowledged_and_others_may_have_was_seen(answer: Any) -> None
 
 
 def test_an_acknowledgement_that_is_forgotten_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its message comes again, and is marked."""
+    """Its message is redelivered, and is marked."""
     monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
     lost = LostAcknowledgements()
     lost.add([record(number) for number in range(12)], ignore)

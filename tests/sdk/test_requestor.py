@@ -85,7 +85,7 @@ def test_a_request_acknowledges_its_reply_and_nothing_else(
             again = consumer.receive(timeout=WAIT)
             assert again is not None
             assert (again.body, again.redelivered) == ("order", True)
-            # The reply is not held: it neither comes again in place of another, nor waits to be acknowledged.
+            # The reply is not held: it is neither redelivered in place of another, nor does it wait to be acknowledged.
             assert requestor.request("stock?", timeout=WAIT).body == "stock?"
             queues = connection.statistics().queues
             assert [each.in_hand for each in queues if each.name.startswith("temporary-queue/")] == [0]

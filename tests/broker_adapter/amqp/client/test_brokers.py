@@ -95,7 +95,7 @@ def test_names_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | N
 
 @pytest.mark.parametrize("options", [("p/", None), (None, "p/"), ("p/", "p/")])
 def test_our_own_server_takes_no_prefix(options: tuple[str | None, str | None]) -> None:
-    """It was sent to p/name, and asked for lost acknowledgements of name: the messages came again."""
+    """It was sent to p/name, and asked for lost acknowledgements of name: the messages were redelivered."""
     with pytest.raises(InvalidURLException, match=r"_prefix='p/' is for brokers that .* a Holdfast server"):
         traits(HOLDFAST).addresses(*options)
     for none in (None, ""):
