@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from broker_adapter.packing import MAX_NUMBER_KEYS
@@ -75,7 +75,6 @@ class Symbols(tuple[str, ...]):
 
 # Decoding.
 
-_Decoded: TypeAlias = tuple[Any, int]
 _u16: Final = struct.Struct(">H").unpack_from
 _u32: Final = struct.Struct(">I").unpack_from
 _u64: Final = struct.Struct(">Q").unpack_from

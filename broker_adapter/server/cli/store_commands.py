@@ -45,8 +45,6 @@ from broker_adapter.server.cli.tools import (
 )
 from broker_adapter.settings import EngineSettings
 
-#: Findings that are printed; all of them are counted.
-_SHOWN = 50
 #: Longest wait for a step of putting messages back, in seconds.
 _WAIT_SECONDS = 60.0
 #: Messages that an error names.
