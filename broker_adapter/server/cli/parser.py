@@ -96,7 +96,9 @@ def _unrecognized(rest: Sequence[str], parser: argparse.ArgumentParser) -> str:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="holdfast", description="Durable queues: a server, and tools for people.")
+    parser = _Parser(
+        prog="holdfast", description="A server of durable message queues, and commands to use and maintain it."
+    )
     parser.add_argument("--version", action="version", version=f"holdfast {own_version()}")
     parser.set_defaults(needs_output=True)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
