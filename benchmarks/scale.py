@@ -88,7 +88,7 @@ def _held(broker: Broker, client: int, count: int) -> None:
     broker.call(c.Due(()), _WAIT)
 
 
-def _resting(broker: Broker, client: int, count: int) -> None:
+def _delayed(broker: Broker, client: int, count: int) -> None:
     """Queues with a message that has failed twice and is delayed."""
     names = [queue(f"idle {number}") for number in range(count)]
     _all(broker, [c.Enqueue(client, name, [c.NewMessage(0xFF, _BODY)]) for name in names])
@@ -106,7 +106,10 @@ def _consumers(broker: Broker, client: int, count: int) -> None:
 _CROWDS: dict[str, tuple[Callable[[Broker, int, int], None], dict[str, Any]]] = {
     "queues that wait": (_waiting, {}),
     "queues that are full": (_held, {"max_queue_messages": _BATCH, "blocked_send_timeout_seconds": 600}),
-    "queues whose messages rest": (_resting, {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}),
+    "queues whose messages are delayed": (
+        _delayed,
+        {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600},
+    ),
     "consumers without credit": (_consumers, {}),
 }
 

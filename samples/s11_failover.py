@@ -119,7 +119,7 @@ def main() -> None:
                 thread.join()
             losses = sum(isinstance(error, ConnectionLostException) for error in lost)
         server.kill()
-        print(f"the connection: {' '.join(told)}; ConnectionLostException told {losses} times")
+        print(f"the connection: {' '.join(told)}; reports of ConnectionLostException: {losses}")
         print("each session received 1 to 3, then the server was killed and started again (* redelivered):")
         for mode in MODES:
             print(f"  {mode.name:11} {' '.join(results[mode])}")

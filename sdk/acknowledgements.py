@@ -64,7 +64,7 @@ class Source:
     durable: bool | None = None  #: of a subscription: a durable one and one that is not may have the same name
 
 
-#: What a message is known again by: its source, and its identity or id, where it has either.
+#: What a message is recognised by: its source, and its identity or id, where it has either.
 Key = tuple[Source, Identity | str | None]
 #: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
@@ -79,7 +79,7 @@ Request = Callable[[str, Mapping[str, Any], float | None], Any]
 
 
 def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> AckRecord | None:
-    """What to remember of a message, where it can be known again.
+    """What to remember of a message, where it can be recognised.
 
     Args:
         source: what it came from; None: nothing of that is ever redelivered.

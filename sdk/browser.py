@@ -63,7 +63,7 @@ class QueueBrowser:
             destination: the queue.
             selector: which messages to show, in the selector language; None: all.
             on_close: called once.
-            attach: calls what attaches a link and notes it, so that no news of it is lost.
+            attach: calls what attaches a link and notes it, so that no event of it is lost.
         """
         self._attach = attach
         self._state = state

@@ -242,7 +242,7 @@ class Connection:
             )
             self._sessions[id(session)] = session
             self._sinks[id(session)] = session._links.sinks
-            if self._standing != standing:  # the news came while it was made
+            if self._standing != standing:  # an event came while it was made
                 session._links.interrupted(self._standing[0])
                 if not self._standing[1]:
                     session._links.restored(self._standing[0])
@@ -386,7 +386,7 @@ class Connection:
             self._sessions.pop(id(session))
             self._sinks.pop(id(session), None)
 
-    # News of the transport, in the transport's thread.
+    # Events of the transport, in the transport's thread.
 
     def _on_event(self, event: TransportEvent) -> None:
         sessions = self._sessions.values()
@@ -431,19 +431,19 @@ class Connection:
         if self._event_listener is not None:
             self._report(event)
 
-    def _report(self, news: JMSException | TransportEvent) -> None:
+    def _report(self, report: JMSException | TransportEvent) -> None:
         """Tell the exception listener of an error, or the event listener of an event, on a thread of their own."""
         # Without a lock: the handler of a signal may have interrupted a thread here, and wait for the one that calls.
         if len(self._reports) == _MAX_REPORTS:
             log.error("! more than %d errors wait for the exception listener; the oldest is dropped", _MAX_REPORTS)
-        self._reports.append(news)
+        self._reports.append(report)
         if not self._telling.locked():
             name = f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}"
             try:
                 uninterrupted(threading.Thread(target=self._tell, name=name, daemon=True).start)
             except RuntimeError as failure:  # the process has as many threads as it may
                 text = "! %s has no thread to call its listeners; the next report tries again: %s (%s)"
-                log.error(text, name, news, failure)
+                log.error(text, name, report, failure)
 
     def _tell(self) -> None:
         # What is reported while the lock is released is seen by this thread, or by one that its reporter has started.
@@ -455,15 +455,15 @@ class Connection:
 
     def _tell_all(self) -> None:
         while self._reports:
-            news = self._reports.popleft()
+            report = self._reports.popleft()
             try:
-                if not isinstance(news, JMSException):
+                if not isinstance(report, JMSException):
                     if self._event_listener is not None:
-                        self._event_listener(news)
+                        self._event_listener(report)
                 elif self._exception_listener is not None:
-                    self._exception_listener(news)
+                    self._exception_listener(report)
                 else:
-                    log.warning("! %s: %s: %s", self._lifecycle.name, type(news).__name__, news)
+                    log.warning("! %s: %s: %s", self._lifecycle.name, type(report).__name__, report)
             except BaseException:  # whatever it is, it is the application's; the next error must be told
                 log.exception("! a listener of %s raised", self._lifecycle.name)
 

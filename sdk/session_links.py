@@ -2,15 +2,15 @@
 
 The tables keep none of them: what the application drops is closed (see :mod:`sdk.dropped`).
 
-Theory of operation: news of links
+Theory of operation: events of links
     The broker may close a link as soon as it is attached, when its producer, consumer or browser is not in the tables
-    yet.  So while anything is being attached, news is kept until somebody is found that it concerns, or nothing is
-    being attached any more.  It is told by one thread at a time, in its order; whoever has news while another thread
-    tells leaves it to that one, and waits for nobody.
+    yet.  So while anything is being attached, an event is kept until its producer, consumer or browser is found, or
+    nothing is being attached any more.  One thread at a time handles the events, in their order.  A thread with an
+    event leaves it to the thread that is handling others, and does not wait for it.
 
-    So the connection may be lost, and restored, before it is told.  Links are attached again with the connection, and
-    have other numbers in tags then.  Therefore news carries the epoch of the connection that it came on: a link that
-    was interrupted or restored on an earlier one is left as it is.
+    So the connection may be lost, and restored, before an event is handled.  Links are attached again with the
+    connection, and have other numbers in tags then.  Therefore an event has the epoch of the connection that it came
+    on: a link that was interrupted or restored on an earlier one is left as it is.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sdk.session_state import SessionState, log
 _T = TypeVar("_T")
 
 LinkEvent = LinkInterrupted | LinkLost | LinkRestored
-#: Most news of links that is kept; the oldest is dropped.
-MAX_KEPT_NEWS: Final = 1000
+#: Most events of links that are kept; the oldest is dropped.
+MAX_KEPT_EVENTS: Final = 1000
 
 
-class _News(NamedTuple):
+class _Arrived(NamedTuple):
     """What became of a link, and on which connection."""
 
     event: LinkEvent
@@ -57,11 +57,11 @@ class SessionLinks:
 
     __slots__ = (
         "_attaching",
+        "_events",
+        "_handling",
         "_kept",
         "_made",
-        "_news",
         "_state",
-        "_telling",
         "browsers",
         "consumers",
         "producers",
@@ -81,10 +81,10 @@ class SessionLinks:
         self.browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
         self._attaching: dict[object, None] = {}  #: what is being attached
-        #: To be told; None: something is in its table, or will never be.
-        self._news: deque[_News | None] = deque()
-        self._kept: list[_News] = []  #: concerns nobody so far; for the thread that tells
-        self._telling = threading.Lock()  #: held by that, and waited for by nobody
+        #: To be handled; None: something is in its table, or will never be.
+        self._events: deque[_Arrived | None] = deque()
+        self._kept: list[_Arrived] = []  #: their links are in no table so far; for the thread that handles events
+        self._handling = threading.Lock()  #: held by that thread; no thread waits for it
 
     def remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
         """A consumer has closed; ``confirmed``: and the broker has said so."""
@@ -124,7 +124,7 @@ class SessionLinks:
         self._state.restore(epoch)
 
     def attach(self, make: Callable[[], _T]) -> _T:
-        """Do what attaches something and puts it into its table: no news of it is lost."""
+        """Do what attaches something and puts it into its table: no event of its link is lost."""
         this = object()
         try:  # here, and not in a context manager: a handler of a signal may raise on the way into one, and out
             self._attaching[this] = None
@@ -132,46 +132,46 @@ class SessionLinks:
         finally:
             self._attaching.pop(this, None)
             if self._keeps_any:
-                self._news.append(None)
-                self._tell()
+                self._events.append(None)
+                self._handle()
 
     def came(self, event: LinkEvent, epoch: int) -> bool:
-        """News of a link, in any thread; returns whether it is known to concern nobody else.
+        """Handle an event of a link, in any thread; returns whether its link is known to be of this session.
 
         Args:
-            event: the news.
+            event: what became of the link.
             epoch: of the connection that it came on.
         """
-        news = _News(event, epoch)
+        arrived = _Arrived(event, epoch)
         if not (self._attaching or self._keeps_any):
-            return self._told(news)
-        self._news.append(news)
-        self._tell()
+            return self._handled(arrived)
+        self._events.append(arrived)
+        self._handle()
         return False
 
     @property
     def _keeps_any(self) -> bool:
-        return bool(self._news or self._kept) or self._telling.locked()
+        return bool(self._events or self._kept) or self._handling.locked()
 
-    def _tell(self) -> None:
-        uninterrupted(self._tell_in_turn)  # a handler of a signal that raises would leave the lock held
+    def _handle(self) -> None:
+        uninterrupted(self._handle_in_turn)  # a handler of a signal that raises would leave the lock held
 
-    def _tell_in_turn(self) -> None:
-        while self._news and self._telling.acquire(blocking=False):
+    def _handle_in_turn(self) -> None:
+        while self._events and self._handling.acquire(blocking=False):
             try:
-                while self._news:
+                while self._events:
                     is_attaching = bool(self._attaching)  # first: what is not by now is in its table
-                    news, kept = self._news.popleft(), self._kept
-                    if news is not None:
-                        kept = [*kept, news]
-                    kept = [each for each in kept if not self._told(each)]
-                    self._kept = kept[-MAX_KEPT_NEWS:] if is_attaching else []
+                    arrived, kept = self._events.popleft(), self._kept
+                    if arrived is not None:
+                        kept = [*kept, arrived]
+                    kept = [each for each in kept if not self._handled(each)]
+                    self._kept = kept[-MAX_KEPT_EVENTS:] if is_attaching else []
             finally:
-                self._telling.release()
+                self._handling.release()
 
-    def _told(self, news: _News) -> bool:
+    def _handled(self, arrived: _Arrived) -> bool:
         """Tell the producer, consumer or browser of a link; returns whether there is one in this session."""
-        event, epoch = news
+        event, epoch = arrived
         if isinstance(event, LinkLost):
             return self._link_lost(event, epoch)
         consumer = self.consumers.get(event.link)

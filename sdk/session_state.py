@@ -414,7 +414,7 @@ class SessionState:
             self.transport.settle(settlements)
         except ConnectionLostException:
             before_loss()
-            # The news of it is on its way; until it is here nothing more of that connection may be given out.
+            # Its event is on its way; until it is here nothing more of that connection may be given out.
             if not self.interrupted:
                 self._lose(self.epoch + 1)
             raise
@@ -503,7 +503,7 @@ class SessionState:
     def _lose(self, epoch: int) -> None:
         self.lost_links.clear()  # with their connection
         if self.interrupted and epoch <= self.epoch:
-            return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
+            return  # known, by a call that met the loss ahead of the event: what was begun since is not lost
         self.interrupted = True  # before the epoch: a thread that sees the epoch sees this as well
         self.lost_epoch = self.epoch
         self.epoch = epoch

@@ -91,7 +91,7 @@ class EngineHost:
         self._callers += 1
         try:
             if self._callers > MAX_CALLERS:
-                raise PermissionError(f"{MAX_CALLERS} callers are here already")
+                raise PermissionError(f"the engine registry answers at most {MAX_CALLERS} callers at a time")
             async with asyncio.timeout(wire.CALLER_SECONDS):
                 request = await self._request(reader, writer)
             answer = json.dumps(await self._answer(request)).encode()

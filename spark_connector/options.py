@@ -70,7 +70,7 @@ class SourceOptions(ConnectionOptions):
         " false: go on with what is there, and say so in the log",
     )
     head_refresh_seconds: float = _option(
-        "headRefreshSeconds", 0.1, "a streaming query asks the broker for news no more often than this", least=0
+        "headRefreshSeconds", 0.1, "shortest time between two requests of a streaming query for new messages", least=0
     )
 
 

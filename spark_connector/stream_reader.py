@@ -47,9 +47,9 @@ from spark_connector.options import SourceOptions
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: How long the broker may be away before a query that waits for news fails, in seconds.
+#: How long the broker may be away before a query that waits for messages fails, in seconds.
 OFFLINE_TOLERANCE_SECONDS = 600.0
-#: Shortest pause after positions could not be settled: a query that waits for news is asked all the time.
+#: Shortest pause after positions could not be settled: a query that waits for messages is asked all the time.
 _SETTLE_PAUSE_SECONDS = 5.0
 
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from broker_adapter import Destination, DestinationKind, Envelope, pack
+from broker_adapter import Destination, DestinationKind, Envelope, counted, pack
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -265,11 +265,11 @@ class _Publishing:
         if dropped or (last is not None and number <= last):
             count = sum(message.count for message in written)
             self._driver_log.warning(
-                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its {count}"
-                f" messages were dropped now ({group}; the last batch published is {last}). That is"
-                " expected for the first batch after a restart. Any other time the checkpoint is older than the queue,"
-                " or another query uses a copy of it: where its batches are to be written once more, set the option"
-                " producerId to a new word"
+                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its"
+                f" {counted(count, 'message', ('was', 'were'))} dropped now ({group}; the last batch published is"
+                f" {last}). That is expected for the first batch after a restart. Any other time the checkpoint is"
+                " older than the queue, or another query uses a copy of it: where its batches are to be written"
+                " once more, set the option producerId to a new word"
             )
 
     def _published_earlier(self, group: str) -> int | None:

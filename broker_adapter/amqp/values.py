@@ -94,13 +94,13 @@ class Reader:
         position: where the next value starts.
     """
 
-    __slots__ = ("_budget", "data", "end", "position")
+    __slots__ = ("_budget", "_most", "data", "end", "position")
 
     def __init__(self, data: bytes, position: int = 0, end: int | None = None, most_values: int = MAX_VALUES) -> None:
         self.data = data
         self.position = position
         self.end = len(data) if end is None else end
-        self._budget = most_values
+        self._budget = self._most = most_values
 
     def value(self, depth: int = MAX_DEPTH) -> Any:
         """The next value.
@@ -127,7 +127,7 @@ class Reader:
     def _body(self, code: int, depth: int) -> Any:
         self._budget -= 1
         if self._budget < 0:
-            raise ValueError("more values than the limit")
+            raise ValueError(f"more values than the limit of {self._most}")
         fixed = _FIXED.get(code)
         if fixed is not None:
             size, read = fixed

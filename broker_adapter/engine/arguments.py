@@ -38,7 +38,7 @@ QUEUE: Final = {
     "subscription": Argument(str, None),
     "client_id": Argument(str, None),
 }
-#: What makes a repeated request known again; every operation takes it.
+#: What a repeated request is recognised by; every operation takes it.
 REPETITION: Final = {"request_id": Argument(str, None), "request_run": Argument(str, None)}
 
 

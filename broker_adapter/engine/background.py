@@ -132,16 +132,16 @@ class Background:
             return c.Due(items)
         with disk.snapshot() as tables:
             values = {line: tables.get("schedule", line) or b"" for _, line in damaged}
-        mended = [c.DamagedLine(line, values[line], self._right_line(entry)) for entry, line in damaged]
-        for each in mended[:_NAMED]:
+        repaired = [c.DamagedLine(line, values[line], self._right_line(entry)) for entry, line in damaged]
+        for each in repaired[:_NAMED]:
             _log.error(
                 "! line %s of the schedule is damaged; it goes into quarantine, %s; run 'holdfast check' to see whether"
                 " a message has no line now: it would not become due",
                 *(each.key.hex(), _in_words(each.right)),
             )
-        if len(mended) > _NAMED:
-            _log.error("! %d more lines of the schedule are damaged; they go into quarantine", len(mended) - _NAMED)
-        return c.Due([each for each in items if each[0] != KIND_DAMAGED], mended)
+        if len(repaired) > _NAMED:
+            _log.error("! %d more lines of the schedule are damaged; they go into quarantine", len(repaired) - _NAMED)
+        return c.Due([each for each in items if each[0] != KIND_DAMAGED], repaired)
 
     def _right_line(self, entry: RawEntry | None) -> tuple[bytes, bytes] | None:
         """The line of the schedule that an entry must have."""

@@ -16,6 +16,7 @@ from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
 from broker_adapter.errors import LIMIT_REACHED, JMSException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
+from broker_adapter.wording import counted
 
 
 class BlockedSends:
@@ -54,7 +55,7 @@ class BlockedSends:
         """Whether it may wait; otherwise it is refused."""
         if blocked.routes is not None or self._wait_queues.count < self._most:
             return True
-        waiting = f"{self._wait_queues.count} sends wait already (option max_blocked_sends)"
+        waiting = f"{counted(self._wait_queues.count, 'send', ('waits', 'wait'))} already (option max_blocked_sends)"
         self.refuse(blocked, f"{reason}, and {waiting}", effects)
         return False
 

@@ -149,7 +149,7 @@ def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _name(formats: Formats, form: int, payload: bytes) -> Any:
-    """What a message is known again by."""
+    """What a message is recognised by."""
     try:
         envelope = formats.read(form, payload)
     except MessageFormatException:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import attrs
 
+from broker_adapter.wording import counted
+
 
 class Filled(Protocol):
     """What the rule needs of a queue."""
@@ -53,12 +55,12 @@ class QueueLimits:
         """
         if self.messages is not None and queue.depth + more >= self.messages:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.depth, more, 'messages')}, limit {self.messages} (option"
-                f" max_queue_messages), {len(queue.consumers)} consumers; {_WHAT_TO_DO}"
+                f"queue {queue.label!r} is full: {_with(queue.depth, more, 'message')}, limit {self.messages} (option"
+                f" max_queue_messages), {counted(len(queue.consumers), 'consumer')}; {_WHAT_TO_DO}"
             )
         if self.bytes is not None and queue.bytes + more_bytes >= self.bytes:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes, 'bytes')}, limit {self.bytes} (option"
+                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes, 'byte')}, limit {self.bytes} (option"
                 f" max_queue_bytes); {_WHAT_TO_DO}"
             )
         return None
@@ -78,8 +80,9 @@ class QueueLimits:
         return None
 
 
-def _with(now: int, more: int, unit: str) -> str:
+def _with(now: int, more: int, noun: str) -> str:
     """What there is, and what the same operation adds to it or takes away."""
+    there = counted(now, noun)
     if not more:
-        return f"{now} {unit}"
-    return f"{now} {unit} and {more} more" if more > 0 else f"{now} {unit} less {-more} that are taken with it"
+        return there
+    return f"{there} and {more} more" if more > 0 else f"{there} less {-more} that are taken with it"

@@ -57,8 +57,8 @@ transaction) and ``messages`` (packed envelopes)
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
 identity (as a list), else its message id, else None, and the failures are the failed deliveries before the one
 acknowledged; and with ``token`` (of the connection that was lost, as its client says it in the open frame; or None)
-    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
-    hand; ``lost``, the positions of those that somebody else has in hand or has processed since, or that are dead
+    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and no consumer
+    holds; ``lost``, the positions of those that another consumer holds or has processed since, or that are dead
     letters or in the expiry queue by now (of the last 50,000 messages that ended so after a failed delivery, since the
     engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments

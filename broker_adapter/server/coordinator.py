@@ -264,7 +264,9 @@ class Coordinator:
             elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
                 self._discharge(event.link, number, annotations, body.value)
             else:
-                other = AmqpError("amqp:not-implemented", f"a coordinator cannot {body.descriptor!r:.200}")
+                other = AmqpError(
+                    "amqp:not-implemented", f"a coordinator has declare and discharge, not {body.descriptor!r:.200}"
+                )
                 self._peer.settle(event.link, (number,), State(REJECTED, error=other))
 
     def _declare(self, link: int, number: int) -> None:

@@ -7,13 +7,13 @@ subscriptions (also where an attach replaces one that has another topic or selec
 What the door does not decide, because a name says too little or the engine knows better:
 
 - A client consumes, deletes and declares only temporary destinations of its own connection; the engine checks that.
-  Everybody may send to those of others, whose names are in messages (``reply_to``).
+  Every user may send to those of others, whose names are in messages (``reply_to``).
 - A client chooses its client id, and ``UNSUBSCRIBE`` names the subscription alone: who may end a subscription of this
   name may end that of each client id that is not in use.
 - ``seen_rest``, ``uncount_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
   knows (UUIDs).  ``seen``, ``uncount`` and ``settle_positions`` also name the queue, which is asked about.
 - ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
-  and ``discard`` takes prefixes.  A rule that keeps users apart must not permit them to everybody.
+  and ``discard`` takes prefixes.  A rule that keeps users apart must not permit them to every user.
 - A message id may contain the producer id of its sender, and the engine rejects duplicates by it: a user that may send
   to the same destination can have later messages of that producer taken for duplicates.
 """

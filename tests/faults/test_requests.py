@@ -79,7 +79,7 @@ def test_a_redrive_whose_answer_is_lost_moves_no_more_than_it_was_to(
 
 
 def test_what_a_caller_says_about_a_run_reaches_the_engine(server: ServerProcess, connect: Connect) -> None:
-    """The name of an argument is not taken by what makes a repeated request known again."""
+    """The name of an argument is not taken by what a repeated request is recognised by."""
     client = connect()
     send(client.connection, "q", "a", "b")
     now = client.connection.request("bounds", {"destination": "q"})

@@ -59,7 +59,7 @@ hello
 committed
 """,
     "s11_failover": """\
-the connection: Interrupted Restored; ConnectionLostException told 1 times
+the connection: Interrupted Restored; reports of ConnectionLostException: 1
 each session received 1 to 3, then the server was killed and started again (* redelivered):
   AUTO        1 2 3 | killed | 4* 5*
   CLIENT      1 2 3 | killed | StaleAcknowledgementException | 1* 2* 3* 4* 5*

@@ -26,7 +26,7 @@ from sdk import (
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
-from sdk.session_links import MAX_KEPT_NEWS
+from sdk.session_links import MAX_KEPT_EVENTS
 from tests.contracts.transports import eventually
 from tests.sdk.interrupts import AtStep
 from tests.sdk.small_broker import SmallBroker, fill, lose, received, started, with_messages
@@ -276,7 +276,7 @@ def test_a_consumer_receives_whose_link_was_closed_and_restored_at_once(
     assert received(consumer).body == "y"
 
 
-def test_news_of_a_link_is_old_once_the_connection_was_lost(
+def test_an_event_of_a_link_is_old_once_the_connection_was_lost(
     broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, _ = with_messages(connection, AcknowledgeMode.CLIENT, 0)
@@ -295,14 +295,14 @@ def test_news_of_a_link_is_old_once_the_connection_was_lost(
 
 
 @pytest.mark.parametrize("how", ["lost", "interrupted"])
-def test_news_of_a_link_that_is_told_late_does_not_concern_the_next_connection(
+def test_an_event_of_a_link_that_is_handled_late_does_not_concern_the_next_connection(
     broker: SmallBroker, connection: Connection, how: str
 ) -> None:
     """Each connection numbers its links from the start, so that another consumer has the number by then."""
     session, first = with_messages(connection, AcknowledgeMode.CLIENT, 4)
     second = session.create_consumer(queue_of("other"))
     link = second._prefetch.link
-    with session._links._telling:  # by another thread, which is not done yet
+    with session._links._handling:  # by another thread, which is not done yet
         if how == "lost":
             broker.lose_link(link)
         else:
@@ -310,7 +310,7 @@ def test_news_of_a_link_that_is_told_late_does_not_concern_the_next_connection(
             broker.restore_link(link, 77)
         lose(broker)
         broker.tag_links.update({first._prefetch.link: link, link: 78})
-    session._links._tell()
+    session._links._handle()
     assert not second._prefetch._away
     messages = [received(first) for _ in range(4)]
     messages[-1].acknowledge()
@@ -331,12 +331,12 @@ def test_a_link_that_was_restored_before_the_connection_was_lost_has_its_credit_
 ) -> None:
     session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 1)
     link = consumer._prefetch.link
-    with session._links._telling:
+    with session._links._handling:
         broker.interrupt_link(link)
         broker.restore_link(link, 77)
         lose(broker)
         received(consumer)
-    session._links._tell()
+    session._links._handle()
     assert not consumer._prefetch.needs_reset
 
 
@@ -357,16 +357,16 @@ def test_a_link_that_was_lost_with_a_connection_that_a_call_knows_to_be_lost_is_
     assert broker.outcomes() == [Outcome.ACCEPTED]
 
 
-def test_news_that_nobody_wants_is_kept_while_something_is_attached_and_not_without_limit(
+def test_events_of_unknown_links_are_kept_while_something_is_attached_and_not_without_limit(
     broker: SmallBroker, connection: Connection
 ) -> None:
     session = connection.create_session()
     links = session._links
 
     def attach() -> None:
-        for number in range(MAX_KEPT_NEWS + 10):
+        for number in range(MAX_KEPT_EVENTS + 10):
             broker.lose_link(1000 + number)
-        assert len(links._kept) == MAX_KEPT_NEWS
+        assert len(links._kept) == MAX_KEPT_EVENTS
 
     links.attach(attach)
     assert not links._kept

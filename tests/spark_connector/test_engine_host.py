@@ -80,13 +80,16 @@ def test_a_silent_caller_is_disconnected_in_time(
     assert "it was silent for 0.2 s" in caplog.text
 
 
-def test_not_more_callers_are_here_than_may_be(host: EngineHost, tmp_path: Path) -> None:
+def test_callers_beyond_the_limit_are_refused_and_logged(
+    host: EngineHost, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with ExitStack() as stack:
         for _ in range(engine_host.MAX_CALLERS):
             caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.registry.port), WAIT))
             assert len(caller.recv(100)) == 32
         late = stack.enter_context(socket.create_connection(("127.0.0.1", host.registry.port), WAIT))
         assert late.recv(100) == b""
+        assert f"the engine registry answers at most {engine_host.MAX_CALLERS} callers at a time" in caplog.text
     eventually(lambda: host._callers == 0)
     assert reachable(options(f"embedded:{tmp_path}"), host.registry)
 

@@ -152,7 +152,7 @@ def test_a_batch_that_an_earlier_version_published_is_not_published_again(
     publish_staged(connection_for(options), "query", 7, [])
     publish(options, 7, writer(options, batch=7).write(iter([rows("again")])))
     assert (texts(options.url, "out"), staged(broker)) == ([], [])
-    assert "batch 7 of the query was published to queue 'out' before, so its 1 messages were dropped" in caplog.text
+    assert "batch 7 of the query was published to queue 'out' before, so its 1 message was dropped" in caplog.text
     caplog.clear()
     publish(options, 6, writer(options, batch=6).write(iter([rows("older")])))  # as of a checkpoint that was put back
     assert "batch 6 of the query was published" in caplog.text

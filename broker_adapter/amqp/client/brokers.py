@@ -157,7 +157,7 @@ class BrokerTraits:
                 )
             if subscription is not None and subscription.durable:
                 return JMSException(
-                    f"{self.title} does not keep the subscription {subscription.name!r} while nobody consumes it;"
+                    f"{self.title} does not keep the subscription {subscription.name!r} while it has no consumer;"
                     " consume from a queue that is bound to the exchange"
                 )
         if spec.exclusive and not self.is_holdfast:

@@ -1,4 +1,4 @@
-"""The command ``holdfast``: a server, and tools for people."""
+"""The command ``holdfast``: a server of durable queues, and commands to use and maintain it."""
 
 from __future__ import annotations
 

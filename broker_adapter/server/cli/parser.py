@@ -96,12 +96,21 @@ def _unrecognized(rest: Sequence[str], parser: argparse.ArgumentParser) -> str:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="holdfast", description="Durable queues: a server, and tools for people.")
+    parser = _Parser(
+        prog="holdfast", description="A server of durable message queues, and commands to use and maintain it."
+    )
     parser.add_argument("--version", action="version", version=f"holdfast {own_version()}")
     parser.set_defaults(needs_output=True)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    serving = commands.add_parser("serve", help="serve a store to AMQP 1.0 clients")
+    serving = commands.add_parser(
+        "serve",
+        help="serve a store to AMQP 1.0 clients",
+        description=(
+            "Serve the queues of a store to AMQP 1.0 clients, until SIGINT or SIGTERM. Without --users every client may"
+            " log in. On an address that other machines can reach, users and TLS are required, or --insecure."
+        ),
+    )
     serving.add_argument(
         "--data", required=True, metavar="DIR", help="directory of the store; made where there is none"
     )
@@ -123,7 +132,9 @@ def _make_parser() -> argparse.ArgumentParser:
         help="addresses that clients are told to use when this server ends: HOST:PORT,HOST:PORT,...; see: announce",
     )
     serving.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"
+        "--insecure",
+        action="store_true",
+        help="listen on an address that other machines can reach, without users or TLS",
     )
     serving.add_argument(
         "--check",

@@ -44,6 +44,7 @@ from broker_adapter.server.cli.tools import (
     settings_of,
 )
 from broker_adapter.settings import EngineSettings
+from broker_adapter.wording import counted
 
 #: Longest wait for a step of putting messages back, in seconds.
 _WAIT_SECONDS = 60.0
@@ -106,8 +107,10 @@ def _print_check(answer: dict[str, Any]) -> None:
         say(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
         say(f"           the damaged file is kept as {answer['damaged_file']}")
         if answer["lost"] is None and answer["set_aside"]:
-            counted = f"{answer['misplaced']} messages that the store counts" if answer["misplaced"] else "messages"
-            say(f"           {counted} are not in their place, or an unknown number, if the counters are lost as well;")
+            messages = f"{answer['misplaced']} messages that the store counts" if answer["misplaced"] else "messages"
+            say(
+                f"           {messages} are not in their place, or an unknown number, if the counters are lost as well;"
+            )
             say(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
         elif answer["lost"] is None:
             say("           an unknown number of messages may be lost: the page that counts them is damaged")
@@ -202,12 +205,12 @@ def quarantine(options: argparse.Namespace) -> int:
             say(json.dumps(answer) if options.json else f"put back {queues or 'nothing'}")
         others = len([each for each in records if each.payload is None])
         if options.all and others and not options.json:
-            print(f"{others} records are no messages; they can only be shown or dropped", file=sys.stderr)
+            print(f"{counted(others, 'record')} not of messages: show or drop them", file=sys.stderr)
         if homeless:
             raise ValueError(
-                f"{len(homeless)} messages stay: {', '.join(homeless[:_NAMED])}"
-                f"{', ...' if len(homeless) > _NAMED else ''} do not say to which queue they were sent, or cannot be"
-                f" trusted; {_NAME_ONE}"
+                f"{counted(len(homeless), 'message', ('stays', 'stay'))}: {', '.join(homeless[:_NAMED])}"
+                f"{', ...' if len(homeless) > _NAMED else ''}; each does not say to which queue it was sent, or"
+                f" cannot be trusted; {_NAME_ONE}"
             )
     return 0
 

@@ -160,7 +160,7 @@ def test_counts_beyond_the_data_are_refused_before_anything_is_made() -> None:
 def test_values_beyond_the_budget_are_refused() -> None:
     data = encode([0] * 100)
 
-    with pytest.raises(ValueError, match="more values than the limit"):
+    with pytest.raises(ValueError, match=r"more values than the limit of 100$"):
         Reader(data, 0, len(data), 100).value()
     assert Reader(data, 0, len(data), 101).value() == [0] * 100
 

@@ -156,6 +156,15 @@ def test_a_connection_that_waits_with_many_is_no_nearer_than_its_first() -> None
     assert (many.answers, one.answers) == ({1: None, 2: None, 3: None}, {1: None}), "in the order of arrival"
 
 
+def test_one_send_that_waits_is_singular_in_the_error() -> None:
+    rules = Rules(max_blocked_sends=1)
+    sender = Sender(rules)
+    rules.state.admission.blocked_because = FULL
+    for _ in range(2):
+        sender.send()
+    assert "1 send waits already (option max_blocked_sends)" in str(sender.answers.pop(2)[0])
+
+
 def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_connection() -> None:
     rules = Rules(max_blocked_sends=3)
     sender = Sender(rules)

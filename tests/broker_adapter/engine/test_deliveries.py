@@ -183,7 +183,7 @@ def test_a_failure_in_the_hands_of_another_makes_no_dead_letter_by_a_loss_that_w
     assert networks.dead == 1
 
 
-def test_what_rests_after_its_listener_raised_is_uncounted_and_goes_on_resting() -> None:
+def test_what_is_delayed_after_its_listener_raised_is_uncounted_and_stays_delayed() -> None:
     networks = Networks(1, redelivery_delay_seconds=60, max_redelivery_delay_seconds=60)
     networks.take("a")
     networks.lose("a")

@@ -53,6 +53,18 @@ def test_a_queue_takes_a_message_below_its_limits(
     assert refused is None or (refusal is not None and refused in refusal and "'some' is full" in refusal)
 
 
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        (QueueLimits(1, None), "1 message, limit 1 (option max_queue_messages), 1 consumer;"),
+        (QueueLimits(None, 1), "1 byte, limit 1 (option max_queue_bytes)"),
+    ],
+)
+def test_one_message_byte_or_consumer_is_singular_in_the_error(limits: QueueLimits, refused: str) -> None:
+    assert refused in str(limits.refusal(Some(1, 1, consumers=(object(),))))
+    assert "it has 2 messages for one queue" in str(QueueLimits(1, None).never("it", 2, 0))
+
+
 def test_what_is_larger_than_an_empty_queue_never_finds_room() -> None:
     limits = QueueLimits(10, 1000)
     assert limits.never("it", 10, 999) is None

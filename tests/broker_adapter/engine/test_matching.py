@@ -221,7 +221,7 @@ def test_what_then_has_no_room_is_refused_when_its_time_is_over() -> None:
     room.decisions()
     [error] = room.answers[12]
     assert isinstance(error, ResourceAllocationException)
-    assert "is full: 1 messages" in str(error)
+    assert "is full: 1 message," in str(error)
     assert "held back for 20.0 s" in str(error)
     assert room.rules.state.waiting() == []
 

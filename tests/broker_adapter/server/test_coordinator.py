@@ -455,6 +455,12 @@ def test_a_coordinator_refuses_what_it_does_not_know(client: Client, payload: by
     client.declare(coordinator)
 
 
+def test_a_request_that_a_coordinator_does_not_have_is_named(client: Client) -> None:
+    state = client.raw(client.coordinator(), b"\x00\x53\x77" + encode(Described(ULong(0x99), [])))
+    assert state.error is not None
+    assert state.error.description == "a coordinator has declare and discharge, not 153"
+
+
 def test_a_coordinator_knows_its_verbs_by_name_too(client: Client, broker: Broker) -> None:
     producer, coordinator = client.sender("q"), client.coordinator()
     state = client.raw(coordinator, b"\x00\x53\x77" + encode(Described(Symbol("amqp:declare:list"), [])))

@@ -171,7 +171,7 @@ def test_a_consumer_that_a_product_cannot_have_is_refused(
             DURABLE,
             JMSException,
             (
-                "RabbitMQ 3 does not keep the subscription 's' while nobody consumes it; consume from a queue that is"
+                "RabbitMQ 3 does not keep the subscription 's' while it has no consumer; consume from a queue that is"
                 " bound to the exchange"
             ),
         ),

@@ -465,7 +465,7 @@ def test_a_damaged_message_goes_back_only_to_a_queue_that_is_named(tmp_path: Pat
     assert ", damaged\n" in done("quarantine", "list", str(tmp_path))
     refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
     assert (refused.returncode, refused.stdout) == (1, "put back 1 into orders\n"), "the sound one is not held up"
-    assert "1 messages stay: messages/" in refused.stderr
+    assert "1 message stays: messages/" in refused.stderr
     assert "cannot be trusted; name one with --queue" in refused.stderr
     again = json.loads(holdfast("quarantine", "put-back", str(tmp_path), "--all", "--json").stdout)
     assert (again["put_back"], len(again["left"])) == (0, 1)
@@ -488,7 +488,7 @@ def test_a_message_that_names_no_possible_queue_holds_up_no_other(tmp_path: Path
     check_store(tmp_path, EngineSettings(), repair=True)
     refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
     assert (refused.returncode, refused.stdout) == (1, "put back 2 into orders\n")
-    assert "1 messages stay: messages/" in refused.stderr
+    assert "1 message stays: messages/" in refused.stderr
     assert done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued") == "put back 1 into rescued\n"
 
 
