@@ -275,7 +275,7 @@ def read_head(data: bytes) -> Head:
             ),
         )
     except _UNPACKING_ERRORS as error:
-        raise MessageFormatException(f"not a packed envelope: {error}") from error
+        raise MessageFormatException(f"not a packed envelope: {_why_not(error)}") from error
 
 
 def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
@@ -409,7 +409,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _TYPES_1 = [(name, _TYPES.get(name)) for name in Envelope._fields]
 _new = tuple.__new__  #: what ``_make`` calls, without counting the fields once more
 #: Destinations by their kinds, and their names in UTF-8: most messages have one of few.
-_destinations: list[dict[bytes, Destination]] = [{} for _ in DestinationKind]
+_destinations: dict[int, dict[bytes, Destination]] = {int(kind): {} for kind in DestinationKind}
 _MOST_KNOWN = 10_000
 
 
@@ -503,7 +503,12 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
             ),
         )
     except _UNPACKING_ERRORS as error:
-        raise MessageFormatException(f"not a packed envelope: {error}") from error
+        raise MessageFormatException(f"not a packed envelope: {_why_not(error)}") from error
+
+
+def _why_not(error: Exception) -> str:
+    """Why bytes are no packed envelope, from one of ``_UNPACKING_ERRORS``."""
+    return f"the kind {error} of its body or of a destination is unknown" if type(error) is KeyError else str(error)
 
 
 def _refuse_form(kind: int, form: int) -> None:

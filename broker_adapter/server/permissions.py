@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.server.termini import resolved
+from broker_adapter.engine.directory import named_queue
 
 #: What a client may want; of requests it is the name of the operation, such as ``purge``.
 SEND: Final = "send"
@@ -83,6 +83,8 @@ def asked_of_request(
     A redrive that names a queue to move messages to is a send to that queue as well.  One that names none puts
     messages back to where they were set aside, which needs no right but that to redrive the queue.
 
+    A request names a queue or a topic as the engine does: only the prefix of temporary queues tells their kind.
+
     To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
     there what was allowed when it was staged.
 
@@ -95,11 +97,14 @@ def asked_of_request(
     name = arguments.get("destination", arguments.get("queue"))
     if name is None and operation == "redrive":
         name = dead_letter_queue
-    kind = DestinationKind.TOPIC if arguments.get("kind") == "topic" else DestinationKind.QUEUE
-    asked = [(operation, resolved(Destination(name, kind)) if isinstance(name, str) else None)]
+    is_topic = arguments.get("kind") == "topic"
+    named: Destination | None = None
+    if isinstance(name, str):
+        named = Destination(name, DestinationKind.TOPIC) if is_topic else named_queue(name)
+    asked = [(operation, named)]
     to = arguments.get("to")
     if isinstance(to, str):
-        asked.append((SEND, resolved(Destination(to))))
+        asked.append((SEND, named_queue(to)))
     if operation == "stage" and isinstance(name, str):
-        asked.append((SEND, resolved(Destination(name))))
+        asked.append((SEND, named_queue(name)))
     return asked

@@ -170,7 +170,7 @@ def test_changed_bytes_are_another_envelope_or_refused(envelope: Envelope, data:
         ({"properties": {b"a": 1}}, "expected str instance, bytes found"),
         ({"identity": Identity("p", -1, 1)}, "below 0"),
         ({"identity": Identity("p", 1, -1)}, "below 0"),
-        ({"body_kind": 6}, "not a packed envelope: 6"),
+        ({"body_kind": 6}, "not a packed envelope: the kind 6 of its body"),
     ],
 )
 def test_fields_of_a_wrong_type_are_refused_when_they_are_read(changes: dict[str, Any], why: str) -> None:
@@ -373,3 +373,21 @@ def test_keys_whose_hashes_a_sender_can_choose_are_refused(field: str, version: 
     keys = {msgpack.Timestamp(number, 0): 0 for number in range(20)}
     with pytest.raises(MessageFormatException, match="is not allowed for map key"):
         unpack(pack(Envelope(Destination("q"), BodyKind.MAP, **{"body": {}, field: keys}), version))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("read", [unpack, unpack_headers, read_head])
+def test_a_kind_that_is_unknown_is_named(read: Any, version: int) -> None:
+    for octet in (4, 6):  # of the body, and of the destination
+        if version == 2:
+            damaged = bytearray(pack(Envelope(Destination("q"))))
+            damaged[octet] = 77
+        else:
+            fields = msgpack.unpackb(pack(Envelope(Destination("q")), 1))
+            if octet == 4:
+                fields[1] = 77
+            else:
+                fields[0][1] = 77
+            damaged = bytearray(msgpack.packb(fields))
+        with pytest.raises(MessageFormatException, match="the kind 77 of its body or of a destination is unknown"):
+            read(bytes(damaged))

@@ -67,3 +67,27 @@ def test_a_module_that_cannot_be_loaded_is_left_to_the_worker_that_needs_it(
         connection.close()
         assert pid > 0
         end(running)
+
+
+#: The daemon, with the module of NumPy's random numbers in memory, which the package of NumPy 1 loads by itself.
+TWO_WORKERS = """
+import os
+import numpy.random
+from spark_connector import worker_daemon
+
+def manager():
+    for _ in range(2):
+        if os.fork() == 0:
+            print(numpy.random.random(), flush=True)
+            os._exit(0)
+        os.wait()
+
+worker_daemon.manager = manager
+worker_daemon.main()
+"""
+
+
+def test_each_worker_has_random_numbers_of_its_own() -> None:
+    said = subprocess.run([sys.executable, "-c", TWO_WORKERS], capture_output=True, text=True, timeout=300, check=True)
+    one, other = said.stdout.split()
+    assert one != other

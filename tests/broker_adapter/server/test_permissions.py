@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, queue, topic
+from broker_adapter.destination import (
+    TEMPORARY_QUEUE_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    DestinationKind,
+    queue,
+    topic,
+)
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
@@ -30,6 +37,8 @@ from sdk import (
 from tests.broker_adapter.engine.driving import WAIT, Inbox
 
 Q, T, MINE = queue("q"), topic("t"), topic("mine")
+#: Requests name a queue by it: for them only the names of temporary queues are told by their prefix.
+LIKE_A_TOPIC = TEMPORARY_TOPIC_PREFIX + "1"
 
 
 class Door:
@@ -150,6 +159,18 @@ def ask_about_a_temporary_queue(connection: Connection) -> None:
         connection.request("purge", {"destination": TEMPORARY_QUEUE_PREFIX + "1"})
 
 
+def make_a_queue_named_like_a_temporary_topic(connection: Connection) -> None:
+    connection.request("bounds", {"destination": LIKE_A_TOPIC, "make": True})
+
+
+def redrive_to_a_queue_named_like_a_temporary_topic(connection: Connection) -> None:
+    connection.request("redrive", {"destination": "q", "to": LIKE_A_TOPIC})
+
+
+def stage_for_a_queue_named_like_a_temporary_topic(connection: Connection) -> None:
+    connection.request("stage", {"transaction": "x", "queue": LIKE_A_TOPIC, "first": 0, "messages": []})
+
+
 def stage(connection: Connection) -> None:
     connection.request("stage", {"transaction": "x", "queue": "q", "first": 0, "messages": []})
 
@@ -178,6 +199,9 @@ WAYS = pytest.mark.parametrize(
         (stage, [("stage", Q), ("send", Q)]),
         (redrive, [("redrive", queue("DLQ"))]),
         (redrive_elsewhere, [("redrive", Q), ("send", queue("elsewhere"))]),
+        (make_a_queue_named_like_a_temporary_topic, [("bounds", queue(LIKE_A_TOPIC))]),
+        (redrive_to_a_queue_named_like_a_temporary_topic, [("redrive", Q), ("send", queue(LIKE_A_TOPIC))]),
+        (stage_for_a_queue_named_like_a_temporary_topic, [(each, queue(LIKE_A_TOPIC)) for each in ("stage", "send")]),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
