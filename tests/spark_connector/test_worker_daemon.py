@@ -7,9 +7,12 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from spark_connector import worker_daemon
 
 SECRET = "a word"
 #: What the processes of the daemon have in memory that a new process of Python does not have.
@@ -91,3 +94,16 @@ def test_each_worker_has_random_numbers_of_its_own() -> None:
     said = subprocess.run([sys.executable, "-c", TWO_WORKERS], capture_output=True, text=True, timeout=300, check=True)
     one, other = said.stdout.split()
     assert one != other
+
+
+def test_what_the_workers_need_is_loaded_before_the_daemon_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    registered: list[Callable[[], None]] = []
+    monkeypatch.setattr(worker_daemon.importlib, "import_module", loaded.append)
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: registered.append(after_in_child))
+    monkeypatch.setattr(worker_daemon, "manager", lambda: loaded.append("manager"))
+    monkeypatch.setattr(sys, "argv", ["worker_daemon", "pyspark.worker"])
+    worker_daemon.main()
+    assert loaded == ["pyspark.worker", *worker_daemon.PRELOADED, "manager"]
+    for after_in_child in registered:
+        after_in_child()
