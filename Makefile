@@ -19,6 +19,7 @@ QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
     connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py sends.py \
     store.py lmdb_store.py lmdb_reads.py lmdb_room.py store_files.py store_versions.py stores.py transactions.py \
     wait_queues.py) \
+  tests/broker_adapter/engine/clients tests/broker_adapter/engine/regions \
   $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py sasl.py values.py) \
   $(addprefix tests/broker_adapter/amqp/client/test_,commits.py protocol.py transport.py) \
   $(addprefix tests/broker_adapter/amqp/proton_engine/test_,credit.py endpoints.py frame_input.py) \

@@ -320,6 +320,19 @@ class EngineSettings:
         " that it is not published again",
         least=60,
     )
+    max_durable_clients: int = _option(
+        100_000, "durable clients that have a queue; beyond it, a new one is refused", least=1
+    )
+    max_client_interests: int = _option(10_000, "interests of one durable client, in all regions together", least=1)
+    max_client_queue_events: int = _option(
+        1_000_000,
+        "events that may wait for one durable client; a client that has more loses its queue, as one that is away for"
+        " too long",
+        least=1,
+    )
+    tombstone_seconds: float = _option(
+        600.0, "time for which it is remembered that a key of a region was destroyed, while the engine runs", least=0
+    )
     staged_timeout_seconds: float = _option(
         3600.0,
         "age at which a staged transaction that was not published is dropped, counted while the engine runs, from the"

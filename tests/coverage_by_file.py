@@ -78,6 +78,16 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         "histories", "selective_histories", "administered_histories", "entry_reads", "loading", "transactions"
     ),
     f"{_E}/effects.py": _engine("broker_state", "message_reads"),
+    # Regions and durable clients: what one does shows in all of them.
+    **dict.fromkeys(
+        (
+            *(f"{_E}/event_{each}.py" for each in ("changes", "commands", "reads", "state")),
+            *(f"{_E}/regions/{each}.py" for each in ("event_log", "region")),
+            f"{_E}/clients/durable_clients.py",
+        ),
+        _engine("event_changes", "event_histories", "check_events"),
+    ),
+    f"{_E}/new_message.py": _engine("sends", "event_changes"),
     f"{_E}/failures.py": _engine("destinations", "limits", "neighbours", "transactions"),
     f"{_E}/decision_time.py": _engine("clocks"),
     f"{_E}/selection.py": _engine("matching"),

@@ -7,11 +7,13 @@ the names in the store that were not used for long.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Final
 
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.entry_reads import EntryReads
@@ -32,6 +34,11 @@ _SWEEP_MS: Final = 60_000
 _NOTE_AGE_MS: Final = 600_000
 #: How often a part of the queues is checked for idle ones.
 _IDLE_CHECK_MS: Final = 1000
+#: Durable clients that are behind for which events are read in one cycle.
+READERS: Final = 8
+#: How often events that nobody needs any more are ended, and of how many streams in one cycle.
+TRIM_PAUSE_MS: Final = 100
+TRIMMED_STREAMS: Final = 20
 #: Damaged lines of the schedule that are named in the log, each with a line of its own, where many are found together.
 _NAMED: Final = 20
 
@@ -58,6 +65,8 @@ class Background:
         self._stores = stores
         self._state = state
         self._directory = state.directory
+        self._events = state.events
+        self._trim_ms: int | None = None  #: when events that nobody needs are ended
         self._reads = reads
         self._by_itself = by_itself
         # What follows is by the monotonic clock.
@@ -98,6 +107,60 @@ class Background:
         part = self.jobs.next()
         if part is not None:
             commands.append(part)
+        self._add_event_work(elapsed_ms, commands)
+
+    def _add_event_work(self, elapsed_ms: int, commands: list[c.Command]) -> None:
+        """Add what durable clients need: events that are read for them, and the end of those that nobody needs."""
+        clients = self._events.clients
+        for client in list(itertools.islice(clients.behind, READERS)):
+            clients.behind.pop(client)
+            clients.behind[client] = None  # the others come next
+            commands.append(e.ReadEvents(client.id))
+        for client_id, why in clients.alerts:
+            _log.warning(
+                "! durable client %r %s: its queue is dropped, and it is a new client when it comes back",
+                client_id,
+                why,
+            )
+        clients.alerts.clear()
+        if not self._by_itself:
+            return
+        if clients.worn or clients.worn_regions:
+            if self._trim_ms is None:
+                self._trim_ms = elapsed_ms + TRIM_PAUSE_MS
+            elif self._trim_ms <= elapsed_ms:
+                self._trim_ms = None
+                streams = list(itertools.islice(clients.worn, TRIMMED_STREAMS))
+                for stream in streams:
+                    del clients.worn[stream]
+                regions = list(itertools.islice(clients.worn_regions, max(0, TRIMMED_STREAMS - len(streams))))
+                for region in regions:
+                    del clients.worn_regions[region]
+                streams += [self._events.by_number[region].broad.id for region in regions]
+                commands += [e.TrimEvents(stream) for stream in streams]
+        expiry_ms = clients.next_expiry_ms()
+        if expiry_ms is not None and expiry_ms <= self._state.time.age_at(elapsed_ms):
+            commands.append(e.ExpireClients())
+        forgotten_ms = self._events.next_forgotten_ms
+        if forgotten_ms is not None and forgotten_ms <= self._state.time.age_at(elapsed_ms):
+            commands.append(e.ForgetKeys())
+
+    def next_event_check_ms(self) -> int | None:
+        """When events are to be ended, or a client's time is over; None: nothing is due."""
+        if not self._by_itself:
+            return None
+        time = self._state.time
+        expiry_ms = self._events.clients.next_expiry_ms()
+        due = [
+            self._trim_ms,
+            *(
+                None if age_ms is None else age_ms - time.age_ms + time.elapsed_ms
+                for age_ms in (expiry_ms, self._events.next_forgotten_ms)
+            ),
+        ]
+        if self._trim_ms is None and (self._events.clients.worn or self._events.clients.worn_regions):
+            due.append(time.elapsed_ms)
+        return min((each for each in due if each is not None), default=None)
 
     def _add_checks(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         if self._stores.due_ms is not None and self._stores.due_ms <= now_ms:

@@ -47,6 +47,7 @@ from broker_adapter.engine.check import Check
 from broker_adapter.engine.command_inputs import CommandInputs
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_reads import EventReads
 from broker_adapter.engine.failures import fault
 from broker_adapter.engine.findings import Finding, Tables
 from broker_adapter.engine.inbox import CYCLE_MESSAGES, Inbox
@@ -141,8 +142,9 @@ class Broker:
         self._add_due = self._background.add_due
         self._take = self._inbox.take
         self._measure_room = self._room_checks.measure
+        self._event_reads = EventReads(self._stores, self._reads, state.events, state.matching)
         self._supply = CommandInputs(
-            self._stores, self._reads, state.commits, state.published, state.deliveries
+            self._stores, self._reads, state.commits, state.published, state.deliveries, self._event_reads
         ).supplied
         self._load = self._loading.load
         self._persist = self._stores.commit
@@ -179,6 +181,7 @@ class Broker:
         queues = disk.queues()
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
             self._background.trim(queue)
+        self._event_reads.restore(self._state.time.age_ms)
         published = sorted(
             (found.record.publishing, found.queue)
             for found in queues
@@ -427,7 +430,11 @@ class Broker:
 
     def _set_alarm(self) -> None:
         """Note when something is due without a command."""
-        alarms = [self._state.next_deadline_ms(), self._background.next_check_ms()]
+        alarms = [
+            self._state.next_deadline_ms(),
+            self._background.next_check_ms(),
+            self._background.next_event_check_ms(),
+        ]
         if self._state.waits_engine_wide and self._state.admission.room is not None:
             alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)
         if self._by_itself and self._stores.due_ms is not None:
@@ -545,6 +552,8 @@ class Broker:
             if handouts:
                 self._state.totals.delivered += len(handouts)
                 tell(consumer.sink, handouts)
+        for sink, leaving in effects.events:
+            tell(sink, self._event_reads.handouts(leaving))
         if effects.browsers or self._browsing.waiting:
             self._browsing.serve(effects.browsers, now_ms)
         for reply, result in effects.replies:

@@ -34,6 +34,8 @@ from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.dispatch import dispatch
 from broker_adapter.engine.effects import Effects, Load
 from broker_adapter.engine.endings import Endings
+from broker_adapter.engine.event_changes import EventChanges
+from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.failures import fault
 from broker_adapter.engine.identities import LastNumbers, Sequences
 from broker_adapter.engine.intake import Intake
@@ -125,7 +127,11 @@ class BrokerState:
         )
         attachments = Attachments(directory, consumers, removal)
         destinations = Destinations(directory, removal, blocked, time)
-        connections = Connections(directory, consumers, removal, deliveries, destinations, resumption)
+        self.events = events = EventState(directory, time)
+        self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
+        connections = Connections(
+            directory, consumers, removal, deliveries, destinations, resumption, event_changes.lost
+        )
         background = BackgroundCommands(
             directory, admission, endings, deliveries.losses, totals, time, (commits, published)
         )
@@ -169,6 +175,7 @@ class BrokerState:
             c.NoteAge: background.note_age,
             c.EndRun: background.end_run,
             c.Statistics: self._statistics,
+            **event_changes.steps,
         }
 
     # What a restart finds.
@@ -211,6 +218,7 @@ class BrokerState:
         """
         effects = Effects()
         steps = self._steps
+        self._event_changes.begin(effects)
         self.time.now_ms = now_ms
         self.time.elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
         if not self.directory.permanent:
@@ -325,7 +333,7 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self.directory.changed or self.wait_queues.is_matching)
+        return bool(self.directory.changed or self.wait_queues.is_matching or self.events.clients.behind)
 
     @property
     def waits_engine_wide(self) -> bool:

@@ -21,6 +21,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from broker_adapter.engine.check_events import EventCheck
 from broker_adapter.engine.check_names import check_meta, check_names
 from broker_adapter.engine.check_places import Places
 from broker_adapter.engine.findings import (
@@ -150,6 +151,7 @@ class Check:
         self._expiring: dict[bytes, int] = {}  #: entries that have no line in the schedule where it should be → expiry
         self._places = Places(tables, self.summary)
         self._to_lose: set[int] = set()  #: messages that are gone or damaged: their entries go into quarantine
+        self._set_aside: set[bytes] = set()  #: entries of events and keys that go into quarantine
         self._highest = 0  #: number of the last message
 
     def findings(self) -> Iterator[Finding]:
@@ -160,6 +162,7 @@ class Check:
 
     def _all(self) -> Iterator[Finding]:
         yield from self._check_catalog()
+        yield from self._check_events()
         yield from self._check_entries()
         yield from self._check_messages()
         yield from self._check_references()
@@ -222,6 +225,8 @@ class Check:
         numbers: array[int] = array("Q")
         for key, value in self._tables.items("entries"):
             self._seen()
+            if key in self._set_aside:
+                continue
             self.summary.entries += 1
             try:
                 entry = decode_entry(key, value)
@@ -500,7 +505,7 @@ class Check:
             return
         for key, value in self._tables.items("entries"):
             entry = self._entry(key)
-            if entry is None:
+            if entry is None or key in self._set_aside:
                 continue
             if entry.number in self._to_lose:
                 self._uncount(entry)
@@ -560,6 +565,18 @@ class Check:
             f"entry {key.hex()} gets the queue {queue}",
             tuple(changes),
         )
+
+    # Regions and durable clients.
+
+    def _check_events(self) -> Iterator[Finding]:
+        if not self._tables.persistent:
+            return
+        kinds = {number: queue.record.kind for number, queue in self._queues.items()}
+        regions = {number: self._queues[number].record.name for number, kind in kinds.items() if kind == "region"}
+        events = next((number for number, kind in kinds.items() if kind == "events"), None)
+        check = EventCheck(self._tables, regions, events)
+        yield from check.findings()
+        self._set_aside = check.lost
 
     # Counters.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_reads import EventReads
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.losses import Place
 from broker_adapter.engine.records import RawEntry
@@ -23,6 +24,7 @@ class CommandInputs:
         commits: the commits that were done.
         published: the batches that were published.
         deliveries: knows what lost connections had.
+        events: reads what commands about regions and durable clients ask for.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class CommandInputs:
         commits: LastNumbers,
         published: LastNumbers,
         deliveries: Deliveries,
+        events: EventReads,
     ) -> None:
         self._stores = stores
         self._reads = reads
@@ -39,6 +42,7 @@ class CommandInputs:
         self._published = published
         self._deliveries = deliveries
         self._look_up = stores.look_up
+        self._event_reads = events.by_kind
 
     def supplied(self, command: c.Command) -> c.Command:
         """The command with the entries that it asks for, as the stores have them in this cycle."""
@@ -63,6 +67,8 @@ class CommandInputs:
             group, number = batch_of(command.transaction)
             if number is not None:
                 self._look_up(self._published, group)
+        elif (read := self._event_reads.get(type(command))) is not None:
+            return read(command)
         return command
 
     def _entries_at(self, places: Sequence[Place]) -> list[RawEntry]:

@@ -13,11 +13,12 @@ from zlib import crc32
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.event_commands import EventCommand
+from broker_adapter.engine.new_message import NewMessage as NewMessage
+from broker_adapter.engine.new_message import Reply as Reply
 from broker_adapter.engine.records import MAX_SHORT_NAME, RawEntry, short_name
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity
 from broker_adapter.transport import Subscription
-
-Reply = Callable[[Any], None]
 
 
 class Handout(NamedTuple):
@@ -33,19 +34,6 @@ class Handout(NamedTuple):
 
 
 EngineSink = Callable[[Sequence[Handout]], None]
-
-
-class NewMessage(NamedTuple):
-    """A message on its way in: what the engine must know, and the payload that it only carries."""
-
-    format: int
-    payload: bytes
-    priority: int = 4
-    persistent: bool = True
-    expires_at_ms: int | None = None
-    deliver_at_ms: int | None = None
-    identity: Identity | None = None
-    group: int = 0  #: see :func:`group_number`
 
 
 #: The last instant that the engine has a place for, milliseconds since the epoch: in the year 10,889.
@@ -652,4 +640,5 @@ Command = (
     | Redrive
     | SetAside
     | Statistics
+    | EventCommand
 )

@@ -6,7 +6,7 @@ temporary destinations end.  Its queues hand out nothing until all is back, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.consumers import Consumers
@@ -30,7 +30,9 @@ class Connections:
         deliveries: Deliveries,
         destinations: Destinations,
         resumption: Resumption,
+        lost: Callable[[int], None],
     ) -> None:
+        """Connects and disconnects; ``lost`` is told which connection has ended, for its durable client."""
         self._directory = directory
         self._changed = directory.changed
         self._consumers = consumers
@@ -38,6 +40,7 @@ class Connections:
         self._deliveries = deliveries
         self._destinations = destinations
         self._resumption = resumption
+        self._lost = lost
         self._next_number = 1
 
     def connect(self, command: c.Connect, now_ms: int, effects: Effects) -> None:
@@ -60,6 +63,7 @@ class Connections:
         if client is not None:
             # While the client is there: closed consumers may end with what it has sent.
             self._resumption.give_up_client(client.id, now_ms, effects)
+            self._lost(client.id)
             self._leave(client, command.never_delivered, effects)
             del self._directory.clients[client.id]
             if self._directory.client_ids.get(client.client_id or "") == client.id:

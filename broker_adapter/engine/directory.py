@@ -105,7 +105,7 @@ class Directory:
         elif record.kind == "subscription":
             self.subscriptions[record.client_id, record.name, True] = queue
             self.topics.setdefault(destination, []).append(queue)
-        elif record.kind != "ended":
+        elif record.kind == "queue":
             self.by_destination[destination] = queue
         return queue
 

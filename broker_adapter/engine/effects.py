@@ -6,7 +6,7 @@ The order is the product: ``durable`` and ``volatile`` are written first; only w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.engine.commands import NewMessage
@@ -74,6 +74,14 @@ class Outgoing(NamedTuple):
     key: bytes  #: of the entry
 
 
+class Leaving(NamedTuple):
+    """An event that a durable client gets once the commit is done; the broker adds the payload."""
+
+    message: int  #: number of the message; 0: there is none
+    handout: Any
+    selectors: Sequence[Any] = ()  #: interests of the client that are to be asked of the message
+
+
 class Load(NamedTuple):
     """Ask for up to ``limit`` entries of a lane behind ``after``, in order."""
 
@@ -121,6 +129,7 @@ class Effects:
         "durable",
         "ended",
         "ended_again",
+        "events",
         "faults",
         "handouts",
         "loads",
@@ -137,6 +146,7 @@ class Effects:
         self.volatile = StoreBatch()
         self.deliveries: list[tuple[Any, list[Outgoing]]] = []  #: (consumer, messages)
         self.handouts = 0  #: how many messages these are
+        self.events: list[tuple[Any, list[Leaving]]] = []  #: (sink of a durable client, what leaves for it)
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
         self.scans: list[Scan] = []

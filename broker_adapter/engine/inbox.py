@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final
 
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.split_sends import split
 
@@ -43,11 +44,15 @@ class Inbox:
         """
         waiting = self.commands
         weight = size = 0
+        changes_queues = False  # of durable clients, which are counted before the commands are carried out
         while waiting and weight < most and size < CYCLE_BYTES:
             command = waiting.popleft()
             if isinstance(command, c.DeferredCommands):
                 waiting.extendleft(reversed(command.take()))
                 continue
+            if isinstance(command, e.ConnectDurable) and changes_queues:
+                waiting.appendleft(command)
+                return size
             if isinstance(command, c.Enqueue):
                 fan_out = self._directory.fan_out(command.destination)
                 if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
@@ -86,13 +91,19 @@ class Inbox:
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
                 weight += max(1, len(command.sends) + len(command.settlements))
                 size += sum([len(message.payload) for _, message in command.sends])
+            elif isinstance(command, e.ChangeKeys):
+                changes_queues = True
+                weight += max(1, len(command.changes))
+                size += sum([len(change.key) + len(change.message.payload) for change in command.changes])
             else:
+                changes_queues = changes_queues or isinstance(command, e.AcknowledgeEvents)
                 weight += 1
             commands.append(command)
         return size
 
     def take_refusable(self) -> list[c.Command]:
-        """Take what may be refused where nothing can be carried out: connects, and sends that have an answer.
+        """Take what may be refused where nothing can be carried out: connects, sends and changes of keys that
+        have an answer.
 
         What stays keeps its order.  Other threads may append meanwhile.
         """
@@ -102,7 +113,7 @@ class Inbox:
         for _ in range(len(waiting)):
             first = waiting.popleft()
             for command in first.take() if isinstance(first, c.DeferredCommands) else (first,):
-                is_refusable = isinstance(command, c.Connect | c.Enqueue) and command.reply is not None
+                is_refusable = isinstance(command, c.Connect | c.Enqueue | e.ChangeKeys) and command.reply is not None
                 (taken if is_refusable else kept).append(command)
         waiting.extendleft(reversed(kept))
         return taken

@@ -572,6 +572,19 @@ class Snapshot:
         with self._txn.cursor(db=self._tables[table]) as cursor:
             yield from cursor
 
+    def items_from(self, table: str, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The records of a table from a key on, in the order of their keys."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from items_from(cursor, first)
+
+    def item_before(self, table: str, key: bytes) -> tuple[bytes, bytes] | None:
+        """The last record of a table whose key is lower than this one."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
+                return None
+            found: tuple[bytes, bytes] = cursor.item()
+            return found
+
     def get(self, table: str, key: bytes) -> bytes | None:
         """One record."""
         found: bytes | None = self._txn.get(key, db=self._tables[table])

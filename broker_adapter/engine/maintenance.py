@@ -23,6 +23,7 @@ import msgpack
 
 from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.check import Check
+from broker_adapter.engine.clients.client_records import decode_audience, decode_client, decode_cursor
 from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_errors import without_room
 from broker_adapter.engine.lmdb_reads import run_items
@@ -58,6 +59,8 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.regions.event_records import decode_event, decode_posting
+from broker_adapter.engine.regions.key_records import decode_key_record, decode_tombstone
 from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
@@ -479,6 +482,14 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
+    (("events",), lambda key, value: len(key) == 8 and decode_event(key, value)),
+    (("postings",), lambda key, value: decode_posting(key, value)),
+    (("keys",), lambda key, value: decode_key_record(key, value)),
+    (("tombstones",), lambda key, value: decode_tombstone(key, value)),
+    (("clients",), lambda key, value: key[:1] in b"=#" and isinstance(decode_client(key, value).client_id, str)),
+    (("cursors",), lambda key, value: key[:1] in b"=#" and decode_cursor(key, value)),
+    # A record of the catalogue has more fields.
+    (("audiences",), lambda key, value: len(key) == 4 and isinstance(decode_audience(key, value).region, int)),
     (("catalog",), lambda key, value: _is_queue(key) and decode_catalog(key, value, old=True)),
     (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value, old=True)),
     # Nothing tells these two apart; a number too many in one of them is never asked for.

@@ -8,8 +8,10 @@ from heapq import heappop, heappush, merge
 from typing import Any
 
 from broker_adapter.engine.effects import EntryRecord, StoreBatch
+from broker_adapter.engine.memory_tables import MemoryTables
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    EVENT_TABLES,
     RawEntry,
     decode_annotations,
     decode_schedule_key,
@@ -68,7 +70,12 @@ class _LaneRecords:
 
 
 class MemoryStore:
-    """The store port on dictionaries.  ``bytes`` is about what the messages and their places take."""
+    """The store port on dictionaries.
+
+    Attributes:
+        bytes: about what the messages and their places take.
+        tables: those of regions and durable clients.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -78,6 +85,7 @@ class MemoryStore:
         self._annotations: dict[bytes, bytes] = {}
         self._schedule: list[bytes] = []  #: a heap; those not in ``_scheduled`` are gone
         self._scheduled: set[bytes] = set()
+        self.tables = MemoryTables()
 
     def commit(self, batch: StoreBatch) -> None:
         """Apply the batch; at once, since there is no disk."""
@@ -103,6 +111,9 @@ class MemoryStore:
                 self._annotations.pop(key, None)
             else:
                 self._annotations[key] = value
+        for table in EVENT_TABLES:
+            if table in batch.tables:
+                self.bytes += self.tables.apply(table, batch.tables[table])
         for key, value in batch.tables.get("schedule", {}).items():
             if value is None:
                 self._scheduled.discard(key)
@@ -228,7 +239,7 @@ class MemoryStore:
         counts = [(message_key(number), count) for number, count in self._references.items()]
         references = {key: encode_reference(key, count) for key, count in counts}
         schedule = dict(schedule_line(*decode_schedule_key(key)) for key in self._scheduled)
-        tables = {"messages": messages, "entries": entries, "references": references}
+        tables = {"messages": messages, "entries": entries, "references": references, **self.tables.as_mappings()}
         return Snapshot({**tables, "annotations": dict(self._annotations), "schedule": schedule})
 
     def close(self) -> None:

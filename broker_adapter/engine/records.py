@@ -18,10 +18,14 @@ commits     session, or its hash where that is     last number u64, last used u6
 published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
-                                                   ``next_queue``: the next numbers; ``unique``: what the store is
-                                                   known by; ``age``: for how long engines have run on it;
+                                                   ``next_queue``, ``next_stream``: the next numbers; ``unique``:
+                                                   what the store is known by; ``age``: for how long engines have run
+                                                   on it;
                                                    ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
+
+The tables of regions and of durable clients are in :mod:`broker_adapter.engine.regions.key_records`,
+:mod:`~broker_adapter.engine.regions.event_records` and :mod:`broker_adapter.engine.clients.client_records`.
 
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
 then by position: the order of delivery.  Lane :data:`DELAYED_LANE` holds what is not due yet.
@@ -52,8 +56,9 @@ from broker_adapter.errors import StoreCorruptException, StoreVersionException
 #: groups.  Versions 1 and 2 had no tables ``commits`` and ``published`` (their records were in ``producers``), no
 #: checksums in ``references`` and ``producers``, and those of messages did not cover the number.  Up to version 3, the
 #: checksums of ``catalog``, ``queues``, ``annotations`` and starts did not cover the key, and the rest of ``meta`` had
-#: none.  Up to version 4, packed envelopes were of version 1 (:mod:`broker_adapter.envelope`).
-STORE_VERSION = 5
+#: none.  Up to version 4, packed envelopes were of version 1 (:mod:`broker_adapter.envelope`).  Up to version 5, there
+#: were no regions and durable clients.
+STORE_VERSION = 6
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -76,6 +81,9 @@ KIND_DAMAGED = -1  #: of a line that cannot be trusted, as ``due`` gives it; nev
 #: Time after which a message that expired in a consumer's hands is due again.
 DUE_AGAIN_MS = 60_000
 
+#: The tables of regions and durable clients, in which records are read in the order of their keys.
+EVENT_TABLES = ("keys", "tombstones", "events", "postings", "audiences", "clients", "cursors")
+
 TABLES = (
     "messages",
     "references",
@@ -89,6 +97,7 @@ TABLES = (
     "published",
     "quarantine",
     "meta",
+    *EVENT_TABLES,
 )
 
 RUN_PREFIX = b"run/"
@@ -102,10 +111,13 @@ UNIQUE = b"unique"
 NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
 NEXT_RUN = b"next_run"  #: the number of the next start of an engine
+NEXT_STREAM = b"next_stream"  #: the number of the next audience, or of the next stream of what many want
 HAS_OLD = b"has_old"
 AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
-META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, HAS_OLD, AGE, REBUILT))
+META_NAMES = frozenset(
+    (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, HAS_OLD, AGE, REBUILT)
+)
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 #: Numbers of messages do not get there; a key with a greater one is damaged.
@@ -374,7 +386,7 @@ class Counters(NamedTuple):
 
 
 #: What a record of the catalogue may be: "ended" where only the clearing up is left.
-CATALOG_KINDS = frozenset(("queue", "subscription", "staged", "ended"))
+CATALOG_KINDS = frozenset(("queue", "subscription", "staged", "region", "events", "ended"))
 
 
 class CatalogRecord(NamedTuple):

@@ -17,7 +17,9 @@ class QueueStatistics:
     """One queue or subscription."""
 
     name: str  #: of the queue, topic, subscription or staged transaction
-    kind: str  #: "queue", "topic" (its number of subscriptions as consumers), "subscription" or "staged"
+    #: "queue", "topic" (its number of subscriptions as consumers), "subscription", "staged", "region" (its values) or
+    #: "events" (of all regions)
+    kind: str
     messages: int  #: waiting, in consumers' hands and not due yet
     bytes: int  #: of their payloads
     in_hand: int  #: in consumers' hands

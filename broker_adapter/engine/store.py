@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.findings import Change, Tables
 from broker_adapter.engine.records import CatalogRecord, Counters, LastRecord, RawEntry, RunRecord, SequencesRecord
+from broker_adapter.engine.regions.stored_log import Records
 from broker_adapter.engine.room import Room
 from broker_adapter.errors import StoreException
 
@@ -80,6 +81,10 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give the store free."""
+
+
+class StoreSnapshot(Tables, Records, Protocol):
+    """All records of a store at one moment."""
 
 
 class DurableStore(Store, Protocol):
@@ -150,7 +155,7 @@ class DurableStore(Store, Protocol):
     def room(self) -> Room | None:
         """What messages may still take; None: more than is worth counting before the next check."""
 
-    def snapshot(self) -> AbstractContextManager[Tables]:
+    def snapshot(self) -> AbstractContextManager[StoreSnapshot]:
         """All records as of the last commit, for a check; writing may go on meanwhile."""
 
     # Records that cannot be trusted.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import merge
 from typing import Any
 
@@ -25,6 +26,7 @@ from broker_adapter.engine.records import (
     entry_key,
     message_key,
 )
+from broker_adapter.engine.regions.stored_log import Records
 from broker_adapter.engine.store import DurableStore, Loaded, Store, by_lane_and_position, by_position
 from broker_adapter.errors import StoreException
 from broker_adapter.settings import EngineSettings
@@ -122,6 +124,15 @@ class Stores:
         if len(cached) > 2 * len(cache) + _MOST_GONE:
             self._cached = deque(cache)
         self._cache_bytes = size
+
+    @contextmanager
+    def records(self) -> Iterator[Records]:
+        """The records of regions and durable clients, as of the last commit: all are in one store."""
+        if self.disk is None:
+            yield self.memory.tables
+            return
+        with self.disk.snapshot() as found:
+            yield found
 
     # Reading both stores as one.
 

@@ -35,6 +35,9 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "producers",
                 "entries",
                 "connections",
+                "clients",
+                "interests",
+                "events",
                 "sessions",
                 "links",
                 "entries",
@@ -90,8 +93,9 @@ EVERY_NAME = """
     delete_idle_queues_seconds delete_idle_subscriptions_seconds dups_ok_batch_messages dups_ok_delay_seconds
     durable_prefetch_messages envelope expiry_queue failed_login_delay_seconds failover failover_server_list
     handshake_timeout_seconds blocked_send_timeout_seconds idle_timeout_seconds initial_reconnect_delay_seconds
-    link_credit_messages local_message_expiry max_connection_bytes max_connections max_delayed_redeliveries
-    max_deliveries max_destinations max_failed_login_delay_seconds max_frame_bytes max_blocked_sends
+    link_credit_messages local_message_expiry max_client_interests max_client_queue_events max_connection_bytes
+    max_connections max_delayed_redeliveries max_deliveries max_destinations max_durable_clients
+    max_failed_login_delay_seconds max_frame_bytes max_blocked_sends
     max_in_hand_messages max_input_bytes max_links max_login_connections max_login_connections_per_address
     max_logins max_logins_per_address max_message_bytes max_output_bytes max_producers max_queue_bytes
     max_queue_messages max_reconnect_attempts max_reconnect_delay_seconds max_redeliveries
@@ -102,8 +106,8 @@ EVERY_NAME = """
     reconnect_delay_seconds reconnect_jitter reconnect_multiplier redelivery_delay_seconds redelivery_multiplier
     request_timeout_seconds retries sasl_mechanisms send_timeout_seconds send_window_messages stable_seconds
     staged_timeout_seconds startup_max_reconnect_attempts synchronous_acknowledge tls_ca_file tls_certificate_file
-    tls_key_file tls_verify_host topic_prefetch_messages topic_prefix transaction_bytes transaction_messages
-    transaction_timeout_seconds trusted_hosts vhost window_messages
+    tls_key_file tls_verify_host tombstone_seconds topic_prefetch_messages topic_prefix transaction_bytes
+    transaction_messages transaction_timeout_seconds trusted_hosts vhost window_messages
 """
 
 

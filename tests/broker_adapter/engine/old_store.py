@@ -17,8 +17,11 @@ from broker_adapter import BodyKind, Destination, Envelope, Identity, pack
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.regions.interests import Interest, InterestKind
+from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.desks import Desk, change, make, put
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, settle
 
 MAX_STORE_BYTES = 16 * 1024 * 1024
@@ -66,6 +69,13 @@ def fill(broker: Broker) -> None:
         assert broker.request("stage", arguments, WAIT) is True
     assert broker.request("publish", {"group": "group", "number": 3, "transactions": ["t1"]}, WAIT) is True
     broker.call(c.Disconnect(client, failed=False), WAIT)
+    make(broker, "quotes")
+    desk = Desk(broker)
+    desk.want("quotes", Interest(InterestKind.EXPRESSION, "I.*"))
+    for number, key in enumerate(("IBM", "HP", "IBM", "INTEL"), 1):
+        put(broker, "quotes", key, f"{key} {number}")
+    change(broker, "quotes", "INTEL", Wanted.DESTROY)
+    desk.lose()
 
 
 def main(file: str) -> None:

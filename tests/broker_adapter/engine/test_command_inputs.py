@@ -16,7 +16,9 @@ def inputs_of(engines: Engines) -> CommandInputs:
     broker = engines.start()
     send(broker, connect(broker), "q", "a", "b")
     state = broker._state
-    return CommandInputs(broker._stores, broker._reads, state.commits, state.published, state.deliveries)
+    return CommandInputs(
+        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads)
+    )
 
 
 def number_of(engines: Engines) -> int:
@@ -70,7 +72,9 @@ def test_names_are_looked_up_in_the_store(disk: Engines) -> None:
     assert broker.call(c.Publish("group", 4, ["group/4/a"]), WAIT)
     broker = disk.start()
     state = broker._state
-    inputs = CommandInputs(broker._stores, broker._reads, state.commits, state.published, state.deliveries)
+    inputs = CommandInputs(
+        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads)
+    )
     assert state.published.needs("group")
     inputs.supplied(c.Stage("group/4/b", queue("q"), 0, []))
     assert state.published.last("group") == 4

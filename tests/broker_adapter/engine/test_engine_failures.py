@@ -27,6 +27,7 @@ from broker_adapter.errors import (
     StoreLockedException,
 )
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.desks import put
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
@@ -249,6 +250,8 @@ def test_while_the_engine_waits_for_room_sends_and_connections_are_refused_and_t
             ResourceAllocationException, match=r"is full.* the engine waits for that, and takes nothing"
         ):
             send(broker, client, "q", "b")
+        with pytest.raises(ResourceAllocationException, match="the engine waits for that"):
+            put(broker, "quotes", "IBM")
         with pytest.raises(ResourceAllocationException, match="the engine waits for that"):
             connect(broker)
     assert (full.answers, later, broker.failed) == ([], [], None)

@@ -12,7 +12,9 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.clients.client_records import CursorRecord, encode_cursor
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined, sound_store
 from broker_adapter.engine.records import (
@@ -27,9 +29,12 @@ from broker_adapter.engine.records import (
     due_of,
     encode_catalog,
     entry_key,
+    last_key,
     position_of,
     queue_key,
 )
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
+from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import StoreCorruptException
 from broker_adapter.transport import Subscription
@@ -77,7 +82,31 @@ def filled(path: Path) -> None:
     settle(broker, consumer, inbox.wait_for(2), Outcome.REJECTED)
     broker.call(c.Commit(client, c.CommitId("s", 7), [], []), WAIT)
     broker.call(c.Publish("g", 3, []), WAIT)
+    fill_regions(broker)
     broker.close()
+    cursors = [last_key(f"desk {region}") for region in ("quotes", "trades")]
+    store = LmdbStore(path, SETTINGS)
+    store.apply([("cursors", key, encode_cursor(key, CursorRecord(0, (0, 0, 0, 0)))) for key in cursors])
+    store.close()
+
+
+def fill_regions(broker: Broker) -> None:
+    """Keys of two regions, and two durable clients with events."""
+    for region in ("quotes", "trades"):
+        broker.call(e.MakeRegion(region), WAIT)
+        for name in ("desk", "office"):
+            client = connect(broker, f"{name} {region}")
+            broker.call(e.ConnectDurable(client, f"{name} {region}", None, 10, lambda _: None), WAIT)
+            interest = ALL_KEYS if name == "desk" else Interest(InterestKind.KEY, "a")
+            broker.call(e.RegisterInterest(client, region, [interest], True), WAIT)
+        change(broker, region, *"abca")
+        broker.call(e.ChangeKeys(region, [e.KeyChange("b", Wanted.DESTROY, message("gone"))]), WAIT)
+
+
+def change(broker: Broker, region: str, *keys: str) -> None:
+    """Put values for keys."""
+    puts = [e.KeyChange(key, Wanted.PUT, message(f"value of {key}")) for key in keys]
+    broker.call(e.ChangeKeys(region, puts), WAIT)
 
 
 def reshape(path: Path, table: str, which: int, shape: Callable[[bytes], bytes]) -> None:
@@ -110,6 +139,16 @@ def used(path: Path) -> None:
     send(broker, client, topic("news"), "the last")
     broker.call(c.Commit(client, c.CommitId("s", 8), [], []), WAIT)
     broker.call(c.Publish("g", 4, []), WAIT)
+    for region in ("quotes", "trades"):
+        change(broker, region, *"abcd")
+        for name in ("desk", "office"):
+            got: list[object] = []
+            durable = connect(broker, f"{name} {region}")
+            broker.call(e.ConnectDurable(durable, f"{name} {region}", None, 10, got.extend), WAIT)
+            broker.call(e.RegisterInterest(durable, region, [ALL_KEYS], True), WAIT)
+            broker.call(e.ReadyForEvents(durable), WAIT)
+            broker.call(e.AcknowledgeEvents(durable, 1 << 60), WAIT)
+            broker.call(c.Disconnect(durable), WAIT)
     assert b"one more" in payloads(drained(broker, client, "orders"))
     broker.check()
     broker.request("check", {}, WAIT)

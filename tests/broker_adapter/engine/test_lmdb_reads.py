@@ -62,7 +62,7 @@ def test_a_queue_of_an_unknown_kind_is_named_and_left_alone(tmp_path: Path) -> N
     broker = Broker(EngineSettings(), str(tmp_path))
     assert send(broker, connect(broker), "the north", "a message") is None
     broker.close()
-    record = encode_catalog(queue_key(1), CatalogRecord("region", "the north"))
+    record = encode_catalog(queue_key(1), CatalogRecord("shard", "the north"))
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
         txn.put(queue_key(1), record, db=env.open_db(b"catalog", txn))
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_queue_of_an_unknown_kind_is_named_and_left_alone(tmp_path: Path) -> N
             lambda: check_store(tmp_path, EngineSettings()),
             lambda: check_store(tmp_path, EngineSettings(), repair=True),
         ):
-            with pytest.raises(StoreVersionException, match=r"queue 'the north' .* of the kind 'region', .* upgrade"):
+            with pytest.raises(StoreVersionException, match=r"queue 'the north' .* of the kind 'shard', .* upgrade"):
                 touch()
     with lmdb.open(str(tmp_path), max_dbs=20) as env, env.begin() as txn:
         assert txn.get(queue_key(1), db=env.open_db(b"catalog", txn)) == record

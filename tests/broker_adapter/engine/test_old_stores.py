@@ -19,8 +19,10 @@ from broker_adapter.engine.records import FIRST_STAGED_QUEUE, VERSION, VERSION_C
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.desks import Desk
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, send, settle
 from tests.broker_adapter.engine.old_store import MAX_STORE_BYTES
+from tests.broker_adapter.engine.regions.values import values_of
 
 #: What was staged then is not too old now.
 SETTINGS = EngineSettings(max_store_bytes=MAX_STORE_BYTES, staged_timeout_seconds=1e9)
@@ -45,7 +47,7 @@ def bodies(handouts: list[c.Handout]) -> list[str]:
 
 
 PAGE = 4096
-VERSIONS = pytest.mark.parametrize("version", [2, 3, 4, 5])
+VERSIONS = pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
 
 
 @VERSIONS
@@ -68,6 +70,17 @@ def test_everything_of_an_old_store_is_there(tmp_path: Path, version: int, start
         settle(broker, consumer, got)
     assert bodies(drained(broker, client, "target")) == ["staged 1"]
     assert [depth(broker, name) for name in ("later", "old", "t2")] == [1, 1, 1]
+    broker.close()
+
+
+@pytest.mark.parametrize("version", [6])
+def test_an_old_store_has_its_regions_and_what_is_queued_for_durable_clients(tmp_path: Path, version: int) -> None:
+    broker = opened(tmp_path, version)
+    assert values_of(broker) == {("quotes", "IBM"): b"IBM 3", ("quotes", "HP"): b"HP 2"}
+    desk = Desk(broker)
+    assert desk.pending == 4
+    desk.ready()
+    assert desk.events() == ["IBM=IBM 1", "IBM=IBM 3", "INTEL=INTEL 4", "INTEL=", "marker"]
     broker.close()
 
 

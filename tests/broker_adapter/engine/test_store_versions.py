@@ -109,7 +109,7 @@ NEWER_RECORDS = {
     "one more field of the catalogue": ("catalog", queue_key(1), (*CATALOG, "more"), "11 fields, .* knows 10"),
     "many more fields of the catalogue": ("catalog", queue_key(1), (*CATALOG, *range(20)), "30 fields, .* knows 10"),
     "a catalogue that is a map": ("catalog", queue_key(1), {"kind": "queue"}, "no array"),
-    "a kind that is unknown": ("catalog", queue_key(1), ("region", *CATALOG[1:]), "'q' .* kind 'region'"),
+    "a kind that is unknown": ("catalog", queue_key(1), ("shard", *CATALOG[1:]), "'q' .* kind 'shard'"),
     "a kind that is a number": ("catalog", queue_key(1), (7, *CATALOG[1:]), "'q' .* kind 7"),
     "a kind that is a list": ("catalog", queue_key(1), (["queue"], *CATALOG[1:]), r"'q' .* kind \['queue'\]"),
     "a kind that is nothing": ("catalog", queue_key(1), (None, *CATALOG[1:]), "'q' .* kind None"),

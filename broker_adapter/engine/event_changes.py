@@ -1,0 +1,349 @@
+"""How keys of regions change, and how durable clients come, want, get, acknowledge and go.
+
+Everything a change of a key brings about is in one commit: the event, who wants it, the new value in place of the old
+one, and the places in the subscriptions of the topic that has the region's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import event_commands as e
+from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.clients.durable_clients import DurableClient, Marker, OutgoingEvent
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.effects import Effects, Leaving
+from broker_adapter.engine.event_state import EventState
+from broker_adapter.engine.failures import message_too_large
+from broker_adapter.engine.identities import Sequences
+from broker_adapter.engine.intake import Intake
+from broker_adapter.engine.matching import Matching
+from broker_adapter.engine.new_message import NewMessage
+from broker_adapter.engine.pending import raw_entry
+from broker_adapter.engine.queue_entries import Entry
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import RawEntry, entry_key, short_name
+from broker_adapter.engine.regions.event_log import append_event, ended
+from broker_adapter.engine.regions.event_records import (
+    EventRecord,
+    Operation,
+    position_key,
+    posting_key,
+)
+from broker_adapter.engine.regions.interests import InterestKind, checked_key
+from broker_adapter.engine.regions.key_records import (
+    STATE_AFTER,
+    KeyRecord,
+    Wanted,
+    encode_key_record,
+    operation_of,
+    region_key,
+    tombstone,
+)
+from broker_adapter.engine.regions.region import Region
+from broker_adapter.engine.selection import Selectable
+from broker_adapter.engine.statistics import Totals
+from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.errors import IllegalStateException, ResourceAllocationException
+
+#: In the names of streams of identities: a region is no queue and no topic.
+_REGION_KIND: Final = 9
+_TOO_LONG: Final = "more events wait for it than may (option max_client_queue_events)"
+#: What an event takes in the record of an event for each audience that may want it, and its places beside that.
+_AUDIENCE_BYTES: Final = 4
+_PLACES: Final = 3
+#: The lane of all events and values: they are not delivered by priority.
+_LANE: Final = 5
+
+
+class EventChanges:
+    """Carries out the commands of :mod:`broker_adapter.engine.event_commands`."""
+
+    def __init__(
+        self,
+        state: EventState,
+        directory: Directory,
+        admission: Admission,
+        matching: Matching,
+        intake: Intake,
+        totals: Totals,
+        time: DecisionTime,
+    ) -> None:
+        self._state = state
+        self._clients = state.clients
+        self._directory = directory
+        self._admission = admission
+        self._matching = matching
+        self._intake = intake
+        self._totals = totals
+        self._time = time
+        #: what this decision has changed, which the store does not have yet
+        self._records: dict[tuple[int, str], KeyRecord] = {}
+        self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
+            e.MakeRegion: self._make_region,
+            e.ChangeKeys: self._change_keys,
+            e.ConnectDurable: self._connect,
+            e.RegisterInterest: self._register,
+            e.UnregisterInterest: self._unregister,
+            e.ReadyForEvents: self._ready,
+            e.AcknowledgeEvents: self._acknowledge,
+            e.LeaveDurable: self._leave,
+            e.CloseDurable: self._close,
+            e.ReadEvents: self._read,
+            e.TrimEvents: self._trim,
+            e.ForgetKeys: self._forget,
+            e.ExpireClients: self._expire,
+        }
+
+    def begin(self, effects: Effects) -> None:
+        """A decision begins."""
+        self._state.begin(effects)
+        self._records.clear()
+
+    # Regions.
+
+    def _make_region(self, command: e.MakeRegion, now_ms: int, effects: Effects) -> None:
+        effects.answer(command, self._state.make_region(command.name).id)
+
+    def _change_keys(self, command: e.ChangeKeys, now_ms: int, effects: Effects) -> None:
+        region = self._state.region(command.region)
+        most = self._directory.settings.max_message_bytes
+        for change in command.changes:
+            checked_key(change.key)
+            if len(change.message.payload) > most:
+                raise message_too_large(len(change.message.payload), most)
+        self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
+        effects.answer(command, [self._change(region, change, now_ms, effects) for change in command.changes])
+
+    def _take_room(self, region: Region, puts: Sequence[e.KeyChange]) -> None:
+        """Take the room for new values; what takes values away needs none, so that it can be made.
+
+        Raises:
+            ResourceAllocationException: there is none.
+        """
+        if not puts:
+            return
+        of_audiences = _AUDIENCE_BYTES * len(region.routing.audiences)
+        self._admission.take_at_once([(len(put.message.payload) + of_audiences, _PLACES) for put in puts])
+        room = self._admission.volatile_room
+        if room is not None and not self._directory.durable:
+            room -= sum([len(put.message.payload) for put in puts])
+            room -= (MESSAGE_BYTES + of_audiences + _PLACES * PLACE_BYTES) * len(puts)
+            if room < 0:
+                raise ResourceAllocationException(self._admission.volatile_full())
+            self._admission.volatile_room = room
+
+    def _change(
+        self, region: Region, change: e.KeyChange, now_ms: int, effects: Effects
+    ) -> tuple[Operation | None, int]:
+        name = region.id, change.key
+        before = self._records.get(name, change.before)
+        version = 0 if before is None else before.version
+        if not self._is_new(region, change.message, now_ms, effects):
+            return None, version
+        operation = operation_of(change.wanted, before)
+        if operation is None:
+            return None, version
+        message = change.message._replace(persistent=True, expires_at_ms=None, deliver_at_ms=None, priority=4, group=0)
+        events = self._state.events
+        assert events is not None
+        values = self._values(region)
+        position = events.next_position
+        fields = Selectable(self._matching.formats, message.format, message.payload)
+        is_selected = self._matching.is_selected
+        selected = [each for each, selector in region.routing.selectors.items() if is_selected(selector, fields)]
+        wanting = region.routing.wanting(change.key, selected)
+        queues: list[QueueState] = [events] if wanting else []
+        place = 0
+        if operation in (Operation.CREATE, Operation.UPDATE):
+            place = values.next_position
+            queues.append(values)
+        queues += self._subscriptions(region, fields)
+        number = self._intake.next_message
+        self._intake.store(message, queues, now_ms, effects)
+        if wanting:
+            event = EventRecord(region.id, operation, number, len(message.payload), change.key, ())
+            append_event(
+                *(region.id, region.broad, position, change.key, operation, (number, event.size), wanting),
+                self._state.batch.put,
+            )
+            for client in self._clients.came(position, event, wanting):
+                self._hand_out(client, [OutgoingEvent(position, event, False)], effects)
+            for client in self._clients.overflowing(wanting):
+                sink = self._clients.overflow(client)
+                if sink is not None:
+                    effects.events.append((sink, [Leaving(0, e.QueueDroppedHandout(_TOO_LONG))]))
+        else:
+            events.next_position = position + 1
+            events.counters_due = True
+        for queue in (events, values, *queues):
+            self._directory.changed[queue.id] = queue
+        if before is not None and before.place:
+            self._drop_value(region, before.place, change.value, effects)
+        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation])
+        self._records[name] = record
+        key = region_key(region.id, change.key)
+        self._state.batch.put("keys", key, encode_key_record(key, record))
+        if operation is Operation.DESTROY:
+            due_ms = record.changed_ms + int(self._directory.settings.tombstone_seconds * 1000)
+            self._state.batch.put("tombstones", *tombstone(due_ms, key, position))
+            self._state.next_forgotten_ms = min(self._state.next_forgotten_ms or due_ms, due_ms)
+        self._totals.enqueued += 1
+        return operation, position
+
+    def _values(self, region: Region) -> QueueState:
+        """The queue in which the values of a region's keys have their places."""
+        return self._directory.queues[region.id]
+
+    def _is_new(self, region: Region, message: NewMessage, now_ms: int, effects: Effects) -> bool:
+        """Whether a change was not made before: a client may ask again for what it does not know the answer of."""
+        identity = message.identity
+        if identity is None:
+            return True
+        stream = (region.name, _REGION_KIND, short_name(identity.producer_id), identity.thread_id)
+        seen = self._intake.streams.get(stream)
+        if seen is None:
+            seen = Sequences.begin(identity.sequence)
+        elif not seen.add(identity.sequence):
+            self._totals.duplicates_rejected += 1
+            return False
+        self._intake.note_stream(stream, seen, now_ms, effects)
+        return True
+
+    def _subscriptions(self, region: Region, fields: Selectable) -> list[QueueState]:
+        """The subscriptions of the topic of this name that want an event."""
+        found = self._directory.topics.get(Destination(region.name, DestinationKind.TOPIC), ())
+        is_selected = self._matching.is_selected
+        return [each for each in found if each.selector is None or is_selected(each.selector, fields)]
+
+    def _drop_value(self, region: Region, place: int, value: RawEntry | None, effects: Effects) -> None:
+        """The value of a key ends, which may have come in this decision."""
+        queue = self._values(region)
+        made = self._state.batch.entries.get(entry_key(queue.id, _LANE, place))
+        raw = raw_entry(queue.id, made) if isinstance(made, Entry) else value
+        entry = None if raw is None or raw.position != place else queue.find(raw, effects)
+        if entry is not None:
+            queue.remove(entry, effects)
+
+    # Durable clients.
+
+    def _connect(self, command: e.ConnectDurable, now_ms: int, effects: Effects) -> None:
+        self._directory.client(command.client)
+        has = self._clients.of_connection(command.client)
+        if has is not None:
+            raise IllegalStateException(f"the connection is that of durable client {has.id!r} already")
+        pending = self._clients.connect(
+            *(command.client_id, command.client, command.timeout_ms, command.window, command.sink),
+            *(command.size, self._state.head),
+        )
+        effects.answer(command, pending)
+
+    def _client(self, connection: int) -> DurableClient:
+        found = self._clients.of_connection(connection)
+        if found is None:
+            raise IllegalStateException(
+                "the connection has no durable client: give it a client id and a durable_timeout"
+            )
+        return found
+
+    def _register(self, command: e.RegisterInterest, now_ms: int, effects: Effects) -> None:
+        client, region = self._client(command.client), self._state.region(command.region)
+        head = self._state.head
+        self._clients.register(client, region, command.interests, command.durable, head)
+        effects.answer(command, head)
+
+    def _unregister(self, command: e.UnregisterInterest, now_ms: int, effects: Effects) -> None:
+        client, region = self._client(command.client), self._state.region(command.region)
+        self._clients.unregister(client, region, command.interests, self._state.head)
+        effects.answer(command, None)
+
+    def _ready(self, command: e.ReadyForEvents, now_ms: int, effects: Effects) -> None:
+        self._clients.ready(self._client(command.client), self._state.head)
+        effects.answer(command, None)
+
+    def _acknowledge(self, command: e.AcknowledgeEvents, now_ms: int, effects: Effects) -> None:
+        effects.answer(command, self._clients.acknowledge(self._client(command.client), command.through))
+
+    def _leave(self, command: e.LeaveDurable, now_ms: int, effects: Effects) -> None:
+        self._clients.leave(command.client, self._time.age_ms, self._state.head, keep=command.keep, asked=True)
+        effects.answer(command, None)
+
+    def lost(self, connection: int) -> None:
+        """A connection is lost, or has ended without a word about its durable client: the queue is kept."""
+        self._clients.leave(connection, self._time.age_ms, self._state.head, keep=True, asked=False)
+
+    def _close(self, command: e.CloseDurable, now_ms: int, effects: Effects) -> None:
+        self._clients.close(command.client_id)
+        effects.answer(command, None)
+
+    def _forget(self, command: e.ForgetKeys, now_ms: int, effects: Effects) -> None:
+        batch = self._state.batch
+        changed = {region_key(region, key) for region, key in self._records}
+        for line in command.lines:
+            batch.put("tombstones", line, None)
+        for key in command.keys:
+            if key not in changed:
+                batch.put("keys", key, None)
+        self._state.next_forgotten_ms = command.next_ms
+        effects.answer(command, None)
+
+    def _expire(self, command: e.ExpireClients, now_ms: int, effects: Effects) -> None:
+        self._clients.expire(self._time.age_ms)
+        effects.answer(command, None)
+
+    # Events leave, and end.
+
+    def _read(self, command: e.ReadEvents, now_ms: int, effects: Effects) -> None:
+        client = self._clients.clients.get(command.client_id)
+        if client is not None:
+            leaving = self._clients.take(client, command.read, command.after, self._state.head)
+            if leaving:
+                self._hand_out(client, leaving, effects)
+        effects.answer(command, None)
+
+    def _hand_out(self, client: DurableClient, leaving: Sequence[OutgoingEvent | Marker], effects: Effects) -> None:
+        handouts: list[Leaving] = []
+        for each in leaving:
+            if isinstance(each, Marker):
+                handouts.append(Leaving(0, e.MarkerHandout(each.position)))
+                continue
+            event = each.event
+            region = self._state.by_number[event.region]
+            wanted, asked = client.interests.get(region.id, {}), client.asked.get(region.id, ())
+            handout = e.EventHandout(
+                *(each.position, region.name, event.operation, event.key),
+                *(region.routing.matching(wanted, event.key, asked), each.is_history, 0, b""),
+            )
+            selectors = [interest for interest in asked if interest.kind is InterestKind.SELECTOR]
+            handouts.append(Leaving(event.message, handout, selectors))
+        if client.sink is not None:
+            effects.events.append((client.sink, handouts))
+
+    def _trim(self, command: e.TrimEvents, now_ms: int, effects: Effects) -> None:
+        state, clients = self._state, self._clients
+        batch, events = state.batch, state.events
+        gone, _ = ended([(position, event) for position, event, _ in command.found], clients.passed, command.through)
+        places = {position: place for position, _, place in command.found}
+        for position, event in gone:
+            batch.put("postings", posting_key(command.stream, position), None)
+            if event is None or events is None:
+                continue
+            batch.put("events", position_key(position), None)
+            place = places[position]
+            entry = None if place is None else events.find(place, effects)
+            if entry is not None:
+                events.remove(entry, effects)
+                self._directory.changed[events.id] = events
+        audience = clients.audiences.get(command.stream)
+        if audience is None:
+            region = next((each for each in state.by_number.values() if each.broad.id == command.stream), None)
+            if region is not None and command.has_more:
+                clients.worn_regions[region.id] = None
+        elif command.has_more:
+            clients.worn[audience.id] = audience
+        elif command.is_empty and not audience.members:
+            clients.forget(audience)
+        effects.answer(command, None)

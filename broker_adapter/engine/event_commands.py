@@ -1,0 +1,189 @@
+"""What the engine can be asked about regions and durable clients; see :mod:`broker_adapter.engine.commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from broker_adapter.engine.clients.client_queue import Read
+from broker_adapter.engine.new_message import NewMessage, Reply
+from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.regions.event_records import EventRecord, Operation
+from broker_adapter.engine.regions.interests import Interest
+from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
+
+#: Gets the events of a client (:class:`EventHandout`), and its marker (:class:`MarkerHandout`), in order.
+EventSink = Callable[[Sequence[Any]], None]
+
+
+class EventHandout(NamedTuple):
+    """An event as it leaves the engine for a durable client."""
+
+    position: int  #: also the version that the key has from then on
+    region: str
+    operation: Operation
+    key: str
+    interests: Sequence[Interest]  #: of the client, that matched
+    is_history: bool  #: it was queued before the client was ready
+    format: int  #: the AMQP message-format of ``payload``
+    payload: bytes
+
+
+class MarkerHandout(NamedTuple):
+    """What came before it is history, and what comes behind it is live."""
+
+    position: int
+
+
+class QueueDroppedHandout(NamedTuple):
+    """The client's queue was longer than it may be, and is dropped: when it comes back, the client is a new one."""
+
+    reason: str
+
+
+class MakeRegion(NamedTuple):
+    """Make sure that a region exists.  Replies with its number."""
+
+    name: str
+    reply: Reply | None = None
+
+
+class KeyChange(NamedTuple):
+    """A wish for one key, with the message that tells of it; of a put its value."""
+
+    key: str
+    wanted: Wanted
+    message: NewMessage
+    before: KeyRecord | None = None  #: supplied by the driver: what the store knows of the key
+    value: RawEntry | None = None  #: supplied by the driver: the place of its value
+
+
+class ChangeKeys(NamedTuple):
+    """Changes of keys of one region, in order, all or none.
+
+    Replies with (operation, version) of each: the operation is None where nothing has changed.
+    """
+
+    region: str
+    changes: Sequence[KeyChange]
+    reply: Reply | None = None
+
+
+class ConnectDurable(NamedTuple):
+    """The client of a connection is a durable one.
+
+    Replies with how many events wait for it; -1: it was away for too long, -2: it had no queue.
+    """
+
+    client: int  #: number of the connection
+    client_id: str
+    timeout_ms: int | None  #: how long it may be away; None: for ever
+    window: int  #: most events under way
+    sink: EventSink
+    reply: Reply | None = None
+    size: int | None = None  #: supplied by the driver: events that its queue has; None: it is known
+
+
+class RegisterInterest(NamedTuple):
+    """A durable client wants more of a region.
+
+    Replies with a position: what happens behind it is queued; the values of the region, read later, have all before it.
+    """
+
+    client: int
+    region: str
+    interests: Sequence[Interest]
+    durable: bool
+    reply: Reply | None = None
+
+
+class UnregisterInterest(NamedTuple):
+    """A durable client does not want something any more.  Replies None."""
+
+    client: int
+    region: str
+    interests: Sequence[Interest]
+    reply: Reply | None = None
+
+
+class ReadyForEvents(NamedTuple):
+    """A durable client gets its events from now on.  Replies None."""
+
+    client: int
+    reply: Reply | None = None
+
+
+class AcknowledgeEvents(NamedTuple):
+    """A durable client has processed its events up to a position.  Replies with how many these were."""
+
+    client: int
+    through: int
+    reply: Reply | None = None
+
+
+class LeaveDurable(NamedTuple):
+    """The durable client of a connection closes; its queue is kept where it asks for that.  Replies None."""
+
+    client: int
+    keep: bool
+    reply: Reply | None = None
+
+
+class CloseDurable(NamedTuple):
+    """An administrator closes a durable client that is away.  Replies None."""
+
+    client_id: str
+    reply: Reply | None = None
+
+
+class ReadEvents(NamedTuple):
+    """The next events of a client that is behind; of the driver.  Replies None."""
+
+    client_id: str
+    after: int = 0  #: supplied by the driver
+    read: Read = Read([], 0)  #: supplied by the driver
+    reply: Reply | None = None
+
+
+class TrimEvents(NamedTuple):
+    """Postings of one stream that may have ended; of the driver.  Replies None."""
+
+    stream: int
+    through: int = 0  #: supplied by the driver: how far the stream's audience has passed
+    #: supplied by the driver
+    found: Sequence[tuple[int, EventRecord | None, RawEntry | None]] = ()
+    is_empty: bool = False  #: supplied by the driver: whether the stream has no other postings
+    has_more: bool = False  #: supplied by the driver: whether there are more postings up to ``through``
+    reply: Reply | None = None
+
+
+class ForgetKeys(NamedTuple):
+    """Forget keys that were destroyed long ago; of the driver.  Replies None."""
+
+    lines: Sequence[bytes] = ()  #: supplied by the driver: the records that say so, whose keys have been forgotten
+    keys: Sequence[bytes] = ()  #: supplied by the driver: the records of those that have the version still
+    next_ms: int | None = None  #: supplied by the driver: when the next one is due; None: there is none
+    reply: Reply | None = None
+
+
+class ExpireClients(NamedTuple):
+    """End the clients that were away for too long; of the driver.  Replies None."""
+
+    reply: Reply | None = None
+
+
+EventCommand = (
+    MakeRegion
+    | ChangeKeys
+    | ConnectDurable
+    | RegisterInterest
+    | UnregisterInterest
+    | ReadyForEvents
+    | AcknowledgeEvents
+    | LeaveDurable
+    | CloseDurable
+    | ReadEvents
+    | TrimEvents
+    | ForgetKeys
+    | ExpireClients
+)

@@ -1,0 +1,282 @@
+"""What commands about regions and durable clients need of the stores before the rules decide on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
+from broker_adapter.engine.clients.client_queue import Part
+from broker_adapter.engine.clients.client_records import (
+    AudienceRecord,
+    ClientRecord,
+    decode_audience,
+    decode_client,
+    decode_cursor,
+)
+from broker_adapter.engine.clients.durable_clients import EVERYTHING
+from broker_adapter.engine.effects import Leaving
+from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_state import EventState
+from broker_adapter.engine.matching import Matching
+from broker_adapter.engine.records import (
+    FLAG_PERSISTENT,
+    MAX_KEY_BYTES,
+    NEXT_STREAM,
+    QUEUE_KEY_BYTES,
+    RawEntry,
+    decode_meta,
+    unpack_queue_key,
+)
+from broker_adapter.engine.regions.event_records import EventRecord
+from broker_adapter.engine.regions.key_records import (
+    KeyRecord,
+    KeyState,
+    decode_key_record,
+    decode_tombstone,
+    region_key,
+)
+from broker_adapter.engine.regions.stored_log import Records, StoredLog
+from broker_adapter.engine.selection import Selectable
+from broker_adapter.engine.stores import Stores
+from broker_adapter.errors import StoreCorruptException
+from broker_adapter.selectors.language import parse_selector
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Events that are read for one client in one cycle, at most.
+READ_AT_ONCE = 500
+#: Postings that are looked at in one cycle, to end events.
+TRIMMED_AT_ONCE = 500
+#: Keys that were destroyed and are forgotten in one cycle, at most.
+FORGOTTEN_AT_ONCE = 500
+#: The lane of events and values.
+LANE = 5
+
+_R = TypeVar("_R", AudienceRecord, ClientRecord)
+
+
+class EventReads:
+    """Reads what commands about regions and durable clients ask for.
+
+    Args:
+        stores: of the engine.
+        reads: of its entries.
+        state: of regions and durable clients.
+        matching: asks selectors.
+    """
+
+    def __init__(self, stores: Stores, reads: EntryReads, state: EventState, matching: Matching) -> None:
+        self._stores = stores
+        self._matching = matching
+        self._flags = 0 if stores.disk is None else FLAG_PERSISTENT
+        self._reads = reads
+        self._state = state
+        self.by_kind: dict[type, Callable[[Any], c.Command]] = {
+            e.ChangeKeys: self._keys,
+            e.ConnectDurable: self._size,
+            e.ReadEvents: self._events,
+            e.TrimEvents: self._postings,
+            e.ForgetKeys: self._tombstones,
+        }
+
+    def restore(self, age_ms: int) -> None:
+        """Tell the state what the stores have."""
+        with self._stores.records() as records:
+            log = StoredLog(records)
+            streams = []
+            for key, value in records.items_from("audiences", b"\0"):
+                audience = self._decoded(decode_audience, "audiences", key, value)
+                if audience is not None and len(key) == QUEUE_KEY_BYTES:
+                    (number,) = unpack_queue_key(key)
+                    streams.append((number, audience, log.last_ordinal(number)))
+            found = [self._client(records, *each) for each in records.items_from("clients", b"\0")]
+            head = self._state.stored_head()
+            clients = [(each, _size_of(each, log, head)) for each in found if each is not None]
+            next_stream = records.get("meta", NEXT_STREAM)
+        number = 1
+        if next_stream is not None:
+            try:
+                number = decode_meta(NEXT_STREAM, next_stream)
+            except StoreCorruptException:
+                _log.warning("! the number of the next audience is damaged; it follows from those that are there")
+        self._state.restore(streams, clients, number, age_ms)
+
+    def _client(self, records: Records, key: bytes, value: bytes) -> ClientRecord | None:
+        """The record of a client, as far as its cursor has come."""
+        client = self._decoded(decode_client, "clients", key, value)
+        moved = records.get("cursors", key)
+        if client is None or moved is None:
+            return client
+        try:
+            cursor = decode_cursor(key, moved)
+        except StoreCorruptException as error:
+            _log.error("! record %s of table cursors cannot be trusted: %s; some events come again", key.hex(), error)
+            return client
+        if cursor.cursor < client.cursor:
+            return client
+        return client._replace(cursor=cursor.cursor, counters=cursor.counters)
+
+    @staticmethod
+    def _decoded(decode: Callable[[bytes, bytes], _R], table: str, key: bytes, value: bytes) -> _R | None:
+        try:
+            return decode(key, value)
+        except StoreCorruptException as error:
+            _log.error("! record %s of table %s cannot be trusted: %s", key.hex(), table, error)
+            return None
+
+    def _keys(self, command: e.ChangeKeys) -> c.Command:
+        region = self._state.regions.get(command.region)
+        if region is None:
+            return command
+        damaged: list[bytes] = []
+        with self._stores.records() as records:
+            found = [_key_record(records, region.id, change.key, damaged) for change in command.changes]
+        if damaged and self._stores.disk is not None:
+            self._stores.disk.quarantine("keys", damaged)
+        changes = []
+        for change, record in zip(command.changes, found, strict=True):
+            value = None if record is None or not record.place else self._entry(region.id, record.place)
+            changes.append(change._replace(before=record, value=value))
+        return command._replace(changes=changes)
+
+    def _size(self, command: e.ConnectDurable) -> c.Command:
+        client = self._state.clients.clients.get(command.client_id)
+        if client is None or client.is_exact:
+            return command
+        with self._stores.records() as records:
+            return command._replace(size=client.queue.size(StoredLog(records), self._state.head))
+
+    def _events(self, command: e.ReadEvents) -> c.Command:
+        client = self._state.clients.clients.get(command.client_id)
+        if client is None:
+            return command
+        queue = client.queue
+        limit = min(READ_AT_ONCE, client.window - len(queue.in_hand))
+        if limit <= 0:
+            return command._replace(after=-1)
+        with self._stores.records() as records:
+            log = StoredLog(records)
+            read = queue.read(log, self._state.head, limit)
+        self._note_damage(log)
+        return command._replace(after=queue.read_through, read=read)
+
+    def _postings(self, command: e.TrimEvents) -> c.Command:
+        clients = self._state.clients
+        audience = clients.audiences.get(command.stream)
+        if audience is not None:
+            through = clients.measure(audience)
+        else:
+            region = next((each for each in self._state.by_number.values() if each.broad.id == command.stream), None)
+            if region is None:
+                return command
+            through = EVERYTHING  # each event says who wants it
+        found: list[tuple[int, EventRecord | None]] = []
+        is_empty, has_more = True, False
+        with self._stores.records() as records:
+            log = StoredLog(records)
+            for position in log.postings(command.stream, 0, min(through, EVERYTHING - 1)):
+                if len(found) == TRIMMED_AT_ONCE:
+                    is_empty, has_more = False, True
+                    break
+                event = log.event(position)
+                if audience is None and event is not None and not clients.have_passed(event.audiences, position):
+                    break
+                found.append((position, event))
+            if is_empty and through < EVERYTHING:
+                is_empty = next(log.postings(command.stream, through + 1, EVERYTHING - 1), None) is None
+        self._note_damage(log)
+        events = self._state.events
+        places = [
+            None if event is None or events is None else self._entry(events.id, position) for position, event in found
+        ]
+        with_places = [(*each, place) for each, place in zip(found, places, strict=True)]
+        return command._replace(through=through, found=with_places, is_empty=is_empty, has_more=has_more)
+
+    def _tombstones(self, command: e.ForgetKeys) -> c.Command:
+        now_ms = self._state.age_ms()
+        lines: list[bytes] = []
+        keys: list[bytes] = []
+        next_ms: int | None = None
+        damaged: list[bytes] = []
+        with self._stores.records() as records:
+            for line, value in records.items_from("tombstones", b"\0"):
+                try:
+                    due_ms, key, version = decode_tombstone(line, value)
+                except StoreCorruptException:
+                    damaged.append(line)
+                    continue
+                if due_ms > now_ms or len(lines) == FORGOTTEN_AT_ONCE:
+                    next_ms = due_ms
+                    break
+                lines.append(line)
+                found = records.get("keys", key)
+                try:
+                    record = None if found is None else decode_key_record(key, found)
+                except StoreCorruptException:
+                    record = None
+                if record is not None and record.version == version and record.state is KeyState.TOMBSTONE:
+                    keys.append(key)
+        if damaged and self._stores.disk is not None:
+            self._stores.disk.quarantine("tombstones", damaged)
+        return command._replace(lines=lines, keys=keys, next_ms=next_ms)
+
+    def _entry(self, queue: int, position: int) -> RawEntry | None:
+        read = self._reads.repaired(self._stores.load, queue, LANE, position - 1, 1).entries
+        return read[0] if read and read[0].position == position else None
+
+    def handouts(self, leaving: Sequence[Leaving]) -> list[Any]:
+        """What leaves for a durable client, with its payloads; an event whose message cannot be read is left out."""
+        bodies = iter(self._stores.bodies([(each.message, self._flags) for each in leaving if each.message]))
+        found: list[Any] = []
+        for message, handout, selectors in leaving:
+            if not message:
+                found.append(handout)
+                continue
+            body = next(bodies)
+            if body is None:
+                _log.error("! message %d of an event cannot be trusted; the event is left out", message)
+                continue
+            if selectors:
+                fields = Selectable(self._matching.formats, *body)
+                is_selected = self._matching.is_selected
+                also = [each for each in selectors if is_selected(parse_selector(each.text), fields)]
+                handout = handout._replace(interests=[*handout.interests, *also])
+            found.append(handout._replace(format=body[0], payload=body[1]))
+        return found
+
+    @staticmethod
+    def _note_damage(log: StoredLog) -> None:
+        for table, key in log.damaged:
+            _log.error("! record %s of table %s cannot be trusted; its event is passed over", key.hex(), table)
+
+
+def _size_of(client: ClientRecord, log: StoredLog, head: int) -> tuple[int, bool]:
+    """How many events wait for a client at most, and whether that is exact: of what many want, all are counted."""
+    own = many = 0
+    for part in map(_part, client.parts):
+        first, last = part.within(client.cursor, head)
+        if first <= last:
+            own += log.postings_through(part.audience, last) - log.postings_through(part.audience, first - 1)
+            many += log.postings_through(part.broad, last) - log.postings_through(part.broad, first - 1)
+    return own + many, not many
+
+
+def _part(fields: Sequence[Any]) -> Part:
+    return Part(*fields)
+
+
+def _key_record(records: Records, region: int, key: str, damaged: list[bytes]) -> KeyRecord | None:
+    """What the store knows of a key; a record that cannot be trusted is noted, and the key counts as new."""
+    try:
+        of = region_key(region, key)
+    except UnicodeEncodeError:
+        return None  # the command is refused
+    value = records.get("keys", of) if len(of) <= MAX_KEY_BYTES else None
+    try:
+        return None if value is None else decode_key_record(of, value)
+    except StoreCorruptException:
+        damaged.append(of)
+        return None

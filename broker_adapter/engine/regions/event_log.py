@@ -1,0 +1,110 @@
+"""The log of events: one record for an event, whatever the number of clients that want it.
+
+Theory of operation
+    Positions are those of one queue of the engine, in which each event's message has a place: so messages, counters and
+    checks are those of any other queue.  Beside it, an event has a record, and a posting for each audience that wants
+    it, or one for all where there are many (:mod:`event_records`).
+
+    An event ends when every audience that wanted it has *passed* it: when each client that belonged to the audience, at
+    that position, has processed its queue up to there.  How far an audience has passed follows from the cursors of its
+    clients, which are stored with the commit that moves them; so there is no count for each event that could be wrong
+    after a crash.  The events of an audience are looked at from its oldest posting on, those that many want from the
+    oldest one of their region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from broker_adapter.engine.regions.event_records import (
+    FEW,
+    EventRecord,
+    Operation,
+    encode_event,
+    encode_numbers,
+    encode_posting,
+    position_key,
+    posting_key,
+)
+from broker_adapter.engine.regions.routing import Audience
+
+#: Puts a record into a table: the table's name, key and value.
+Put = Callable[[str, bytes, bytes], None]
+
+
+class BroadStream:
+    """The events of a region that many audiences want.
+
+    Attributes:
+        id: its number, as an audience has one.
+        postings: how many events it has got.
+    """
+
+    __slots__ = ("id", "postings")
+
+    def __init__(self, number: int, postings: int = 0) -> None:
+        self.id = number
+        self.postings = postings
+
+
+def append_event(
+    region: int,
+    broad: BroadStream,
+    position: int,
+    key: str,
+    operation: Operation,
+    message: tuple[int, int],
+    wanting: Sequence[Audience],
+    put: Put,
+) -> None:
+    """Write the record and the postings of an event.
+
+    Args:
+        region: number of the region.
+        broad: its stream of what many want.
+        position: of the event.
+        key: of the region.
+        operation: what has happened to the key.
+        message: its number and the bytes of its payload.
+        wanting: the audiences that want it; in any order.
+        put: puts a record into a table.
+    """
+    audiences = sorted([audience.id for audience in wanting])
+    key_of = position_key(position)
+    event = EventRecord(region, operation, *message, key, audiences)
+    put("events", key_of, encode_event(key_of, event, encode_numbers(audiences)))
+    for audience in wanting:
+        audience.events += 1
+    if len(audiences) <= FEW:
+        for audience in wanting:
+            audience.postings += 1
+            posting = posting_key(audience.id, position)
+            put("postings", posting, encode_posting(posting, audience.postings))
+    else:
+        broad.postings += 1
+        posting = posting_key(broad.id, position)
+        put("postings", posting, encode_posting(posting, broad.postings))
+
+
+def ended(
+    found: Iterable[tuple[int, EventRecord | None]], passed: Callable[[int], int], through: int
+) -> tuple[list[tuple[int, EventRecord | None]], int | None]:
+    """Which events of a stream nobody needs any more.
+
+    Args:
+        found: positions of the stream, in order, with the events; None: it is gone already.
+        passed: how far an audience has passed, by its number; for one that has no clients the highest position.
+        through: how far the stream's own audience has passed.
+
+    Returns:
+        The positions whose postings are to go, with the events that have ended: None where others want it still; and
+        the position at which the stream has to be kept: None where it was looked at to its end.
+    """
+    gone: list[tuple[int, EventRecord | None]] = []
+    for position, event in found:
+        if position > through:
+            return gone, position
+        if event is not None and any(passed(audience) < position for audience in event.audiences):
+            event = None
+        gone.append((position, event))
+    return gone, None

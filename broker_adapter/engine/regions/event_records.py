@@ -1,0 +1,144 @@
+"""The form on disk of events, and of who wants them.
+
+==========  ============================  =====================================================================
+table       key                           value
+==========  ============================  =====================================================================
+events      position u64                  crc u32, head (:data:`_head`), numbers of the audiences u32 each, key of the
+                                          region (UTF-8)
+postings    stream u32, position u64      crc u32, ordinal u64: how many postings the stream had up to this one
+==========  ============================  =====================================================================
+
+Keys are big-endian, so that they sort as numbers; the numbers in a value are little-endian, as an array has them in
+memory.  A checksum covers key and value.
+
+An event that few audiences want has a *posting* in the stream of each of them, so that the queue of a client is read
+without passing over what is for others.  One that many want has one posting in the *broad* stream of its region, and
+its record says who wants it: it takes four bytes for each of them.  The position of an event is the version that its
+key has from then on.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from broker_adapter.errors import StoreCorruptException
+
+#: Audiences of an event that have a posting each; of an event with more, all are in its record only.
+FEW: Final = 8
+
+#: Region, operation, message, size, audiences, bytes of the key.
+_head: Final = struct.Struct("<IBQIIH")
+_posting: Final = struct.Struct(">IQ")
+_crc: Final = struct.Struct(">I")
+_NUMBER_BYTES: Final = 4
+_swapped: Final = sys.byteorder != "little"
+
+position_key: Final = struct.Struct(">Q").pack
+posting_key: Final = struct.Struct(">IQ").pack
+_unpack_posting_key: Final = struct.Struct(">IQ").unpack
+POSTING_KEY_BYTES: Final = 12
+
+
+class Operation(IntEnum):
+    """What has happened to a key; the numbers are stored."""
+
+    CREATE = 0  #: it has a value, and had none
+    UPDATE = 1  #: it has another value
+    INVALIDATE = 2  #: it is there, without a value
+    DESTROY = 3  #: it is not there any more
+
+
+class EventRecord(NamedTuple):
+    """An event of a region, beside its message."""
+
+    region: int  #: number of the region
+    operation: Operation
+    message: int  #: number of its message
+    size: int  #: bytes of the payload
+    key: str
+    audiences: Sequence[int]  #: who wants it, in order
+
+    @property
+    def is_broad(self) -> bool:
+        """Whether it has one posting for all who want it."""
+        return len(self.audiences) > FEW
+
+
+def encode_numbers(numbers: Sequence[int]) -> bytes:
+    """Numbers below 2**32, four bytes each."""
+    packed = array("I", numbers)
+    if _swapped:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def decode_numbers(body: bytes) -> array[int]:
+    """The numbers that ``encode_numbers`` has packed."""
+    numbers = array("I")
+    numbers.frombytes(body)
+    if _swapped:
+        numbers.byteswap()
+    return numbers
+
+
+def encode_event(key: bytes, event: EventRecord, audiences: bytes | None = None) -> bytes:
+    """The record of an event.
+
+    Args:
+        key: of the record.
+        event: the event.
+        audiences: its audiences as ``encode_numbers`` packs them, where that is known; None: it is done here.
+    """
+    name = event.key.encode()
+    packed = encode_numbers(event.audiences) if audiences is None else audiences
+    head = _head.pack(
+        event.region,
+        event.operation,
+        event.message,
+        event.size,
+        len(packed) // _NUMBER_BYTES,
+        len(name),
+    )
+    body = b"".join((head, packed, name))
+    return _crc.pack(crc32(body, crc32(key))) + body
+
+
+def decode_event(key: bytes, value: bytes) -> EventRecord:
+    """The event of a record; raises StoreCorruptException where it cannot be trusted."""
+    body = value[_crc.size :]
+    if len(body) < _head.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
+        raise StoreCorruptException(f"event {key.hex()} fails its checksum")
+    region, operation, message, size, audiences, key_bytes = _head.unpack_from(body)
+    end = _head.size + audiences * _NUMBER_BYTES
+    if len(key) != 8 or end + key_bytes != len(body) or operation >= len(Operation):
+        raise StoreCorruptException(f"event {key.hex()} has a form that is not known")
+    return EventRecord(
+        region,
+        Operation(operation),
+        message,
+        size,
+        body[end:].decode(),
+        decode_numbers(body[_head.size : end]),
+    )
+
+
+def encode_posting(key: bytes, ordinal: int) -> bytes:
+    """The value of a posting, which is the ``ordinal``-th of its stream."""
+    return _posting.pack(crc32(ordinal.to_bytes(8), crc32(key)), ordinal)
+
+
+def decode_posting(key: bytes, value: bytes) -> tuple[int, int, int]:
+    """(stream, position, ordinal) of a posting; raises StoreCorruptException where it cannot be trusted."""
+    if len(key) != POSTING_KEY_BYTES or len(value) != _posting.size:
+        raise StoreCorruptException(f"posting {key.hex()} has a form that is not known")
+    crc, ordinal = _posting.unpack(value)
+    if crc != crc32(ordinal.to_bytes(8), crc32(key)):
+        raise StoreCorruptException(f"posting {key.hex()} fails its checksum")
+    stream, position = _unpack_posting_key(key)
+    return stream, position, ordinal

@@ -1,0 +1,126 @@
+"""What a client wants of a region: one key, all keys, keys that match an expression, or events that match a selector.
+
+An interest is data: two clients that want the same have equal interests, and whatever is asked of an event is asked
+once for all of them (:mod:`broker_adapter.engine.regions.routing`).
+
+Regular expressions are those of RE2: what they take grows with the length of a key only, so no client can stop the
+engine by one.  In place of back-references and look-around, use several expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.selectors.language import parse_selector
+
+#: Longest key of a region, in bytes of UTF-8: with the number of its region it is a key of the store.
+MAX_KEY_BYTES: Final = 400
+#: Longest regular expression, in characters, and the memory that it may take, in bytes.
+MAX_EXPRESSION_LENGTH: Final = 1000
+_EXPRESSION_BYTES: Final = 1 << 20
+#: How many regular expressions are kept, compiled, for the next use.
+_COMPILED: Final = 1024
+
+
+class InterestKind(IntEnum):
+    """What the text of an interest is; the numbers are stored."""
+
+    KEY = 0  #: one key
+    ALL_KEYS = 1  #: nothing: every key is wanted
+    EXPRESSION = 2  #: a regular expression that the whole key has to match
+    SELECTOR = 3  #: a selector over the event's properties and headers
+
+
+class Interest(NamedTuple):
+    """What a client wants of a region.
+
+    Two ways to the same wish are equal: ``ALL_KEYS`` has no text.
+    """
+
+    kind: InterestKind
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        """The interest in words, as errors and commands show it."""
+        if self.kind is InterestKind.KEY:
+            return f"key {self.text!r}"
+        if self.kind is InterestKind.ALL_KEYS:
+            return "all keys"
+        if self.kind is InterestKind.EXPRESSION:
+            return f"keys that match {self.text!r}"
+        return f"selector {self.text!r}"
+
+
+ALL_KEYS: Final = Interest(InterestKind.ALL_KEYS)
+
+
+def checked_interest(kind: int, text: str) -> Interest:
+    """An interest that a client has asked for.
+
+    Raises:
+        InvalidDestinationException: the key or the expression cannot be one.
+        InvalidSelectorException: the selector cannot be parsed.
+    """
+    try:
+        found = InterestKind(kind)
+    except ValueError:
+        raise InvalidDestinationException(
+            f"{kind!r} is no kind of interest: {', '.join(f'{each.value} ({each.name})' for each in InterestKind)}"
+        ) from None
+    if found is InterestKind.KEY:
+        return Interest(found, checked_key(text))
+    if found is InterestKind.ALL_KEYS:
+        return ALL_KEYS
+    if found is InterestKind.EXPRESSION:
+        expression(text)
+    else:
+        parse_selector(text)
+    return Interest(found, text)
+
+
+def checked_key(key: str) -> str:
+    """A key of a region.
+
+    Raises:
+        InvalidDestinationException: it is empty, too long, or has no form in UTF-8.
+    """
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidDestinationException(f"key {key[:40]!r} has a surrogate, which has no form in UTF-8") from None
+    if not 0 < size <= MAX_KEY_BYTES:
+        shown = repr(key[:40]) + ("..." if len(key) > 40 else "")
+        raise InvalidDestinationException(f"a key has 1 to {MAX_KEY_BYTES} bytes of UTF-8, and {shown} has {size}")
+    return key
+
+
+@lru_cache(_COMPILED)
+def expression(text: str) -> Callable[[str], bool]:
+    """A regular expression; what is returned says whether it matches a whole key.
+
+    Raises:
+        InvalidDestinationException: it is no expression of RE2, or too long, or takes too much memory.
+    """
+    if len(text) > MAX_EXPRESSION_LENGTH:
+        raise InvalidDestinationException(
+            f"a regular expression has at most {MAX_EXPRESSION_LENGTH} characters, and this one has {len(text)}"
+        )
+    import re2  # a library in C++, which most programs do not need
+
+    options: Any = re2.Options()
+    options.log_errors = False
+    options.max_mem = _EXPRESSION_BYTES
+    try:
+        compiled = re2.compile(text, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
+        raise InvalidDestinationException(
+            f"the regular expression {text[:80]!r} cannot be used: {reason} (the syntax is that of RE2)"
+        ) from None
+    match = compiled.fullmatch
+    return lambda key: match(key) is not None

@@ -1,0 +1,176 @@
+"""Who wants an event of a region: found by an index, whatever the number of clients.
+
+Theory of operation
+    Clients of a region that have the same set of interests are one :class:`Audience`: for an event it is enough to know
+    the audiences.  Ten thousand clients that want all keys of a region are one audience, and a put costs what it costs
+    for one of them.
+
+    Each distinct interest has the list of the audiences that have it.  An event's audiences are those of its key's
+    interest, those of all keys, and those of each distinct expression and selector that matches.  Which expressions
+    match a key is remembered for the keys used last.  Selectors may take long: the caller asks them, in slices of time
+    (:mod:`broker_adapter.engine.matching`).  An audience is named once, however many of its interests match.
+
+    The numbers of audiences are stored with the events, so they are given once only, and never to another set.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import Any, Final
+
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, expression
+from broker_adapter.selectors.language import Selector, parse_selector
+
+#: Keys of a region of which it is remembered which expressions match.
+REMEMBERED_KEYS: Final = 10_000
+
+Interests = frozenset[Interest]
+
+
+class Audience:
+    """Clients of a region that want the same of it.
+
+    Attributes:
+        id: its number, which no other audience of the engine had, has or will have.
+        region: number of the region.
+        interests: what its clients want.
+        postings: how many postings it has had.
+        events: how many events it has got since the engine was started.
+        belonging: how many clients belong to it now.
+        members: these, and those that have events queued from when they did.
+        live: of these, the clients that get events as they come.
+        check_at: once it has got so many, it is looked at whether a member's queue is too long.
+        passed: up to this position all members have processed what they got by it, as was seen last.
+    """
+
+    __slots__ = (
+        "belonging",
+        "check_at",
+        "events",
+        "id",
+        "interests",
+        "live",
+        "members",
+        "passed",
+        "postings",
+        "region",
+    )
+
+    def __init__(self, number: int, region: int, interests: Interests) -> None:
+        self.id = number
+        self.region = region
+        self.interests = interests
+        self.postings = 0
+        self.events = 0
+        self.belonging = 0
+        self.check_at = 0
+        self.members: dict[Any, None] = {}
+        self.live: dict[Any, None] = {}
+        self.passed = 0
+
+    def __repr__(self) -> str:
+        return f"<Audience {self.id}: {', '.join(sorted(each.label for each in self.interests))}>"
+
+
+class Routing:
+    """The audiences of one region.
+
+    Args:
+        region: number of the region.
+        new_number: gives the number of a new audience.
+
+    Attributes:
+        selectors: the distinct selectors that are to be asked of each event.
+    """
+
+    def __init__(self, region: int, new_number: Callable[[], int]) -> None:
+        self.region = region
+        self.selectors: dict[Interest, Selector] = {}
+        self._new_number = new_number
+        self._audiences: dict[Interests, Audience] = {}
+        self._by_interest: dict[Interest, list[Audience]] = {}
+        self._expressions: dict[Interest, Callable[[str], bool]] = {}
+        #: key → the expressions that match it, of the keys used last, the least recently used first
+        self._matching: OrderedDict[str, tuple[Interest, ...]] = OrderedDict()
+
+    @property
+    def audiences(self) -> Collection[Audience]:
+        """Those that get events."""
+        return self._audiences.values()
+
+    def audience(self, interests: Interests) -> Audience:
+        """The audience with these interests, of which there is at least one; it is made where there is none."""
+        found = self._audiences.get(interests)
+        if found is None:
+            found = Audience(self._new_number(), self.region, interests)
+            self.add(found)
+        return found
+
+    def add(self, audience: Audience) -> None:
+        """Let an audience get events."""
+        self._audiences[audience.interests] = audience
+        for interest in audience.interests:
+            self._by_interest.setdefault(interest, []).append(audience)
+            if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
+                self._expressions[interest] = expression(interest.text)
+                self._matching.clear()
+            elif interest.kind is InterestKind.SELECTOR and interest not in self.selectors:
+                self.selectors[interest] = parse_selector(interest.text)
+
+    def drop(self, audience: Audience) -> None:
+        """Forget an audience, which no client needs any more."""
+        if self._audiences.get(audience.interests) is not audience:
+            return
+        del self._audiences[audience.interests]
+        for interest in audience.interests:
+            having = self._by_interest[interest]
+            having.remove(audience)
+            if not having:
+                del self._by_interest[interest]
+                self.selectors.pop(interest, None)
+                if self._expressions.pop(interest, None) is not None:
+                    self._matching.clear()
+
+    def wanting(self, key: str, selected: Iterable[Interest] = ()) -> Sequence[Audience]:
+        """The audiences that want an event, each once.
+
+        Args:
+            key: of the event.
+            selected: those of ``selectors`` that are true of it.
+
+        Returns:
+            A sequence that must not be changed.
+        """
+        by_interest = self._by_interest
+        interests = [ALL_KEYS, Interest(InterestKind.KEY, key), *selected]
+        if self._expressions:
+            interests += self._matching_expressions(key)
+        parts = [by_interest[each] for each in interests if each in by_interest]
+        if len(parts) < 2:
+            return parts[0] if parts else ()
+        return list(dict.fromkeys([audience for part in parts for audience in part]))
+
+    @staticmethod
+    def matching(interests: Container[Interest], key: str, asked: Iterable[Interest] = ()) -> list[Interest]:
+        """Which of some interests an event matches, but for selectors, by kind and text.
+
+        Args:
+            interests: all of them, of which only those are looked up that name the key or all keys.
+            key: of the event.
+            asked: those of them that are expressions, and any others.
+        """
+        found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in interests]
+        found += [each for each in asked if each.kind is InterestKind.EXPRESSION and expression(each.text)(key)]
+        return sorted(found)
+
+    def _matching_expressions(self, key: str) -> tuple[Interest, ...]:
+        matching = self._matching
+        found = matching.get(key)
+        if found is None:
+            found = matching[key] = tuple([each for each, matches in self._expressions.items() if matches(key)])
+            if len(matching) > REMEMBERED_KEYS:
+                matching.popitem(last=False)
+        else:
+            matching.move_to_end(key)
+        return found

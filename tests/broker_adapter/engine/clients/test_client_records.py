@@ -1,0 +1,70 @@
+"""The form of clients and audiences on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from broker_adapter.engine.clients import client_records
+from broker_adapter.engine.clients.client_records import (
+    AudienceRecord,
+    ClientRecord,
+    CursorRecord,
+    decode_audience,
+    decode_client,
+    decode_cursor,
+    encode_audience,
+    encode_client,
+    encode_cursor,
+)
+from broker_adapter.errors import StoreCorruptException, StoreVersionException
+
+CLIENT = ClientRecord(
+    "desk", 300_000, None, False, 2**63, ((1, 101, 5, 3, None), (1, 101, 6, 9, 12)), ((1, 0, "IBM", True),), (1, 2)
+)
+
+
+def with_crc(key: bytes, fields: Any) -> bytes:
+    record = client_records._encode(key, CLIENT)
+    body = msgpack.packb(fields)
+    assert record
+    return client_records.crc32(body, client_records.crc32(key)).to_bytes(4) + body
+
+
+def test_records_are_read_as_they_were_written() -> None:
+    assert decode_client(b"=desk", encode_client(b"=desk", CLIENT)) == CLIENT
+    for record in (AudienceRecord(3, ((0, "IBM"), (1, ""))), AudienceRecord(3, None)):
+        assert decode_audience(b"\0\0\0\1", encode_audience(b"\0\0\0\1", record)) == record
+
+
+def test_a_cursor_is_read_as_it_was_written_and_nothing_else() -> None:
+    record = CursorRecord(2**63, (1, 2, 3, 4))
+    value = encode_cursor(b"=desk", record)
+    assert decode_cursor(b"=desk", value) == record
+    for key, wrong in ((b"=other", value), (b"=desk", value[:-1]), (b"=desk", value[:-8]), (b"=desk", b"")):
+        with pytest.raises(StoreCorruptException):
+            decode_cursor(key, wrong)
+
+
+@pytest.mark.parametrize("change", [lambda value: b"", lambda value: value[:-1], lambda value: value + b"\0"])
+def test_a_record_that_is_changed_or_in_another_place_is_not_trusted(change: Any) -> None:
+    value = encode_client(b"=desk", CLIENT)
+    with pytest.raises(StoreCorruptException):
+        decode_client(b"=desk", change(value))
+    with pytest.raises(StoreCorruptException):
+        decode_client(b"=other", value)
+
+
+def test_a_record_of_newer_software_is_called_that() -> None:
+    for fields in ([*CLIENT, 1], {"client_id": "desk"}):
+        with pytest.raises(StoreVersionException, match="newer software"):
+            decode_client(b"=desk", with_crc(b"=desk", fields))
+
+
+def test_a_record_of_older_software_gets_the_defaults() -> None:
+    found = decode_client(b"=desk", with_crc(b"=desk", list(CLIENT[:5])))
+    assert found == ClientRecord(*CLIENT[:5])
+    with pytest.raises(StoreCorruptException, match="only 4 fields"):
+        decode_client(b"=desk", with_crc(b"=desk", list(CLIENT[:4])))

@@ -1,0 +1,87 @@
+"""What is known of a region's keys, and how a key changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.engine.regions.key_records import (
+    STATE_AFTER,
+    KeyRecord,
+    KeyState,
+    Wanted,
+    decode_key_record,
+    decode_tombstone,
+    encode_key_record,
+    operation_of,
+    region_key,
+    region_prefix,
+    tombstone,
+)
+from broker_adapter.errors import StoreCorruptException
+
+RECORD = KeyRecord(2**63, 7, 1_700_000_000_000, KeyState.INVALID)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    key = region_key(3, "a/\u20ac")
+    assert key.startswith(region_prefix(3))
+    assert decode_key_record(key, encode_key_record(key, RECORD)) == RECORD
+
+
+def test_a_record_that_is_changed_or_in_another_place_is_not_trusted() -> None:
+    key = region_key(3, "a")
+    value = encode_key_record(key, RECORD)
+    for where in range(len(value)):
+        changed = bytearray(value)
+        changed[where] ^= 1
+        with pytest.raises(StoreCorruptException):
+            decode_key_record(key, bytes(changed))
+    for short in (b"", value[:-1], value + b"\0"):
+        with pytest.raises(StoreCorruptException):
+            decode_key_record(key, short)
+    with pytest.raises(StoreCorruptException):
+        decode_key_record(region_key(4, "a"), value)
+    unknown = encode_key_record(key, RECORD._replace(state=3))  # type: ignore[arg-type]
+    with pytest.raises(StoreCorruptException, match="not known"):
+        decode_key_record(key, unknown)
+
+
+def test_a_tombstone_sorts_by_its_time_and_is_read_as_it_was_written() -> None:
+    key = region_key(3, "a")
+    line, value = tombstone(77, key, 2**63)
+    assert decode_tombstone(line, value) == (77, key, 2**63)
+    assert line < tombstone(78, region_key(1, "a"), 1)[0]
+    for wrong in (line[:-1], line + b"\0", line[:9], tombstone(78, key, 1)[0]):
+        with pytest.raises(StoreCorruptException):
+            decode_tombstone(wrong, value)
+    for damaged in (b"", value[:-1], value[:-1] + b"\1"):
+        with pytest.raises(StoreCorruptException):
+            decode_tombstone(line, damaged)
+
+
+VALID, INVALID, GONE = (RECORD._replace(state=each) for each in KeyState)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "before", "result"),
+    [
+        (Wanted.PUT, None, Operation.CREATE),
+        (Wanted.PUT, GONE, Operation.CREATE),
+        (Wanted.PUT, VALID, Operation.UPDATE),
+        (Wanted.PUT, INVALID, Operation.UPDATE),
+        (Wanted.INVALIDATE, None, None),
+        (Wanted.INVALIDATE, GONE, None),
+        (Wanted.INVALIDATE, VALID, Operation.INVALIDATE),
+        (Wanted.INVALIDATE, INVALID, None),
+        (Wanted.DESTROY, None, None),
+        (Wanted.DESTROY, GONE, None),
+        (Wanted.DESTROY, VALID, Operation.DESTROY),
+        (Wanted.DESTROY, INVALID, Operation.DESTROY),
+    ],
+)
+def test_what_changes_nothing_is_no_event(wanted: Wanted, before: KeyRecord | None, result: Operation | None) -> None:
+    assert operation_of(wanted, before) is result
+    if result is not None:
+        again = RECORD._replace(state=STATE_AFTER[result])
+        assert operation_of(wanted, again) is (Operation.UPDATE if wanted is Wanted.PUT else None)

@@ -1,0 +1,80 @@
+"""A process with regions and a durable client is killed at any moment: nothing that was confirmed is lost."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.desks import Desk
+from tests.broker_adapter.engine.regions.values import values_of
+
+pytestmark = pytest.mark.crash
+
+VALUED = (Operation.CREATE, Operation.UPDATE)
+
+
+def lines_of(directory: Path, seed: int, seconds: float) -> list[list[str]]:
+    """What the program has printed before it was killed, in whole lines."""
+    command = [sys.executable, "-m", "tests.crash.region_writer", str(directory), str(seed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()  # it is at work
+        time.sleep(seconds)
+        running.kill()
+        return [line.split() for line in running.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> None:
+    acknowledged = unknown = 0
+    events: dict[int, str] = {}  # version → key and value, of what was confirmed
+    for round_ in range(6):
+        for line in lines_of(tmp_path, round_ + 1, random.uniform(0.05, 0.6)):
+            if line[0] == "put":
+                events[int(line[3])] = f"{line[1]}={line[2]}"
+            elif line[0] == "destroy":
+                events[int(line[2])] = line[1]
+            elif line[0] == "acknowledged":
+                acknowledged = max(acknowledged, int(line[1]))
+        assert check_store(tmp_path, EngineSettings()).is_sound
+        broker = Broker(EngineSettings(), str(tmp_path))
+        desk = Desk(broker, window=100_000)
+        pending = desk.pending
+        desk.ready()
+        got = desk.events()
+        assert got.pop() == "marker"
+        assert len(got) == pending
+        positions = [each.position for each in desk.handouts()]
+        assert positions == sorted(set(positions)), "in order, each once"
+        assert not [each for each in positions if each <= acknowledged], "processed, and confirmed"
+        expected = {version for version in events if version > acknowledged}
+        # The last acknowledgement may have been done and not been answered.
+        cursor = positions[0] - 1 if positions else max(events, default=0)
+        assert {each for each in expected if each > cursor} <= set(positions), "a confirmed event is not queued"
+        found = {each.position: each for each in desk.handouts()}
+        for version, text in events.items():
+            if version in found and "=" in text:
+                assert f"{found[version].key}={found[version].payload.decode()}" == text
+        if cursor > max(events, default=0):
+            unknown = cursor  # an event may have been processed before its change was confirmed
+        events |= {
+            position: f"{each.key}={each.payload.decode()}" if each.operation in VALUED else each.key
+            for position, each in found.items()
+        }
+        values = values_of(broker)
+        last = {}
+        for version, text in sorted(events.items()):
+            last[text.partition("=")[0]] = version, text
+        for key, (version, text) in last.items():
+            if version > unknown:
+                assert values.get(("quotes", key)) == (text.partition("=")[2].encode() if "=" in text else None)
+        desk.lose()
+        broker.close()
