@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import codec, engine, failover, modes, scale, selectors, spark
+from benchmarks import codec, engine, failover, modes, regions, scale, selectors, spark
 from benchmarks.report import Figure, show
 
 
@@ -47,6 +47,7 @@ def main() -> int:
         "failover": lambda directory: failover.figures(directory, failover.ROUNDS // (3 if share > 1 else 1)),
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "scale": lambda directory: scale.figures(directory, share),
+        "regions": lambda directory: regions.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }
     if options.only is not None and options.only not in parts:
