@@ -115,6 +115,11 @@ class EventChanges:
             checked_key(change.key)
             if len(change.message.payload) > most:
                 raise message_too_large(len(change.message.payload), most)
+        sizes = [len(change.message.payload) for change in command.changes[:-1]]
+        for queue in self._directory.topics.get(_topic(region), ()):
+            refusal = self._admission.limits.refusal(queue, len(sizes), sum(sizes))
+            if refusal is not None:
+                raise ResourceAllocationException(refusal)
         self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
         effects.answer(command, [self._change(region, change, now_ms, effects) for change in command.changes])
 
@@ -215,7 +220,7 @@ class EventChanges:
 
     def _subscriptions(self, region: Region, fields: Selectable) -> list[QueueState]:
         """The subscriptions of the topic of this name that want an event."""
-        found = self._directory.topics.get(Destination(region.name, DestinationKind.TOPIC), ())
+        found = self._directory.topics.get(_topic(region), ())
         is_selected = self._matching.is_selected
         return [each for each in found if each.selector is None or is_selected(each.selector, fields)]
 
@@ -347,3 +352,8 @@ class EventChanges:
         elif command.is_empty and not audience.members:
             clients.forget(audience)
         effects.answer(command, None)
+
+
+def _topic(region: Region) -> Destination:
+    """The topic whose subscriptions get the events of a region as messages."""
+    return Destination(region.name, DestinationKind.TOPIC)

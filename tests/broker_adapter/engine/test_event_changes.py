@@ -187,6 +187,18 @@ def test_a_key_that_is_there_again_is_not_forgotten(engines: Engines) -> None:
     assert versions == sorted(set(versions))
 
 
+def test_a_subscription_that_is_full_takes_no_event_and_the_change_is_refused(engines: Engines) -> None:
+    broker = engines.start(max_queue_messages=3)
+    make(broker, "quotes")
+    subscribe(broker, connect(broker, "me"), "quotes", "plain")
+    for number in range(3):
+        put(broker, "quotes", "IBM", number)
+    for wanted in (Wanted.PUT, Wanted.DESTROY):
+        with pytest.raises(ResourceAllocationException, match="max_queue_messages"):
+            change(broker, "quotes", "IBM", wanted)
+    assert values_of(broker) == {("quotes", "IBM"): b"2"}
+
+
 # Durable clients.
 
 
