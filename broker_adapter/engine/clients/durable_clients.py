@@ -283,7 +283,7 @@ class DurableClients:
             if self._queues >= self._max_clients:
                 raise ResourceAllocationException(
                     f"no more than {self._max_clients} durable clients (option max_durable_clients): close those that"
-                    " do not come back (holdfast close-client), or raise the option"
+                    " do not come back, or raise the option"
                 )
             self._queues += 1
             self._timed_out.pop(client_id, None)
