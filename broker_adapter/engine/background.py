@@ -107,7 +107,8 @@ class Background:
         part = self.jobs.next()
         if part is not None:
             commands.append(part)
-        self._add_event_work(elapsed_ms, commands)
+        if self._events.events is not None or self._events.clients.clients:
+            self._add_event_work(elapsed_ms, commands)
 
     def _add_event_work(self, elapsed_ms: int, commands: list[c.Command]) -> None:
         """Add what durable clients need: events that are read for them, and the end of those that nobody needs."""
@@ -136,18 +137,19 @@ class Background:
                 regions = list(itertools.islice(clients.worn_regions, max(0, TRIMMED_STREAMS - len(streams))))
                 for region in regions:
                     del clients.worn_regions[region]
-                streams += [self._events.by_number[region].broad.id for region in regions]
                 commands += [e.TrimEvents(stream) for stream in streams]
+                commands += [e.TrimEvents(self._events.by_number[region].broad.id, region) for region in regions]
         expiry_ms = clients.next_expiry_ms()
         if expiry_ms is not None and expiry_ms <= self._state.time.age_at(elapsed_ms):
             commands.append(e.ExpireClients())
         forgotten_ms = self._events.next_forgotten_ms
-        if forgotten_ms is not None and forgotten_ms <= self._state.time.age_at(elapsed_ms):
-            commands.append(e.ForgetKeys())
+        age_ms = self._state.time.age_at(elapsed_ms)
+        if forgotten_ms is not None and forgotten_ms <= age_ms:
+            commands.append(e.ForgetKeys(age_ms))
 
     def next_event_check_ms(self) -> int | None:
         """When events are to be ended, or a client's time is over; None: nothing is due."""
-        if not self._by_itself:
+        if not self._by_itself or (self._events.events is None and not self._events.clients.clients):
             return None
         time = self._state.time
         expiry_ms = self._events.clients.next_expiry_ms()

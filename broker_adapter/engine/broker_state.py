@@ -127,7 +127,7 @@ class BrokerState:
         )
         attachments = Attachments(directory, consumers, removal)
         destinations = Destinations(directory, removal, blocked, time)
-        self.events = events = EventState(directory, time)
+        self.events = events = EventState(directory)
         self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
         connections = Connections(
             directory, consumers, removal, deliveries, destinations, resumption, event_changes.lost

@@ -24,6 +24,7 @@ from broker_adapter.engine.clients.client_records import (
 from broker_adapter.engine.findings import Finding, Tables, to_quarantine
 from broker_adapter.engine.records import (
     EVENT_TABLES,
+    LAST_POSITION,
     NEXT_STREAM,
     decode_entry,
     decode_message,
@@ -36,6 +37,7 @@ from broker_adapter.engine.records import (
     unpack_entry_key,
 )
 from broker_adapter.engine.regions.event_records import (
+    LANE,
     EventRecord,
     decode_event,
     decode_posting,
@@ -52,8 +54,6 @@ from broker_adapter.engine.regions.key_records import (
 )
 from broker_adapter.errors import StoreCorruptException
 
-#: The lane of events and values.
-LANE = 5
 #: What is raised by a record that cannot be trusted.
 _DAMAGE = (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException)
 
@@ -240,7 +240,7 @@ class EventCheck:
         processed: dict[int, list[tuple[int, int, int]]] = {}  # by audience: cursor, first, last
         for client in self._clients:
             for _, _, audience, first, last in client.parts:
-                end = (1 << 64) - 1 if last is None else last
+                end = LAST_POSITION if last is None else last
                 processed.setdefault(audience, []).append((client.cursor, first, end))
         broad = {record.region: number for number, record in self._audiences.items() if record.interests is None}
         for key, _ in self._tables.items("events"):

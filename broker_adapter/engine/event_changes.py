@@ -26,8 +26,9 @@ from broker_adapter.engine.pending import raw_entry
 from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry, entry_key, short_name
-from broker_adapter.engine.regions.event_log import append_event, ended
+from broker_adapter.engine.regions.event_log import append_event
 from broker_adapter.engine.regions.event_records import (
+    LANE,
     EventRecord,
     Operation,
     position_key,
@@ -55,8 +56,6 @@ _TOO_LONG: Final = "more events wait for it than may (option max_client_queue_ev
 #: What an event takes in the record of an event for each audience that may want it, and its places beside that.
 _AUDIENCE_BYTES: Final = 4
 _PLACES: Final = 3
-#: The lane of all events and values: they are not delivered by priority.
-_LANE: Final = 5
 
 
 class EventChanges:
@@ -227,7 +226,7 @@ class EventChanges:
     def _drop_value(self, region: Region, place: int, value: RawEntry | None, effects: Effects) -> None:
         """The value of a key ends, which may have come in this decision."""
         queue = self._values(region)
-        made = self._state.batch.entries.get(entry_key(queue.id, _LANE, place))
+        made = self._state.batch.entries.get(entry_key(queue.id, LANE, place))
         raw = raw_entry(queue.id, made) if isinstance(made, Entry) else value
         entry = None if raw is None or raw.position != place else queue.find(raw, effects)
         if entry is not None:
@@ -242,7 +241,7 @@ class EventChanges:
             raise IllegalStateException(f"the connection is that of durable client {has.id!r} already")
         pending = self._clients.connect(
             *(command.client_id, command.client, command.timeout_ms, command.window, command.sink),
-            *(command.size, self._state.head),
+            *(command.too_many, self._state.head),
         )
         effects.answer(command, pending)
 
@@ -330,23 +329,21 @@ class EventChanges:
     def _trim(self, command: e.TrimEvents, now_ms: int, effects: Effects) -> None:
         state, clients = self._state, self._clients
         batch, events = state.batch, state.events
-        gone, _ = ended([(position, event) for position, event, _ in command.found], clients.passed, command.through)
-        places = {position: place for position, _, place in command.found}
-        for position, event in gone:
+        for position, event, place in command.found:
             batch.put("postings", posting_key(command.stream, position), None)
-            if event is None or events is None:
+            if event is None or events is None or not clients.have_passed(event.audiences, position):
                 continue
             batch.put("events", position_key(position), None)
-            place = places[position]
             entry = None if place is None else events.find(place, effects)
             if entry is not None:
                 events.remove(entry, effects)
                 self._directory.changed[events.id] = events
         audience = clients.audiences.get(command.stream)
-        if audience is None:
-            region = next((each for each in state.by_number.values() if each.broad.id == command.stream), None)
-            if region is not None and command.has_more:
-                clients.worn_regions[region.id] = None
+        if command.region is not None:
+            if command.has_more:
+                clients.worn_regions[command.region] = None
+        elif audience is None:
+            pass  # it is forgotten
         elif command.has_more:
             clients.worn[audience.id] = audience
         elif command.is_empty and not audience.members:

@@ -81,7 +81,7 @@ class ConnectDurable(NamedTuple):
     window: int  #: most events under way
     sink: EventSink
     reply: Reply | None = None
-    size: int | None = None  #: supplied by the driver: events that its queue has; None: it is known
+    too_many: int | None = None  #: supplied by the driver: by how many its queue is counted as longer; None: by none
 
 
 class RegisterInterest(NamedTuple):
@@ -149,17 +149,18 @@ class TrimEvents(NamedTuple):
     """Postings of one stream that may have ended; of the driver.  Replies None."""
 
     stream: int
-    through: int = 0  #: supplied by the driver: how far the stream's audience has passed
-    #: supplied by the driver
+    region: int | None = None  #: of which it is the stream of what many want; None: it is that of an audience
+    #: supplied by the driver: those that its audience has passed, or of which all that wanted the event have
     found: Sequence[tuple[int, EventRecord | None, RawEntry | None]] = ()
     is_empty: bool = False  #: supplied by the driver: whether the stream has no other postings
-    has_more: bool = False  #: supplied by the driver: whether there are more postings up to ``through``
+    has_more: bool = False  #: supplied by the driver: whether there are more of these
     reply: Reply | None = None
 
 
 class ForgetKeys(NamedTuple):
     """Forget keys that were destroyed long ago; of the driver.  Replies None."""
 
+    age_ms: int  #: of the store, now
     lines: Sequence[bytes] = ()  #: supplied by the driver: the records that say so, whose keys have been forgotten
     keys: Sequence[bytes] = ()  #: supplied by the driver: the records of those that have the version still
     next_ms: int | None = None  #: supplied by the driver: when the next one is due; None: there is none

@@ -30,7 +30,7 @@ from broker_adapter.engine.records import (
     decode_meta,
     unpack_queue_key,
 )
-from broker_adapter.engine.regions.event_records import EventRecord
+from broker_adapter.engine.regions.event_records import LANE, EventRecord
 from broker_adapter.engine.regions.key_records import (
     KeyRecord,
     KeyState,
@@ -52,8 +52,6 @@ READ_AT_ONCE = 500
 TRIMMED_AT_ONCE = 500
 #: Keys that were destroyed and are forgotten in one cycle, at most.
 FORGOTTEN_AT_ONCE = 500
-#: The lane of events and values.
-LANE = 5
 
 _R = TypeVar("_R", AudienceRecord, ClientRecord)
 
@@ -147,7 +145,8 @@ class EventReads:
         if client is None or client.is_exact:
             return command
         with self._stores.records() as records:
-            return command._replace(size=client.queue.size(StoredLog(records), self._state.head))
+            size = client.queue.size(StoredLog(records), self._state.head)
+        return command._replace(too_many=self._state.clients.size(client) - size)
 
     def _events(self, command: e.ReadEvents) -> c.Command:
         client = self._state.clients.clients.get(command.client_id)
@@ -168,11 +167,10 @@ class EventReads:
         audience = clients.audiences.get(command.stream)
         if audience is not None:
             through = clients.measure(audience)
-        else:
-            region = next((each for each in self._state.by_number.values() if each.broad.id == command.stream), None)
-            if region is None:
-                return command
+        elif command.region is not None:
             through = EVERYTHING  # each event says who wants it
+        else:
+            return command
         found: list[tuple[int, EventRecord | None]] = []
         is_empty, has_more = True, False
         with self._stores.records() as records:
@@ -193,10 +191,9 @@ class EventReads:
             None if event is None or events is None else self._entry(events.id, position) for position, event in found
         ]
         with_places = [(*each, place) for each, place in zip(found, places, strict=True)]
-        return command._replace(through=through, found=with_places, is_empty=is_empty, has_more=has_more)
+        return command._replace(found=with_places, is_empty=is_empty, has_more=has_more)
 
     def _tombstones(self, command: e.ForgetKeys) -> c.Command:
-        now_ms = self._state.age_ms()
         lines: list[bytes] = []
         keys: list[bytes] = []
         next_ms: int | None = None
@@ -208,7 +205,7 @@ class EventReads:
                 except StoreCorruptException:
                     damaged.append(line)
                     continue
-                if due_ms > now_ms or len(lines) == FORGOTTEN_AT_ONCE:
+                if due_ms > command.age_ms or len(lines) == FORGOTTEN_AT_ONCE:
                     next_ms = due_ms
                     break
                 lines.append(line)

@@ -15,7 +15,6 @@ from broker_adapter.engine.clients.client_records import (
     encode_cursor,
 )
 from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClient, DurableClients
-from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, StoreBatch
 from broker_adapter.engine.queue_state import QueueState
@@ -46,7 +45,7 @@ class EventState:
             none.
     """
 
-    def __init__(self, directory: Directory, time: DecisionTime) -> None:
+    def __init__(self, directory: Directory) -> None:
         self.regions: dict[str, Region] = {}
         self.by_number: dict[int, Region] = {}
         self.events: QueueState | None = None
@@ -54,7 +53,6 @@ class EventState:
         self._started: Effects | None = self.effects
         self.next_stream = 1
         self.next_forgotten_ms: int | None = None
-        self._time = time
         self._directory = directory
         self._durable = directory.durable
         settings = directory.settings
@@ -77,10 +75,6 @@ class EventState:
     def head(self) -> int:
         """The position of the last event."""
         return 0 if self.events is None else self.events.next_position - 1
-
-    def age_ms(self) -> int:
-        """The age of the store at the decision before."""
-        return self._time.age_ms
 
     def stored_head(self) -> int:
         """The position of the last event in the store, before anything else is known."""

@@ -44,15 +44,11 @@ class Inbox:
         """
         waiting = self.commands
         weight = size = 0
-        changes_queues = False  # of durable clients, which are counted before the commands are carried out
         while waiting and weight < most and size < CYCLE_BYTES:
             command = waiting.popleft()
             if isinstance(command, c.DeferredCommands):
                 waiting.extendleft(reversed(command.take()))
                 continue
-            if isinstance(command, e.ConnectDurable) and changes_queues:
-                waiting.appendleft(command)
-                return size
             if isinstance(command, c.Enqueue):
                 fan_out = self._directory.fan_out(command.destination)
                 if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
@@ -92,11 +88,9 @@ class Inbox:
                 weight += max(1, len(command.sends) + len(command.settlements))
                 size += sum([len(message.payload) for _, message in command.sends])
             elif isinstance(command, e.ChangeKeys):
-                changes_queues = True
                 weight += max(1, len(command.changes))
                 size += sum([len(change.key) + len(change.message.payload) for change in command.changes])
             else:
-                changes_queues = changes_queues or isinstance(command, e.AcknowledgeEvents)
                 weight += 1
             commands.append(command)
         return size

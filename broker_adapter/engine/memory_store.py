@@ -111,9 +111,9 @@ class MemoryStore:
                 self._annotations.pop(key, None)
             else:
                 self._annotations[key] = value
-        for table in EVENT_TABLES:
-            if table in batch.tables:
-                self.bytes += self.tables.apply(table, batch.tables[table])
+        for table, changes in batch.tables.items():
+            if table in EVENT_TABLES:
+                self.bytes += self.tables.apply(table, changes)
         for key, value in batch.tables.get("schedule", {}).items():
             if value is None:
                 self._scheduled.discard(key)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from broker_adapter.engine.clients.client_queue import ClientQueue, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.states import Event, State, after, pending_count
+from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
@@ -30,7 +31,7 @@ MOST_TIMED_OUT: Final = 10_000
 #: How often the queues of an audience's clients are measured while as many events come as one of them may have.
 _CHECKS: Final = 64
 #: How far an audience has passed that has no clients.
-EVERYTHING: Final = (1 << 64) - 1
+EVERYTHING: Final = LAST_POSITION
 
 
 class OutgoingEvent(NamedTuple):
@@ -254,7 +255,7 @@ class DurableClients:
         timeout_ms: int | None,
         window: int,
         sink: Sink,
-        size: int | None,
+        too_many: int | None,
         head: int,
     ) -> int:
         """A client comes.
@@ -265,7 +266,7 @@ class DurableClients:
             timeout_ms: how long it may be away after this connection; None: for ever.
             window: most events under way.
             sink: where its events go.
-            size: of the queue that it has, as it was counted; None: it is known.
+            too_many: by how many its queue was counted as longer than it is; None: it is not known to be.
             head: the last position of the log.
 
         Returns:
@@ -295,8 +296,8 @@ class DurableClients:
         client.connection, client.timeout_ms, client.away_ms = connection, timeout_ms, None
         client.window, client.sink = window, sink
         self._by_connection[connection] = client
-        if size is not None:
-            client.counted += size - self.size(client)
+        if too_many is not None:
+            client.counted -= too_many
             client.is_exact = True
         self._store_client(client, True)
         return pending_count(before, self.size(client))

@@ -14,7 +14,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from broker_adapter.engine.regions.event_records import (
     FEW,
@@ -84,27 +84,3 @@ def append_event(
         broad.postings += 1
         posting = posting_key(broad.id, position)
         put("postings", posting, encode_posting(posting, broad.postings))
-
-
-def ended(
-    found: Iterable[tuple[int, EventRecord | None]], passed: Callable[[int], int], through: int
-) -> tuple[list[tuple[int, EventRecord | None]], int | None]:
-    """Which events of a stream nobody needs any more.
-
-    Args:
-        found: positions of the stream, in order, with the events; None: it is gone already.
-        passed: how far an audience has passed, by its number; for one that has no clients the highest position.
-        through: how far the stream's own audience has passed.
-
-    Returns:
-        The positions whose postings are to go, with the events that have ended: None where others want it still; and
-        the position at which the stream has to be kept: None where it was looked at to its end.
-    """
-    gone: list[tuple[int, EventRecord | None]] = []
-    for position, event in found:
-        if position > through:
-            return gone, position
-        if event is not None and any(passed(audience) < position for audience in event.audiences):
-            event = None
-        gone.append((position, event))
-    return gone, None

@@ -29,6 +29,8 @@ from zlib import crc32
 
 from broker_adapter.errors import StoreCorruptException
 
+#: The lane of all events and values: they are not delivered by priority.
+LANE: Final = 5
 #: Audiences of an event that have a posting each; of an event with more, all are in its record only.
 FEW: Final = 8
 
