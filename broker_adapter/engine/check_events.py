@@ -8,7 +8,7 @@ missing is made from what its clients want.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgpack
@@ -77,6 +77,8 @@ class EventCheck:
         self._events = events
         self._audiences: dict[int, AudienceRecord] = {}
         self._clients: list[ClientRecord] = []
+        self._damaged_events: set[bytes] = set()
+        self._places: set[bytes] = set()  #: the keys of the entries that are values
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong; each finding may be repaired at once."""
@@ -184,6 +186,7 @@ class EventCheck:
                 if self._events is None or not self._has_message(self._events, int.from_bytes(key), event.message):
                     raise StoreCorruptException("its message is gone or damaged")
             except _DAMAGE as error:
+                self._damaged_events.add(key)
                 yield _damaged("damaged event", "events", key, value, "an event", error)
 
     def _has_message(self, queue: int, position: int, number: int | None = None) -> bool:
@@ -232,8 +235,7 @@ class EventCheck:
                 decode_posting(key, found or b"")
             except StoreCorruptException:
                 missing.setdefault(stream, []).append(position)
-        for stream in sorted({*wrong, *missing}):
-            yield from self._numbered_again(stream, missing.get(stream, []))
+        yield from self._numbered_again({stream: missing.get(stream, []) for stream in sorted({*wrong, *missing})})
 
     def _due(self) -> Iterator[tuple[int, int]]:
         """Stream and position of each posting that a client has still to read."""
@@ -261,24 +263,26 @@ class EventCheck:
             else:
                 yield from ((audience, position) for audience in waiting)
 
-    def _numbered_again(self, stream: int, missing: list[int]) -> Iterator[Finding]:
-        positions = set(missing)
-        for key, value in self._tables.items("postings"):
+    def _numbered_again(self, missing: Mapping[int, Sequence[int]]) -> Iterator[Finding]:
+        """Number the postings of some streams again, with those that are missing in each."""
+        positions = {stream: set(lacking) for stream, lacking in missing.items()}
+        for key, value in self._tables.items("postings") if positions else ():
             try:
-                of, position, _ = decode_posting(key, value)
+                stream, position, _ = decode_posting(key, value)
             except _DAMAGE:
                 continue
-            if of == stream:
-                positions.add(position)
-        keys = [posting_key(stream, position) for position in sorted(positions)]
-        yield Finding(
-            "postings missing",
-            "postings",
-            posting_key(stream, 0),
-            f"{len(missing)} postings of audience {stream} are missing or in a wrong order; they are put in, and"
-            " numbered again",
-            tuple(("postings", key, encode_posting(key, ordinal)) for ordinal, key in enumerate(keys, 1)),
-        )
+            if stream in positions:
+                positions[stream].add(position)
+        for stream, lacking in missing.items():
+            keys = [posting_key(stream, position) for position in sorted(positions[stream])]
+            yield Finding(
+                "postings missing",
+                "postings",
+                posting_key(stream, 0),
+                f"{len(lacking)} postings of audience {stream} are missing or in a wrong order; they are put in, and"
+                " numbered again",
+                tuple(("postings", key, encode_posting(key, ordinal)) for ordinal, key in enumerate(keys, 1)),
+            )
 
     # Keys.
 
@@ -294,6 +298,8 @@ class EventCheck:
                 yield _damaged("damaged key", "keys", key, value, "what is known of a region's key", error)
                 continue
             has_value = bool(record.place) and self._has_message(region, record.place)
+            if has_value:
+                self._places.add(entry_key(region, LANE, record.place))
             if (record.state is KeyState.VALID and not has_value) or (
                 record.state is not KeyState.VALID and record.place
             ):
@@ -333,15 +339,6 @@ class EventCheck:
 
     def _check_entries(self) -> Iterator[Finding]:
         """The entries of events and values that nothing refers to."""
-        places: set[bytes] = set()
-        for key, value in self._tables.items("keys"):
-            try:
-                place = decode_key_record(key, value).place
-            except StoreCorruptException:
-                continue
-            region = int.from_bytes(key[:4])
-            if place and self._has_message(region, place):
-                places.add(entry_key(region, LANE, place))
         for key, value in self._tables.items("entries"):
             try:
                 decode_entry(key, value)
@@ -349,14 +346,12 @@ class EventCheck:
                 continue  # it is found to be damaged
             queue, lane, position = unpack_entry_key(key)
             if queue == self._events:
-                event = self._event(position) if lane == LANE else None
+                event = position_key(position)
                 is_known = (
-                    event is not None
-                    and event.region in self._regions
-                    and self._has_message(queue, position, event.message)
+                    lane == LANE and event not in self._damaged_events and self._tables.get("events", event) is not None
                 )
             elif queue in self._regions:
-                is_known = key in places
+                is_known = key in self._places
             else:
                 continue
             if not is_known:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import ClientQueue, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
-from broker_adapter.engine.clients.states import Event, State, after, pending_count
+from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind
@@ -208,7 +208,7 @@ class DurableClients:
 
     # What a restart finds.
 
-    def restore(self, record: ClientRecord, age_ms: int, size: int, *, is_exact: bool) -> DurableClient:
+    def restore(self, record: ClientRecord, age_ms: int, size: int, *, is_exact: bool) -> None:
         """Take over a client that the store has; its audiences are there, and have passed what the others have.
 
         Args:
@@ -225,7 +225,7 @@ class DurableClients:
         if record.timed_out:
             client.state = State.TIMED_OUT
             self._timed_out[client.id] = None
-            return client
+            return
         self._queues += 1
         client.counted, client.is_exact = size, is_exact
         client.state = State.PAUSED
@@ -244,7 +244,6 @@ class DurableClients:
                 client.seen[audience.id] = audience.events
             audience.passed = min(audience.passed, max(record.cursor, part.first - 1))
             self.worn[audience.id] = audience
-        return client
 
     # Clients come and go.
 
@@ -319,7 +318,7 @@ class DurableClients:
             client.is_behind = True
             self.behind[client] = None
 
-    def leave(self, connection: int, age_ms: int, head: int, *, keep: bool, asked: bool) -> DurableClient | None:
+    def leave(self, connection: int, age_ms: int, head: int, *, keep: bool, asked: bool) -> None:
         """The client of a connection goes.
 
         Args:
@@ -329,13 +328,10 @@ class DurableClients:
             keep: whether its queue is kept.
             asked: whether it was asked to be; else the connection was lost.  What is kept on request is not kept where
                 the client has no durable interest.
-
-        Returns:
-            The client, if the connection had one.
         """
         client = self._by_connection.pop(connection, None)
         if client is None:
-            return None
+            return
         client.connection = client.sink = client.marker = None
         if keep and asked and not any(any(found.values()) for found in client.interests.values()):
             keep = False
@@ -346,7 +342,7 @@ class DurableClients:
         client.counters = client.counters._replace(again=client.counters.again + again)
         if not keep:
             self._end(client)
-            return client
+            return
         client.away_ms = age_ms
         self._note_expiry(client)
         for region, interests in list(client.interests.items()):
@@ -354,28 +350,26 @@ class DurableClients:
             if len(durable) < len(interests):
                 self._want(client, self._region(region), durable, head)
         self._store_client(client, True)
-        return client
 
-    def close(self, client_id: str) -> DurableClient:
+    def close(self, client_id: str) -> None:
         """An administrator closes a client that is away.
 
         Raises:
             IllegalStateException: there is none, it is connected, or its queue is being drained.
         """
         client = self.clients.get(client_id)
-        state = State.ABSENT if client is None else client.state
-        if state.is_here:
-            state = State.ABSENT if client is None else after(client.state, Event.BEGIN_DRAIN, client_id)
-        after(state, Event.CLOSE, client_id)
+        before = State.ABSENT if client is None else client.state
+        if before.is_here:
+            raise Refusal.CONNECTED.error(client_id)
+        after(before, Event.CLOSE, client_id)
         assert client is not None
         client.state = State.ABSENT
         self._end(client)
-        return client
 
-    def expire(self, age_ms: int) -> list[DurableClient]:
-        """End the clients that were away for too long; returns them."""
+    def expire(self, age_ms: int) -> None:
+        """End the clients that were away for too long."""
         if self._next_expiry_ms is None or age_ms < self._next_expiry_ms:
-            return []
+            return
         over = [client for client in self.clients.values() if (_expiry_ms(client) or EVERYTHING) <= age_ms]
         for client in over:
             client.state = after(client.state, Event.EXPIRE, client.id)
@@ -383,7 +377,6 @@ class DurableClients:
             self.alerts.append((client.id, "was away for longer than its durable_timeout"))
         left = [_expiry_ms(client) for client in self.clients.values()]
         self._next_expiry_ms = min((each for each in left if each is not None), default=None)
-        return over
 
     def next_expiry_ms(self) -> int | None:
         """When to look for clients that are over, by the age of the store; None: there is none that can be."""
@@ -645,14 +638,11 @@ class DurableClients:
             self.worn_regions[audience.region] = None
         return slowest
 
-    def forget(self, audience: Audience) -> bool:
-        """An audience has no postings any more; returns whether it is forgotten, since it has no members either."""
-        if audience.members:
-            return False
+    def forget(self, audience: Audience) -> None:
+        """Forget an audience that has neither postings nor members."""
         self.worn_regions[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
-        return True
 
 
 def _expiry_ms(client: DurableClient) -> int | None:
