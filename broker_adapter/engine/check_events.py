@@ -20,6 +20,7 @@ from broker_adapter.engine.clients.client_records import (
     decode_client,
     decode_cursor,
     encode_audience,
+    moved,
 )
 from broker_adapter.engine.findings import Finding, Tables, to_quarantine
 from broker_adapter.engine.records import (
@@ -121,7 +122,7 @@ class EventCheck:
             cursor = self._tables.get("cursors", key)
             with suppress(StoreCorruptException):
                 if cursor is not None:
-                    client = client._replace(cursor=max(client.cursor, decode_cursor(key, cursor).cursor))
+                    client = moved(client, decode_cursor(key, cursor))
             self._clients.append(client)
             known.add(key)
         for key, value in self._tables.items("cursors"):

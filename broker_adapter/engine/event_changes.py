@@ -170,10 +170,7 @@ class EventChanges:
         self._intake.store(message, queues, now_ms, effects)
         if wanting:
             event = EventRecord(region.id, operation, number, len(message.payload), change.key, ())
-            append_event(
-                *(region.id, region.broad, position, change.key, operation, (number, event.size), wanting),
-                self._state.batch.put,
-            )
+            append_event(event, position, region.broad, wanting, self._state.batch.put)
             for client in self._clients.came(position, event, wanting):
                 self._hand_out(client, [OutgoingEvent(position, event, False)], effects)
             for client in self._clients.overflowing(wanting):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker_adapter.engine.clients.client_queue import Read
-from broker_adapter.engine.new_message import NewMessage, Reply
+from broker_adapter.engine.new_message import EventSink, NewMessage, Reply
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
 from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
-
-#: Gets the events of a client (:class:`EventHandout`), and its marker (:class:`MarkerHandout`), in order.
-EventSink = Callable[[Sequence[Any]], None]
 
 
 class EventHandout(NamedTuple):

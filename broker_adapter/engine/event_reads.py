@@ -15,6 +15,7 @@ from broker_adapter.engine.clients.client_records import (
     decode_audience,
     decode_client,
     decode_cursor,
+    moved,
 )
 from broker_adapter.engine.clients.durable_clients import EVERYTHING
 from broker_adapter.engine.effects import Leaving
@@ -105,17 +106,14 @@ class EventReads:
     def _client(self, records: Records, key: bytes, value: bytes) -> ClientRecord | None:
         """The record of a client, as far as its cursor has come."""
         client = self._decoded(decode_client, "clients", key, value)
-        moved = records.get("cursors", key)
-        if client is None or moved is None:
+        value_of_cursor = records.get("cursors", key)
+        if client is None or value_of_cursor is None:
             return client
         try:
-            cursor = decode_cursor(key, moved)
+            return moved(client, decode_cursor(key, value_of_cursor))
         except StoreCorruptException as error:
             _log.error("! record %s of table cursors cannot be trusted: %s; some events come again", key.hex(), error)
             return client
-        if cursor.cursor < client.cursor:
-            return client
-        return client._replace(cursor=cursor.cursor, counters=cursor.counters)
 
     @staticmethod
     def _decoded(decode: Callable[[bytes, bytes], _R], table: str, key: bytes, value: bytes) -> _R | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter.envelope import Identity
 
 #: Gets the result of a command, or a JMSException.
 Reply = Callable[[Any], None]
+#: Gets the events of a durable client, and its marker, in order.
+EventSink = Callable[[Sequence[Any]], None]
 
 
 class NewMessage(NamedTuple):

@@ -88,6 +88,11 @@ def decode_cursor(key: bytes, value: bytes) -> CursorRecord:
     return CursorRecord(cursor, tuple(counters))
 
 
+def moved(client: ClientRecord, cursor: CursorRecord) -> ClientRecord:
+    """The record of a client with its cursor's, where that is further."""
+    return client._replace(**cursor._asdict()) if cursor.cursor >= client.cursor else client
+
+
 def encode_audience(key: bytes, record: AudienceRecord) -> bytes:
     """The record of an audience."""
     return _encode(key, record)

@@ -13,12 +13,13 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import ClientQueue, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
+from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind
@@ -46,9 +47,6 @@ class Marker(NamedTuple):
     """Everything before it is history, and everything behind it is live."""
 
     position: int
-
-
-Sink = Callable[[Sequence[OutgoingEvent | Marker]], None]
 
 
 class Counters(NamedTuple):
@@ -110,7 +108,7 @@ class DurableClient:
         self.interests: dict[int, dict[Interest, bool]] = {}
         self.asked: dict[int, list[Interest]] = {}
         self.connection: int | None = None
-        self.sink: Sink | None = None
+        self.sink: EventSink | None = None
         self.window = 0
         self.marker: int | None = None
         self.is_behind = True
@@ -253,7 +251,7 @@ class DurableClients:
         connection: int,
         timeout_ms: int | None,
         window: int,
-        sink: Sink,
+        sink: EventSink,
         too_many: int | None,
         head: int,
     ) -> int:
@@ -510,7 +508,7 @@ class DurableClients:
                 found |= {each: None for each in audience.members if self.size(each) > self._max_events}
         return list(found)
 
-    def overflow(self, client: DurableClient) -> Sink | None:
+    def overflow(self, client: DurableClient) -> EventSink | None:
         """The queue of a client is too long, and is dropped; returns where the client is told."""
         sink = client.sink
         if client.connection is not None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from broker_adapter.engine.regions.event_records import (
     FEW,
     EventRecord,
-    Operation,
     encode_event,
     encode_numbers,
     encode_posting,
@@ -48,30 +47,23 @@ class BroadStream:
 
 
 def append_event(
-    region: int,
-    broad: BroadStream,
+    event: EventRecord,
     position: int,
-    key: str,
-    operation: Operation,
-    message: tuple[int, int],
+    broad: BroadStream,
     wanting: Sequence[Audience],
     put: Put,
 ) -> None:
     """Write the record and the postings of an event.
 
     Args:
-        region: number of the region.
-        broad: its stream of what many want.
-        position: of the event.
-        key: of the region.
-        operation: what has happened to the key.
-        message: its number and the bytes of its payload.
+        event: without its audiences.
+        position: of it.
+        broad: the region's stream of what many want.
         wanting: the audiences that want it; in any order.
         put: puts a record into a table.
     """
     audiences = sorted([audience.id for audience in wanting])
     key_of = position_key(position)
-    event = EventRecord(region, operation, *message, key, audiences)
     put("events", key_of, encode_event(key_of, event, encode_numbers(audiences)))
     for audience in wanting:
         audience.events += 1
