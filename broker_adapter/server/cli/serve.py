@@ -38,6 +38,8 @@ _SWITCH_SECONDS = 0.0005
 #: cycle behind, and no ended connection, so that it finds next to nothing; with the default, 700, 10 and 10, and 10,000
 #: queues it stopped the server for 100 ms and longer to find that out.
 _COLLECTOR = (10_000, 10, 50)
+#: What ends a server.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: How often a server checks whether it was told to stop.
 _LOOK_SECONDS = 1.0
 
@@ -77,7 +79,7 @@ def serve(options: argparse.Namespace) -> int:
     )
     _collect_rarely()
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, lambda _number, _frame: stopped.put(None))
         _, bound = listener.start()
         broker.on_failure(lambda _error: stopped.put(None))  # behind the listener, which tells its clients first
@@ -91,6 +93,8 @@ def serve(options: argparse.Namespace) -> int:
     finally:
         listener.stop()
         broker.close()
+        for number in _SIGNALS:  # as Python ends, it gives each handler of ours the default again
+            signal.signal(number, signal.SIG_IGN)
     return 0
 
 

@@ -44,11 +44,11 @@ def test_signals_that_interrupt_each_other_stop_a_server_once(tmp_path: Path) ->
     with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("holdfast ready")
-        for _ in range(100):
+        while process.poll() is None:  # the last ones come as Python ends
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "holdfast stopping\n"
-        assert process.wait(120) == 0
+        assert process.returncode == 0
 
 
 def test_a_server_stops_cleanly_and_keeps_what_it_has(tmp_path: Path) -> None:
