@@ -182,6 +182,10 @@ class StoreVersionException(StoreException):
     """The store was written by a newer version of this software."""
 
 
+class UnsupportedOperationException(JMSException, NotImplementedError):
+    """The broker has nothing of this kind, as an engine of ours has."""
+
+
 class TransactionRolledBackException(JMSException):
     """``commit()`` could not be done: the work of the transaction is undone."""
 

@@ -74,7 +74,7 @@ class ConnectDurable(NamedTuple):
 
     client: int  #: number of the connection
     client_id: str
-    timeout_ms: int | None  #: how long it may be away; None: for ever
+    timeout_ms: int | None  #: how long it may be away; None: for ever; 0: it keeps no queue
     window: int  #: most events under way
     sink: EventSink
     reply: Reply | None = None

@@ -53,7 +53,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
 
 #: The arguments of requests that name a destination, and those that name none.  Each argument is in one of the two, so
 #: that a new one is not forgotten.
-NAMING: Final = frozenset(("destination", "kind", "queue", "to"))
+NAMING: Final = frozenset(("destination", "kind", "queue", "to", "region"))
 NOT_NAMING: Final = frozenset(
     (
         *(
@@ -71,6 +71,7 @@ NOT_NAMING: Final = frozenset(
         ),
         *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
+        *("changes", "keys", "after", "values", "selector", "interests", "through"),
     )
 )
 
@@ -87,6 +88,8 @@ def asked_of_request(
 
     To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
     there what was allowed when it was staged.
+
+    A region is the topic of its name.
 
     Args:
         operation: its name.
@@ -107,4 +110,7 @@ def asked_of_request(
         asked.append((SEND, named_queue(to)))
     if operation == "stage" and isinstance(name, str):
         asked.append((SEND, named_queue(name)))
+    region = arguments.get("region")
+    if isinstance(region, str):  # what happens in it is sent to the topic of its name
+        return [(operation, Destination(region, DestinationKind.TOPIC))]
     return asked

@@ -18,7 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import (
+    Any,
+    Protocol,
+    cast,
+)
 from uuid import uuid4
 
 from ack_modes import Settlement
@@ -46,15 +50,18 @@ from broker_adapter.errors import (
     ProtocolException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnsupportedOperationException,
     copied,
 )
 from broker_adapter.transport import (
     Credentials,
+    EventsSpec,
     Failed,
     LinkLost,
+    LinkSink,
+    LinkSpec,
     OnSettled,
     Peer,
-    ReceiverSpec,
     SenderSpec,
     Server,
     Sink,
@@ -307,14 +314,12 @@ class AmqpTransport:
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
         return True
 
-    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+    def attach(self, spec: LinkSpec, sink: LinkSink, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         link: int = self._begin_attach(spec, sink)(timeout)
         return link
 
-    def attach_all(
-        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
-    ) -> list[int | JMSException]:
+    def attach_all(self, links: Sequence[tuple[LinkSpec, LinkSink]], timeout: float | None) -> list[int | JMSException]:
         """Attach several links, in this order, without waiting for one before the next is asked for.
 
         Returns:
@@ -332,7 +337,7 @@ class AmqpTransport:
                 outcomes.append(error)
         return outcomes
 
-    def _begin_attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None) -> _Wait:
+    def _begin_attach(self, spec: LinkSpec, sink: LinkSink) -> _Wait:
         if isinstance(spec, SenderSpec):
             if spec.destination is None and self._relay is not None:
                 relayed = self._relay.add(spec.session)
@@ -340,9 +345,12 @@ class AmqpTransport:
             return self._begin_attach_sender(spec)
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
+        if isinstance(spec, EventsSpec):
+            raise UnsupportedOperationException("regions need our own engine")
+        receive = cast(Sink, sink)
         return self._begin(
             f"attaching {spec}",
-            lambda protocol, done: protocol.attach_receiver(spec, sink, done),
+            lambda protocol, done: protocol.attach_receiver(spec, receive, done),
         )
 
     def _begin_attach_sender(self, spec: SenderSpec) -> _Wait:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import ClientQueue, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
-from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
+from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, Event, Refusal, State, after, pending_count
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
@@ -72,6 +72,7 @@ class DurableClient:
         connection: the number of its connection; None: it is away.
         sink: where its events go.
         window: most events under way.
+        pending: what it was told of its queue as it connected.
         marker: the position of the last event that is history; None: it was told, or the client is not ready.
         is_behind: whether it gets its events from the store.
         counters: what has happened.
@@ -91,6 +92,7 @@ class DurableClient:
         "is_behind",
         "is_exact",
         "marker",
+        "pending",
         "queue",
         "seen",
         "sink",
@@ -110,6 +112,7 @@ class DurableClient:
         self.connection: int | None = None
         self.sink: EventSink | None = None
         self.window = 0
+        self.pending = NO_QUEUE_COUNT
         self.marker: int | None = None
         self.is_behind = True
         self.counters = Counters()
@@ -260,7 +263,7 @@ class DurableClients:
         Args:
             client_id: its id.
             connection: the number of its connection.
-            timeout_ms: how long it may be away after this connection; None: for ever.
+            timeout_ms: how long it may be away after this connection; None: for ever; 0: it keeps no queue.
             window: most events under way.
             sink: where its events go.
             too_many: by how many its queue was counted as longer than it is; None: it is not known to be.
@@ -297,7 +300,8 @@ class DurableClients:
             client.counted -= too_many
             client.is_exact = True
         self._store_client(client, True)
-        return pending_count(before, self.size(client))
+        client.pending = pending_count(before, self.size(client))
+        return client.pending
 
     def of_connection(self, connection: int) -> DurableClient | None:
         """The client of a connection."""
@@ -333,6 +337,7 @@ class DurableClients:
         client.connection = client.sink = client.marker = None
         if keep and asked and not any(any(found.values()) for found in client.interests.values()):
             keep = False
+        keep = keep and client.timeout_ms != 0
         client.state = after(client.state, Event.AWAY if keep else Event.CLOSE, client.id)
         self._note_head(client, head)
         self._no_longer_live(client)
