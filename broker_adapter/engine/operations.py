@@ -86,7 +86,7 @@ was made; default 0)
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
 
-``create_region`` with ``region`` (its name)
+``create_region`` with ``region`` (its name) and ``conflates`` (None: as it is)
     True, when the region exists.
 ``change_keys`` with ``region`` and ``changes``: (key, change, packed envelope) each, where the change is 0 (put), 1
 (invalidate) or 2 (destroy)
@@ -94,7 +94,8 @@ or subscription; or None)
     has changed, also because the message's identity says that it was changed so before.  At most 10,000 at once; up to
     1,000 of them are one commit.
 ``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
-(default: true), ``selector`` (or None), ``max_bytes``, ``skip_damaged`` and ``envelope_version`` as in ``read_range``
+(default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
+``skip_damaged`` and ``envelope_version`` as in ``read_range``
     ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
     looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
@@ -421,7 +422,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "keep": _PREFIXES,
     },
     "resolve_commit": {"session": Argument(str), "number": _NUMBER, "age_ms": Argument(int, 0)},
-    "create_region": {"region": Argument(str)},
+    "create_region": {"region": Argument(str), "conflates": Argument(bool, None)},
     "change_keys": {"region": Argument(str), "changes": Argument(list, most_values=MAX_KEYS)},
     "read_keys": {
         "region": Argument(str),
@@ -429,6 +430,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "after": Argument(str, None),
         "values": Argument(bool, True),
         "selector": Argument(str, None),
+        "expression": Argument(str, None),
         "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
         "skip_damaged": Argument(bool, False),
         "envelope_version": Argument(int, 1, least=1),
