@@ -21,11 +21,13 @@ from sdk.message import DeliveryMode, Message
 from sdk.region_cache import KeyState
 from sdk.region_events import ClientEvents
 from sdk.region_listener import RegionListener, ResultPolicy
+from sdk.region_query import ContinuousQuery, QueryState
 from sdk.region_state import (
     ALL_KEYS,
     EXPRESSION,
     KEY,
     KEYS_AT_ONCE,
+    QUERY,
     SELECTOR,
     Interest,
     RegionState,
@@ -370,7 +372,39 @@ class Region:
     def interests(self) -> list[str]:
         """What was registered on this connection, in words."""
         with self._state.lock:
-            return [checked_interest(*each).label for each in self._state.interests]
+            return [checked_interest(*each).label for each in self._state.interests if each.kind != QUERY]
+
+    # Queries.
+
+    def create_query(self, name: str, selector: str, *, durable: bool = False) -> ContinuousQuery:
+        """A continuous query, which is stopped until its ``execute()``.
+
+        Args:
+            name: 1 to 100 characters, that no other open query of this connection's region has.
+            selector: what keys and values have to match; it may name ``key``, headers, properties, and the fields of a
+                dict.
+            durable: whether the engine queues its events while this client is away; needs a client id.
+
+        Raises:
+            InvalidSelectorException: the selector cannot be parsed.
+            InvalidDestinationException: the name cannot be one.
+            IllegalStateException: there is one of this name.
+        """
+        checked_interest(QUERY, selector, name)
+        state = self._state
+        with state.lock:
+            there = state.created.get(name)
+            if there is not None and there.state is not QueryState.CLOSED:
+                raise IllegalStateException(f"there is a query {name!r}: close it, or give another name")
+            made = ContinuousQuery(self._connection, self._events, state, name, selector, durable=durable)
+            state.created[name] = made
+        return made
+
+    @property
+    def queries(self) -> list[ContinuousQuery]:
+        """The queries of this connection's region that are not closed, in the order in which they were created."""
+        with self._state.lock:
+            return [each for each in self._state.created.values() if each.state is not QueryState.CLOSED]
 
     # Listeners.
 

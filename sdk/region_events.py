@@ -89,6 +89,7 @@ class ClientEvents:
         self._is_started = False  #: whether the connection is
         self._is_telling = False
         self._is_ending = False
+        self._pauses = 0
         self._is_interrupted = False
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
         self._is_ready = False
@@ -142,14 +143,24 @@ class ClientEvents:
         """Register interest; raises what requests raise."""
         self._ask_in_parts("register_interest", region, interests, durable=durable)
 
-    def unregister(self, region: str, interests: Sequence[Interest]) -> None:
-        """End interest; raises what requests raise."""
-        self._ask_in_parts("unregister_interest", region, interests)
+    def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
+        """End interest; raises what requests raise.
+
+        Args:
+            region: its name.
+            interests: which.
+            drop_queued: whether events that wait for these alone are dropped.
+        """
+        self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
 
     def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> None:
         for first in range(0, len(interests), INTERESTS_AT_ONCE):
-            part = [each.fields for each in interests[first : first + INTERESTS_AT_ONCE]]
+            part = [tuple(each) for each in interests[first : first + INTERESTS_AT_ONCE]]
             self.ask(operation, {"region": region, "interests": part, **further})
+
+    def paused(self) -> _Pause:
+        """While no event is told, because what is read now stands before those that come."""
+        return _Pause(self)
 
     def require_connected(self, why: str) -> None:
         """Raise UnconnectedException while the connection is being restored."""
@@ -306,7 +317,7 @@ class ClientEvents:
                 event = None
                 if self._is_lost or self._marker is not None:
                     pass
-                elif self._is_started and self._arrived:
+                elif self._tells and self._arrived:
                     event = self._arrived.popleft()
                     self._is_telling = True
             try:
@@ -321,7 +332,12 @@ class ClientEvents:
             return True
         if self._is_interrupted:
             return False
-        return self._is_lost or (self._is_started and (bool(self._arrived) or self._marker is not None))
+        return self._is_lost or (self._tells and (bool(self._arrived) or self._marker is not None))
+
+    @property
+    def _tells(self) -> bool:
+        """Whether events may be told now."""
+        return self._is_started and not self._pauses
 
     def _wait_seconds(self) -> float:
         return _IDLE_SECONDS if self._due is None or self._is_interrupted else max(0.0, self._due - time.monotonic())
@@ -330,7 +346,7 @@ class ClientEvents:
         try:
             if self._is_lost and not self._is_interrupted:
                 self._restore()
-            elif self._marker is not None and self._is_started:
+            elif self._marker is not None and self._tells:
                 self._go_live(self._marker)
             elif event is not None:
                 self._process(event)
@@ -399,3 +415,23 @@ class ClientEvents:
         except BaseException:
             self._is_lost = True
             raise
+
+
+class _Pause:
+    """While this is entered, no event is told."""
+
+    def __init__(self, events: ClientEvents) -> None:
+        self._events = events
+
+    def __enter__(self) -> None:
+        events = self._events
+        with events._changed:
+            events._pauses += 1
+            if not events.in_own_thread():
+                events._changed.wait_for(lambda: not events._is_telling)
+
+    def __exit__(self, *_: object) -> None:
+        events = self._events
+        with events._changed:
+            events._pauses -= 1
+            events._changed.notify_all()

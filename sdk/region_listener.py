@@ -31,6 +31,10 @@ class RegionEvent:
     message: Message | None = attrs.field(default=None, repr=False)  #: with the value, where it has one
     old_message: Message | None = attrs.field(default=None, repr=False)  #: with the value that the cache had
 
+    query_operation: RegionOperation | None = (
+        None  #: what it is to a query: whether its result has, had or gets the key
+    )
+
     @property
     def value(self) -> Any:
         """The value, as it was put; None where there is none.
@@ -44,6 +48,20 @@ class RegionEvent:
     def old_value(self) -> Any:
         """The value that the cache had before; None where it had none."""
         return None if self.old_message is None else self.old_message.body
+
+
+class QueryListener:
+    """What is called with the events of a continuous query; see :class:`RegionListener` for threads and errors."""
+
+    def on_event(self, event: RegionEvent) -> None:
+        """The result of the query has changed.
+
+        ``event.query_operation`` says how: a key has come into it (create), has another value (update) or has left it
+        (destroy), and ``event.operation`` what has happened to the key.
+        """
+
+    def on_close(self, query: str) -> None:
+        """The query was closed; nothing more comes."""
 
 
 class RegionListener:

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import attrs
+
 from broker_adapter import (
     ConnectionLostException,
     EventDelivery,
@@ -39,6 +41,7 @@ KEY: Final = 0
 ALL_KEYS: Final = 1
 EXPRESSION: Final = 2
 SELECTOR: Final = 3
+QUERY: Final = 4
 #: Keys that are asked for at once.
 KEYS_AT_ONCE: Final = 1000
 
@@ -51,11 +54,7 @@ class Interest(NamedTuple):
 
     kind: int
     text: str
-
-    @property
-    def fields(self) -> tuple[int, str, str]:
-        """As requests have it: the last one is the name, which only queries have."""
-        return self.kind, self.text, ""
+    name: str = ""  #: of a query
 
 
 class Registered(NamedTuple):
@@ -72,7 +71,9 @@ class RegionState:
     Attributes:
         name: of the region.
         cache: what is known of its keys; under the lock.
-        interests: what was registered; under the lock.
+        interests: what was registered, running queries included; under the lock.
+        created: by name, the queries that were created; under the lock.
+        queries: by name, what is called with each event of one and its operation; under the lock.
         listeners: those that are told; replaced, and never changed.
         lock: of what is shared.
     """
@@ -87,6 +88,8 @@ class RegionState:
         self.name = name
         self.cache = RegionCache()
         self.interests: dict[Interest, Registered] = {}
+        self.queries: dict[str, Callable[[RegionEvent], None]] = {}
+        self.created: dict[str, Any] = {}
         self.listeners: tuple[RegionListener, ...] = ()
         self.lock = threading.RLock()
         self._ask = ask
@@ -99,7 +102,12 @@ class RegionState:
     # What the engine is asked.
 
     def read(
-        self, keys: Sequence[str] | None = None, *, values: bool = True, expression: str | None = None
+        self,
+        keys: Sequence[str] | None = None,
+        *,
+        values: bool = True,
+        expression: str | None = None,
+        selector: str | None = None,
     ) -> Iterator[tuple[str, int, KeyState, Message | None]]:
         """(key, version, state, value) of keys that are there, as the server has them; asked page by page.
 
@@ -107,6 +115,7 @@ class RegionState:
             keys: which; None: all.
             values: whether their values are wanted.
             expression: of all keys, those that match this regular expression; None: all.
+            selector: of those, the ones whose values match it; None: all.
 
         Raises:
             JMSException: as requests.
@@ -124,6 +133,7 @@ class RegionState:
                     "after": None if keys is not None else after,
                     "values": values,
                     "expression": expression,
+                    "selector": selector,
                     "envelope_version": 2,
                 }
                 answer = self._ask("read_keys", arguments)
@@ -223,7 +233,8 @@ class RegionState:
             keeps = any(each.kind != SELECTOR and each in self.interests for each in matched)
             receives = not known or any(each.receives_values for each in known)
             listeners = self.listeners
-        if has_value and receives:
+            queries = [(self.queries[name], operation) for name, operation in delivery.queries if name in self.queries]
+        if has_value and (receives or queries):
             try:
                 message = message_of(delivery.envelope, 0)
             except MessageFormatException as error:
@@ -232,18 +243,21 @@ class RegionState:
             found = self.cache.get(key)
             old = None if found is None else found.message
             if is_live and keeps:
-                state = KeyState.VALID if message is not None else KeyState.UNREAD
-                self.cache.apply(key, operation, position, message, state)
+                is_kept = message is not None and receives
+                state = KeyState.VALID if is_kept else KeyState.UNREAD
+                self.cache.apply(key, operation, position, message if is_kept else None, state)
             elif keeps and (found is None or found.version < position):
                 self._touched[key] = None
             self._through = position
+        event = RegionEvent(self.name, key, operation, position, delivery.is_history, message, old)
+        for tell, of_query in queries:
+            tell(attrs.evolve(event, query_operation=RegionOperation(of_query)))
         if not matched:
             return  # it is only for queries
         if has_value and not receives:
-            operation = RegionOperation.INVALIDATE
-        event = RegionEvent(self.name, key, operation, position, delivery.is_history, message, old)
+            event = attrs.evolve(event, operation=RegionOperation.INVALIDATE, message=None)
         for listener in listeners:
-            self._tell(listener, _METHODS[operation], event)
+            self._tell(listener, _METHODS[event.operation], event)
 
     def catch_up(self) -> None:
         """The marker has come: keys of which history is newer than the cache are read again.

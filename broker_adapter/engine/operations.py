@@ -103,8 +103,8 @@ or subscription; or None)
 ``register_interest`` with ``region``, ``interests``: (kind, text, name) each, where the kind is 0 (one key), 1 (all
 keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name), and ``durable`` (default: false)
     The position behind which events are queued for the connection's durable client.
-``unregister_interest`` with ``region`` and ``interests``
-    True.
+``unregister_interest`` with ``region``, ``interests`` and ``drop_queued`` (default: false)
+    True.  With ``drop_queued`` what waits for these queries alone is dropped.
 ``ready_for_events`` without arguments
     True.  The connection's durable client gets its events from now on.
 ``acknowledge_events`` with ``through`` (a position)
@@ -436,7 +436,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "envelope_version": Argument(int, 1, least=1),
     },
     "register_interest": {**_INTERESTS, "durable": Argument(bool, False)},
-    "unregister_interest": _INTERESTS,
+    "unregister_interest": {**_INTERESTS, "drop_queued": Argument(bool, False)},
     "ready_for_events": {},
     "acknowledge_events": {"through": Argument(int)},
     "pending_events": {},
