@@ -65,7 +65,8 @@ from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMes
 from sdk.producer import MessageProducer
 from sdk.region import Region
 from sdk.region_cache import RegionOperation
-from sdk.region_listener import RegionEvent, RegionListener, ResultPolicy
+from sdk.region_listener import QueryListener, RegionEvent, RegionListener, ResultPolicy
+from sdk.region_query import ContinuousQuery, QueryState
 from sdk.requestor import Requestor, reply
 from sdk.session import Session
 
@@ -109,6 +110,9 @@ __all__ = [
     "RegionOperation",
     "OperationTimedOutException",
     "ProtocolException",
+    "ContinuousQuery",
+    "QueryListener",
+    "QueryState",
     "QueueBrowser",
     "QueueStatistics",
     "Region",

@@ -200,7 +200,7 @@ def unregister_interest(arguments: Arguments) -> Steps:
 
 
 def _interests(arguments: Arguments) -> list[Interest]:
-    return [checked_interest(kind, text) for kind, text, _ in arguments.rows("interests", (int, str, str))]
+    return [checked_interest(*each) for each in arguments.rows("interests", (int, str, str))]
 
 
 def ready_for_events(arguments: Arguments) -> Steps:
