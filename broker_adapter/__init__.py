@@ -39,6 +39,7 @@ from broker_adapter.errors import (
     StoreVersionException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnsupportedOperationException,
     copied,
 )
 from broker_adapter.refusals import not_browsable
@@ -125,6 +126,7 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "UnsupportedOperationException",
     "Waiters",
     "annotated",
     "checked_destination",

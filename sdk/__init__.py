@@ -52,6 +52,7 @@ from broker_adapter import (
     StoreVersionException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnsupportedOperationException,
 )
 from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData
@@ -118,5 +119,6 @@ __all__ = [
     "TextMessage",
     "TransactionInDoubtException",
     "TransactionRolledBackException",
+    "UnsupportedOperationException",
     "reply",
 ]
