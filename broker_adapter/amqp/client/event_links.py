@@ -20,6 +20,7 @@ from broker_adapter.amqp.region_events import (
 )
 from broker_adapter.errors import (
     IllegalStateException,
+    JMSException,
     MessageFormatException,
     ProtocolException,
     UnsupportedOperationException,
@@ -133,3 +134,6 @@ class EventsLink(RequestedLink):
     def detach(self, done: Done) -> None:
         self.end(IllegalStateException("the link for events is closed"))
         self._table.close(self, done)
+
+    def lost(self, error: JMSException) -> None:
+        self.end(error)
