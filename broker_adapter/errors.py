@@ -187,7 +187,7 @@ class StoreVersionException(StoreException):
 
 
 class UnsupportedOperationException(JMSException, NotImplementedError):
-    """The broker has nothing of this kind, as an engine of ours has."""
+    """The broker has nothing of this kind: connect to a Holdfast server, or to the engine in the process."""
 
 
 class TransactionRolledBackException(JMSException):

@@ -292,7 +292,7 @@ class EventChanges:
             raise IllegalStateException(f"the connection is that of durable client {has.id!r} already")
         pending = self._clients.connect(
             *(command.client_id, command.client, command.timeout_ms, command.window, command.sink),
-            *(command.too_many, self._state.head),
+            *(command.too_many, self._state.head, command.window_bytes),
         )
         effects.answer(command, pending)
 

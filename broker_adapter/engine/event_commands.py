@@ -84,6 +84,7 @@ class ConnectDurable(NamedTuple):
     sink: EventSink
     reply: Reply | None = None
     too_many: int | None = None  #: supplied by the driver: by how many its queue is counted as longer; None: by none
+    window_bytes: int | None = None  #: most bytes that the events under way may take, but for the last; None: no limit
 
 
 class RegisterInterest(NamedTuple):

@@ -226,4 +226,5 @@ def pending_events(arguments: Arguments) -> Steps:
     def pending(reader: Reader) -> int:
         return reader.state.events.durable_client(arguments.client).pending
 
+    yield c.ResolveCommit(c.CommitId("", 0))  # what the connection has handed over before, as its attach, is done then
     return (yield pending)

@@ -10,6 +10,10 @@ What the door does not decide, because a name says too little or the engine know
   Every user may send to those of others, whose names are in messages (``reply_to``).
 - A client chooses its client id, and ``UNSUBSCRIBE`` names the subscription alone: who may end a subscription of this
   name may end that of each client id that is not in use.
+- ``RECEIVE_EVENTS`` names a topic of the client id, which is the name of the queue of a durable client: who may receive
+  events under a client id that is not in use gets what is queued for it, and may drop that.  Which regions a client
+  wants is asked with each ``register_interest``.  The other requests of a durable client name none: they concern the
+  client of the connection alone.
 - ``seen_rest``, ``uncount_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
   knows (UUIDs).  ``seen``, ``uncount`` and ``settle_positions`` also name the queue, which is asked about.
 - ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
@@ -32,6 +36,7 @@ CONSUME: Final = "consume"
 BROWSE: Final = "browse"
 CREATE_TEMPORARY: Final = "create_temporary"
 UNSUBSCRIBE: Final = "unsubscribe"
+RECEIVE_EVENTS: Final = "receive_events"
 
 #: Checks a permission: called with the user, the action and the destination; raises JMSSecurityException.
 Authorize = Callable[[str | None, str, Destination | None], None]
@@ -43,8 +48,8 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     Args:
         user: that has logged in; None: a client of a server without users.
         action: one of the constants of this module, or the operation that is requested.
-        destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name; None: a request that
-            names none.
+        destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name, of ``RECEIVE_EVENTS``
+            one of the client id; None: a request that names none.
 
     Raises:
         JMSSecurityException: the user may not.

@@ -70,8 +70,6 @@ def entries(client: Client, **arguments: Any) -> list[tuple[str, int, Any]]:
 @pytest.fixture
 def ours(engine: Engine) -> Client:
     """A connection to an engine with region r."""
-    if engine.kind != "in process":
-        pytest.skip("not over AMQP yet")
     client = engine.open("desk")
     ask(client, "create_region", region="r")
     return client

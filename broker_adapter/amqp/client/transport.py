@@ -23,7 +23,7 @@ from typing import (
     Protocol,
     cast,
 )
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
@@ -50,11 +50,11 @@ from broker_adapter.errors import (
     ProtocolException,
     TransactionInDoubtException,
     TransactionRolledBackException,
-    UnsupportedOperationException,
     copied,
 )
 from broker_adapter.transport import (
     Credentials,
+    EventSink,
     EventsSpec,
     Failed,
     LinkLost,
@@ -151,7 +151,7 @@ class AmqpTransport:
         login = self._make_login(url, credentials)
         context = tls_context(url) if url.tls else None
         options = ClientOptions(
-            container_id=credentials.client_id or f"holdfast-{uuid4()}",
+            container_id=credentials.client_id or _invented_client_id(self._commit_prefix),
             hostname=url.amqp.vhost if url.amqp.vhost is not None else url.host,
             version=own_version(),
             has_client_id=credentials.client_id is not None,
@@ -346,7 +346,8 @@ class AmqpTransport:
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
         if isinstance(spec, EventsSpec):
-            raise UnsupportedOperationException("regions need our own engine")
+            take = cast(EventSink, sink)
+            return self._begin(f"attaching {spec}", lambda protocol, done: protocol.attach_events(spec, take, done))
         receive = cast(Sink, sink)
         return self._begin(
             f"attaching {spec}",
@@ -589,6 +590,14 @@ class AmqpTransport:
         assert io is not None
         assert protocol is not None
         return io, protocol
+
+
+def _invented_client_id(commit_prefix: str) -> str:
+    """The client id of a connection that was given none: the same where it takes another's place.
+
+    A durable client is known by it as long as its connection is restored.  The commit prefix does not follow from it.
+    """
+    return f"holdfast-{uuid5(NAMESPACE_OID, commit_prefix)}"
 
 
 def _hash_elsewhere(io: Io, protocol: ClientProtocol, work: Work) -> None:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final, NamedTuple, Protocol
 
 from broker_adapter.engine.regions.event_records import EventRecord
@@ -69,15 +69,18 @@ class ClientQueue:
         cursor: up to here the client has processed everything.
         read_through: up to here everything that is for it was dispatched.
         in_hand: positions that were dispatched and are not acknowledged, in order.
+        in_hand_bytes: what these take, together.
         parts: by which audiences it gets what, in the order in which they began.
     """
 
-    __slots__ = ("cursor", "in_hand", "parts", "read_through")
+    __slots__ = ("_sizes", "cursor", "in_hand", "in_hand_bytes", "parts", "read_through")
 
     def __init__(self, cursor: int, parts: Iterable[Part] = ()) -> None:
         self.cursor = cursor
         self.read_through = cursor
         self.in_hand: deque[int] = deque()
+        self.in_hand_bytes = 0
+        self._sizes: deque[int] = deque()  #: of those in hand
         self.parts = list(parts)
 
     def belong(self, region: int, broad: int, audience: int | None, head: int) -> None:
@@ -113,9 +116,18 @@ class ClientQueue:
                 return part.audience
         return None
 
-    def dispatched(self, positions: Iterable[int], through: int) -> None:
-        """Note what has left: events, and up to where there were no others."""
+    def dispatched(self, positions: Sequence[int], through: int, sizes: Sequence[int] | None = None) -> None:
+        """Note what has left.
+
+        Args:
+            positions: of the events.
+            through: up to where there were no others.
+            sizes: what each of them takes, in bytes; None: nothing.
+        """
         self.in_hand.extend(positions)
+        self._sizes.extend(repeat(0, len(positions)) if sizes is None else sizes)
+        if sizes:
+            self.in_hand_bytes += sum(sizes)
         self.read_through = max(self.read_through, through)
         if not self.in_hand:
             self.cursor = self.read_through
@@ -130,6 +142,7 @@ class ClientQueue:
         count = 0
         while in_hand and in_hand[0] <= through:
             self.cursor = in_hand.popleft()
+            self.in_hand_bytes -= self._sizes.popleft()
             count += 1
         if not in_hand:
             self.cursor = self.read_through
@@ -139,6 +152,8 @@ class ClientQueue:
         """What is under way comes again, first and in order; returns how many events these are."""
         again = len(self.in_hand)
         self.in_hand.clear()
+        self._sizes.clear()
+        self.in_hand_bytes = 0
         self.read_through = self.cursor
         return again
 
@@ -157,7 +172,15 @@ class ClientQueue:
                     count += event is not None and _contains(event.audiences, part.audience)
         return count
 
-    def read(self, log: EventLog, head: int, limit: int, after: int | None = None) -> Read:
+    def read(
+        self,
+        log: EventLog,
+        head: int,
+        limit: int,
+        after: int | None = None,
+        room: int | None = None,
+        size_of: Callable[[EventRecord], int] = lambda event: event.size,
+    ) -> Read:
         """The next events of the queue.
 
         Args:
@@ -165,6 +188,8 @@ class ClientQueue:
             head: the last position of the log.
             limit: most events.
             after: read behind this position; None: behind what was dispatched.
+            room: bytes that they may take, but for the last one; None: no limit.
+            size_of: what an event takes.
         """
         start = self.read_through if after is None else after
         examined = 0
@@ -180,10 +205,12 @@ class ClientQueue:
                         break
                     continue
             if event is not None:
-                if len(events) == limit:
+                if len(events) == limit or (room is not None and room <= 0):
                     stop = position - 1  # not the last event: a marker may stand between the two
                     break
                 events.append((position, event))
+                if room is not None:
+                    room -= size_of(event)
         return Read(events, stop)
 
 

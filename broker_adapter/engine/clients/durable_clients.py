@@ -22,7 +22,7 @@ from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, Event, Refusal,
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
-from broker_adapter.engine.regions.interests import Interest
+from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
@@ -31,6 +31,9 @@ from broker_adapter.errors import IllegalStateException, ResourceAllocationExcep
 MOST_TIMED_OUT: Final = 10_000
 #: How often the queues of an audience's clients are measured while as many events come as one of them may have.
 _CHECKS: Final = 64
+#: What an event takes beside its message and its key, and for each interest that matches it, in bytes, about.
+_EVENT_BYTES: Final = 500
+_INTEREST_BYTES: Final = 16
 #: How far an audience has passed that has no clients.
 EVERYTHING: Final = LAST_POSITION
 
@@ -71,16 +74,19 @@ class DurableClient:
         connection: the number of its connection; None: it is away.
         sink: where its events go.
         window: most events under way.
+        window_bytes: most bytes that these may take, but for the last one; None: no limit.
         pending: what it was told of its queue as it connected.
         marker: the position of the last event that is history; None: it was told, or the client is not ready.
         is_behind: whether it gets its events from the store.
         counters: what has happened.
         counted: how many events its queue had, by what was seen of its audiences at ``seen``.
         is_exact: whether that is exact; else it may be less.
+        asked: region → how many of its interests are not a key: so many may match one event beside that of its key.
         seen: by audience that it belongs to, how many events that had got by then.
     """
 
     __slots__ = (
+        "asked",
         "away_ms",
         "connection",
         "counted",
@@ -97,6 +103,7 @@ class DurableClient:
         "state",
         "timeout_ms",
         "window",
+        "window_bytes",
     )
 
     def __init__(self, client_id: str, queue: ClientQueue) -> None:
@@ -109,6 +116,7 @@ class DurableClient:
         self.connection: int | None = None
         self.sink: EventSink | None = None
         self.window = 0
+        self.window_bytes: int | None = None
         self.pending = NO_QUEUE_COUNT
         self.marker: int | None = None
         self.is_behind = True
@@ -116,6 +124,7 @@ class DurableClient:
         self.counted = 0
         self.is_exact = True
         self.seen: dict[int, int] = {}
+        self.asked: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<DurableClient {self.id!r}, {self.state.name}, processed up to {self.queue.cursor}>"
@@ -123,13 +132,22 @@ class DurableClient:
     @property
     def has_room(self) -> bool:
         """Whether a further event may be under way."""
-        return len(self.queue.in_hand) < self.window
+        queue = self.queue
+        return len(queue.in_hand) < self.window and (
+            self.window_bytes is None or queue.in_hand_bytes < self.window_bytes
+        )
+
+    def size_of(self, event: EventRecord) -> int:
+        """What an event takes that is under way, in bytes: with its key, and all interests that may match it."""
+        return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * self.asked.get(event.region, 0)
 
     def want(self, region: int, wanted: Mapping[Interest, bool]) -> None:
         """Note what it wants of a region."""
         self.interests.pop(region, None)
+        self.asked.pop(region, None)
         if wanted:
             self.interests[region] = dict(wanted)
+            self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
 
     def query_names(self) -> dict[str, tuple[int, Interest]]:
         """Name → region and interest of each of its queries."""
@@ -259,6 +277,7 @@ class DurableClients:
         sink: EventSink,
         too_many: int | None,
         head: int,
+        window_bytes: int | None = None,
     ) -> int:
         """A client comes.
 
@@ -270,6 +289,7 @@ class DurableClients:
             sink: where its events go.
             too_many: by how many its queue was counted as longer than it is; None: it is not known to be.
             head: the last position of the log.
+            window_bytes: most bytes that these may take, but for the last one; None: no limit.
 
         Returns:
             How many events wait for it; below 0: why it had no queue (:mod:`states`).
@@ -296,7 +316,7 @@ class DurableClients:
             client.counters = client.counters._replace(reconnections=client.counters.reconnections + 1)
         client.state = state
         client.connection, client.timeout_ms, client.away_ms = connection, timeout_ms, None
-        client.window, client.sink = window, sink
+        client.window, client.window_bytes, client.sink = window, window_bytes, sink
         self._by_connection[connection] = client
         if too_many is not None:
             client.counted -= too_many
@@ -547,7 +567,7 @@ class DurableClients:
         for audience in wanting:
             for client in list(audience.live):
                 if client.has_room:
-                    client.queue.dispatched((position,), position)
+                    client.queue.dispatched((position,), position, (client.size_of(event),))
                     self._count(client, 1)
                     found.append(client)
                 else:
@@ -583,7 +603,8 @@ class DurableClients:
             leaving.append(Marker(marker))
             client.marker = None
         before = queue.cursor
-        queue.dispatched([position for position, _ in read.events], read.through)
+        sizes = [client.size_of(event) for _, event in read.events]
+        queue.dispatched([position for position, _ in read.events], read.through, sizes)
         self._count(client, len(read.events))
         if queue.cursor > before:  # nothing was for it
             self._processed(client)

@@ -39,13 +39,19 @@ class Desk:
     """
 
     def __init__(
-        self, broker: Broker, client_id: str = "desk", timeout_ms: int | None = None, window: int = 100
+        self,
+        broker: Broker,
+        client_id: str = "desk",
+        timeout_ms: int | None = None,
+        window: int = 100,
+        window_bytes: int | None = None,
     ) -> None:
         self.broker = broker
         self.client_id = client_id
         self.got: list[Any] = []
         self.connection = connect(broker)
-        command = e.ConnectDurable(self.connection, client_id, timeout_ms, window, self.got.extend)
+        connecting = e.ConnectDurable(self.connection, client_id, timeout_ms, window, self.got.extend)
+        command = connecting._replace(window_bytes=window_bytes)
         self.pending: int = broker.call(command, WAIT)
 
     def want(self, region: str, *interests: Interest, durable: bool = True) -> int:
