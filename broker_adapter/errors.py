@@ -154,6 +154,10 @@ class ConnectionLostException(JMSException, ConnectionError):
         self.redirect = redirect
 
 
+class UnconnectedException(ConnectionLostException):
+    """The connection is being restored, and the call does not wait for that: a change of a region."""
+
+
 class OperationTimedOutException(JMSException, TimeoutError):
     """The deadline of a call passed before the broker answered."""
 

@@ -372,8 +372,9 @@ class InProcessTransport:
                 if isinstance(each, e.EventHandout):
                     interests = [(int(interest.kind), interest.text) for interest in each.interests]
                     payload = each.format, each.payload, None
+                    queries = [(name, int(operation)) for name, operation in each.queries]
                     of_key = each.position, each.region, int(each.operation), each.key
-                    found.append(EventDelivery(*of_key, interests, (), each.is_history, payload, self._decode))
+                    found.append(EventDelivery(*of_key, interests, queries, each.is_history, payload, self._decode))
                 elif isinstance(each, e.MarkerHandout):
                     found.append(EventDelivery(each.position))
                 else:

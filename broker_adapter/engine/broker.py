@@ -142,7 +142,7 @@ class Broker:
         self._add_due = self._background.add_due
         self._take = self._inbox.take
         self._measure_room = self._room_checks.measure
-        self._event_reads = EventReads(self._stores, self._reads, state.events, state.matching)
+        self._event_reads = EventReads(self._stores, self._reads, state.events)
         self._supply = CommandInputs(
             self._stores, self._reads, state.commits, state.published, state.deliveries, self._event_reads
         ).supplied
@@ -335,14 +335,15 @@ class Broker:
         if self.cycling_thread == threading.get_ident():
             raise IllegalStateException("a call that waits cannot be made from a callback of the transport")
 
-    def learn_format(self, message_format: int, read: Read) -> None:
+    def learn_format(self, message_format: int, read: Read, whole: Read | None = None) -> None:
         """Tell the engine how to read messages of a format, so that selectors can be applied to them.
 
         Args:
             message_format: as in :class:`broker_adapter.engine.commands.NewMessage`.
             read: decodes at least headers and properties; raises MessageFormatException; called in any thread.
+            whole: the same with the body, which selectors over regions can name; None: ``read`` does what can be done.
         """
-        self._state.matching.formats.learn(message_format, read)
+        self._state.matching.formats.learn(message_format, read, whole)
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""

@@ -8,6 +8,7 @@ missing is made from what its clients want.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ from broker_adapter.engine.clients.client_records import (
     decode_audience,
     decode_client,
     decode_cursor,
+    decode_interest,
     encode_audience,
     moved,
 )
@@ -42,6 +44,7 @@ from broker_adapter.engine.regions.event_records import (
     EventRecord,
     decode_event,
     decode_posting,
+    decode_superseded,
     encode_posting,
     position_key,
     posting_key,
@@ -53,6 +56,7 @@ from broker_adapter.engine.regions.key_records import (
     encode_key_record,
     tombstone,
 )
+from broker_adapter.engine.regions.region_records import RegionRecord, decode_region, encode_region
 from broker_adapter.errors import StoreCorruptException
 
 #: What is raised by a record that cannot be trusted.
@@ -78,6 +82,7 @@ class EventCheck:
         self._events = events
         self._audiences: dict[int, AudienceRecord] = {}
         self._clients: list[ClientRecord] = []
+        self._wanted: dict[tuple[str, int], list[tuple[int, str, str]]] = {}  #: by client and region
         self._damaged_events: set[bytes] = set()
         self._places: set[bytes] = set()  #: the keys of the entries that are values
 
@@ -87,11 +92,14 @@ class EventCheck:
             return
         yield from self._check_audiences()
         yield from self._check_clients()
+        yield from self._check_interests()
         yield from self._check_streams()
         yield from self._check_events()
         yield from self._check_postings()
         yield from self._check_keys()
         yield from self._check_tombstones()
+        yield from self._check_superseded()
+        yield from self._check_regions()
         yield from self._check_entries()
 
     # Audiences and clients.
@@ -133,6 +141,19 @@ class EventCheck:
             except StoreCorruptException as error:
                 yield _damaged("damaged cursor", "cursors", key, value, "how far a durable client has come", error)
 
+    def _check_interests(self) -> Iterator[Finding]:
+        known = {client.client_id for client in self._clients if not client.timed_out}
+        for key, value in self._tables.items("interests"):
+            try:
+                record = decode_interest(key, value)
+                if record.client_id not in known or record.region not in self._regions:
+                    raise StoreCorruptException("there is no client or no region of it")
+            except _DAMAGE as error:
+                yield _damaged("damaged interest", "interests", key, value, "what a durable client wants", error)
+                continue
+            wanted = self._wanted.setdefault((record.client_id, record.region), [])
+            wanted.append((record.kind, record.text, record.name))
+
     def _check_streams(self) -> Iterator[Finding]:
         """Each region has a stream of what many want, and each client the audiences that it belonged to."""
         missing: dict[int, AudienceRecord] = {}
@@ -140,7 +161,7 @@ class EventCheck:
             for region, broad, audience, _, last in client.parts:
                 if region not in self._regions:
                     continue
-                wanted = [(kind, text) for of, kind, text, _ in client.interests if of == region and last is None]
+                wanted = self._wanted.get((client.client_id, region), []) if last is None else []
                 if audience not in self._audiences:
                     missing.setdefault(audience, AudienceRecord(region, wanted))
                 if broad not in self._audiences:
@@ -337,6 +358,63 @@ class EventCheck:
                     f"key {key.hex()} was destroyed, and nothing says when it is to be forgotten; that is put in",
                     (("tombstones", *tombstone(record.changed_ms, key, record.version)),),
                 )
+
+    # What follows from events and keys.
+
+    def _check_superseded(self) -> Iterator[Finding]:
+        for key, value in self._tables.items("superseded"):
+            try:
+                by = position_key(decode_superseded(key, value))
+                for each in (key, by):
+                    if each in self._damaged_events or self._tables.get("events", each) is None:
+                        raise StoreCorruptException(f"there is no event {int.from_bytes(each)}")
+            except _DAMAGE as error:
+                yield _damaged(
+                    "damaged superseded update", "superseded", key, value, "what supersedes an update", error
+                )
+
+    def _check_regions(self) -> Iterator[Finding]:
+        """What is counted of each region."""
+        keys, events = Counter[int](), Counter[int]()
+        for key, value in self._tables.items("keys"):
+            with suppress(*_DAMAGE):
+                if decode_key_record(key, value).state is not KeyState.TOMBSTONE:
+                    keys[int.from_bytes(key[:4])] += 1
+        for key, value in self._tables.items("events"):
+            if key not in self._damaged_events:
+                with suppress(*_DAMAGE):
+                    events[decode_event(key, value).region] += 1
+        known = set()
+        for key, value in self._tables.items("regions"):
+            try:
+                record = decode_region(key, value)
+                region = int.from_bytes(key)
+                if region not in self._regions:
+                    raise StoreCorruptException(f"there is no region {region}")
+            except _DAMAGE as error:
+                yield _damaged("damaged region", "regions", key, value, "what is counted of a region", error)
+                continue
+            known.add(region)
+            right = RegionRecord(record.conflates, keys[region], events[region])
+            if record != right:
+                yield self._counted_again(region, right)
+        for region in sorted(set(self._regions) - known):
+            right = RegionRecord(False, keys[region], events[region])
+            if right != RegionRecord():
+                yield self._counted_again(region, right)
+
+    def _counted_again(self, region: int, right: RegionRecord) -> Finding:
+        key = queue_key(region)
+        return Finding(
+            "wrong counts of a region",
+            "regions",
+            key,
+            f"region {self._regions[region]!r} has {right.keys} keys and {right.events} events, and other"
+            " numbers were noted; they are put right",
+            (("regions", key, encode_region(key, right)),),
+        )
+
+    # Entries.
 
     def _check_entries(self) -> Iterator[Finding]:
         """The entries of events and values that nothing refers to."""

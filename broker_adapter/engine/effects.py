@@ -6,7 +6,7 @@ The order is the product: ``durable`` and ``volatile`` are written first; only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.engine.commands import NewMessage
@@ -79,7 +79,6 @@ class Leaving(NamedTuple):
 
     message: int  #: number of the message; 0: there is none
     handout: Any
-    selectors: Sequence[Any] = ()  #: interests of the client that are to be asked of the message
 
 
 class Load(NamedTuple):

@@ -34,10 +34,17 @@ from broker_adapter.engine.regions.event_records import (
     position_key,
     posting_key,
 )
-from broker_adapter.engine.regions.interests import InterestKind, checked_key
+from broker_adapter.engine.regions.interests import (
+    Interest,
+    checked_interest,
+    checked_key,
+    digest,
+    query_operation,
+)
 from broker_adapter.engine.regions.key_records import (
     STATE_AFTER,
     KeyRecord,
+    KeyState,
     Wanted,
     encode_key_record,
     operation_of,
@@ -45,7 +52,8 @@ from broker_adapter.engine.regions.key_records import (
     tombstone,
 )
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.selection import Selectable
+from broker_adapter.engine.regions.routing import NOTHING, Matched
+from broker_adapter.engine.selection import RegionFields, Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
@@ -81,6 +89,10 @@ class EventChanges:
         self._time = time
         #: what this decision has changed, which the store does not have yet
         self._records: dict[tuple[int, str], KeyRecord] = {}
+        #: the messages of these
+        self._payloads: dict[tuple[int, str], tuple[int, bytes]] = {}
+        #: what the events that leave in this decision match, by position and audience
+        self._matched: dict[tuple[int, int], Matched] = {}
         self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
             e.MakeRegion: self._make_region,
             e.ChangeKeys: self._change_keys,
@@ -101,11 +113,13 @@ class EventChanges:
         """A decision begins."""
         self._state.begin(effects)
         self._records.clear()
+        self._payloads.clear()
+        self._matched.clear()
 
     # Regions.
 
     def _make_region(self, command: e.MakeRegion, now_ms: int, effects: Effects) -> None:
-        effects.answer(command, self._state.make_region(command.name).id)
+        effects.answer(command, self._state.make_region(command.name, command.conflates).id)
 
     def _change_keys(self, command: e.ChangeKeys, now_ms: int, effects: Effects) -> None:
         region = self._state.region(command.region)
@@ -156,21 +170,22 @@ class EventChanges:
         assert events is not None
         values = self._values(region)
         position = events.next_position
-        fields = Selectable(self._matching.formats, message.format, message.payload)
-        is_selected = self._matching.is_selected
-        selected = [each for each, selector in region.routing.selectors.items() if is_selected(selector, fields)]
-        wanting = region.routing.wanting(change.key, selected)
-        queues: list[QueueState] = [events] if wanting else []
+        answers = self._answers(region, change, message, operation, before)
+        wanting = region.routing.wanting(change.key, answers)
+        is_wanted = bool(wanting)  # clients whose queues are too long by it are taken out
+        queues: list[QueueState] = [events] if is_wanted else []
         place = 0
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        queues += self._subscriptions(region, fields)
+        queues += self._subscriptions(region, Selectable(self._matching.formats, message.format, message.payload))
         number = self._intake.next_message
         self._intake.store(message, queues, now_ms, effects)
-        if wanting:
-            event = EventRecord(region.id, operation, number, len(message.payload), change.key, ())
+        if is_wanted:
+            stored = [(digest(each), what) for each, what in answers.items()]
+            event = EventRecord(region.id, operation, number, len(message.payload), change.key, (), stored)
             append_event(event, position, region.broad, wanting, self._state.batch.put)
+            region.events += 1
             for client in self._clients.came(position, event, wanting):
                 self._hand_out(client, [OutgoingEvent(position, event, False)], effects)
             for client in self._clients.overflowing(wanting):
@@ -184,8 +199,18 @@ class EventChanges:
             self._directory.changed[queue.id] = queue
         if before is not None and before.place:
             self._drop_value(region, before.place, change.value, effects)
-        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation])
+        last_update = position if is_wanted and operation is Operation.UPDATE else 0
+        if operation is Operation.UPDATE and not is_wanted and before is not None:
+            last_update = before.last_update
+        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], last_update)
+        if operation is Operation.CREATE:
+            region.keys += 1
+        elif operation is Operation.DESTROY:
+            region.keys = max(0, region.keys - 1)
+        if is_wanted or operation in (Operation.CREATE, Operation.DESTROY):
+            self._state.store_region(region)
         self._records[name] = record
+        self._payloads[name] = message.format, message.payload
         key = region_key(region.id, change.key)
         self._state.batch.put("keys", key, encode_key_record(key, record))
         if operation is Operation.DESTROY:
@@ -194,6 +219,35 @@ class EventChanges:
             self._state.next_forgotten_ms = min(self._state.next_forgotten_ms or due_ms, due_ms)
         self._totals.enqueued += 1
         return operation, position
+
+    def _answers(
+        self,
+        region: Region,
+        change: e.KeyChange,
+        message: NewMessage,
+        operation: Operation,
+        before: KeyRecord | None,
+    ) -> dict[Interest, Operation]:
+        """What an event is for each distinct selector and query that is true of it."""
+        routing = region.routing
+        if not routing.selectors and not routing.queries:
+            return {}
+        formats, is_selected = self._matching.formats, self._matching.is_selected
+        fields = RegionFields(formats, message.format, message.payload, change.key)
+        answers = {each: operation for each, selector in routing.selectors.items() if is_selected(selector, fields)}
+        if not routing.queries:
+            return answers
+        has_value = STATE_AFTER[operation] is KeyState.VALID
+        old: RegionFields | None = None
+        if before is not None and before.state is KeyState.VALID:
+            stored = self._payloads.get((region.id, change.key), change.old)
+            old = None if stored is None else RegionFields(formats, *stored, change.key)
+        for query, selector in routing.queries.items():
+            matched = old is not None and is_selected(selector, old)
+            found = query_operation(matched, has_value and is_selected(selector, fields))
+            if found is not None:
+                answers[query] = found
+        return answers
 
     def _values(self, region: Region) -> QueueState:
         """The queue in which the values of a region's keys have their places."""
@@ -248,7 +302,8 @@ class EventChanges:
     def _register(self, command: e.RegisterInterest, now_ms: int, effects: Effects) -> None:
         client, region = self._client(command.client), self._state.region(command.region)
         head = self._state.head
-        self._clients.register(client, region, command.interests, command.durable, head)
+        wanted = [checked_interest(*each) for each in command.interests]
+        self._clients.register(client, region, wanted, command.durable, head)
         effects.answer(command, head)
 
     def _unregister(self, command: e.UnregisterInterest, now_ms: int, effects: Effects) -> None:
@@ -308,28 +363,55 @@ class EventChanges:
                 continue
             event = each.event
             region = self._state.by_number[event.region]
-            wanted, asked = client.interests.get(region.id, {}), client.asked.get(region.id, ())
+            found = self._match(client, each.position, event)
             handout = e.EventHandout(
-                *(each.position, region.name, event.operation, event.key),
-                *(region.routing.matching(wanted, event.key, asked), each.is_history, 0, b""),
+                each.position,
+                region.name,
+                event.operation,
+                event.key,
+                found.interests,
+                found.queries,
+                each.is_history,
+                0,
+                b"",
             )
-            selectors = [interest for interest in asked if interest.kind is InterestKind.SELECTOR]
-            handouts.append(Leaving(event.message, handout, selectors))
+            handouts.append(Leaving(event.message, handout))
         if client.sink is not None:
             effects.events.append((client.sink, handouts))
+
+    def _match(self, client: DurableClient, position: int, event: EventRecord) -> Matched:
+        """Which interests of a client an event matches, of those that it had as the event came."""
+        number = client.queue.audience_at(event.region, position)
+        audience = None if number is None else self._clients.audiences.get(number)
+        if audience is None:
+            return NOTHING
+        found = self._matched.get((position, audience.id))
+        if found is None:
+            found = self._matched[position, audience.id] = audience.matched(event.key, event.answers)
+        return found
 
     def _trim(self, command: e.TrimEvents, now_ms: int, effects: Effects) -> None:
         state, clients = self._state, self._clients
         batch, events = state.batch, state.events
+        changed: dict[int, Region] = {}
         for position, event, place in command.found:
             batch.put("postings", posting_key(command.stream, position), None)
             if event is None or events is None or not clients.have_passed(event.audiences, position):
                 continue
-            batch.put("events", position_key(position), None)
+            key = position_key(position)
+            if batch.tables.get("events", {}).get(key, b"") is None:
+                continue  # another of its postings was found in this decision
+            batch.put("events", key, None)
             entry = None if place is None else events.find(place, effects)
             if entry is not None:
                 events.remove(entry, effects)
                 self._directory.changed[events.id] = events
+            region = state.by_number.get(event.region)
+            if region is not None:
+                region.events = max(0, region.events - 1)
+                changed[region.id] = region
+        for region in changed.values():
+            state.store_region(region)
         audience = clients.audiences.get(command.stream)
         if command.region is not None:
             if command.has_more:

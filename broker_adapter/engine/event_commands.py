@@ -20,7 +20,8 @@ class EventHandout(NamedTuple):
     region: str
     operation: Operation
     key: str
-    interests: Sequence[Interest]  #: of the client, that matched
+    interests: Sequence[Interest]  #: of the client as the event came, that matched: all but queries
+    queries: Sequence[tuple[str, Operation]]  #: name of each query that matched, and what the event is for it
     is_history: bool  #: it was queued before the client was ready
     format: int  #: the AMQP message-format of ``payload``
     payload: bytes
@@ -42,6 +43,8 @@ class MakeRegion(NamedTuple):
     """Make sure that a region exists.  Replies with its number."""
 
     name: str
+    #: whether clients that leave it to the region have updates conflated; None: as it is, and of a new region False
+    conflates: bool | None = None
     reply: Reply | None = None
 
 
@@ -53,6 +56,8 @@ class KeyChange(NamedTuple):
     message: NewMessage
     before: KeyRecord | None = None  #: supplied by the driver: what the store knows of the key
     value: RawEntry | None = None  #: supplied by the driver: the place of its value
+    #: supplied by the driver where queries may be asked: format and payload of its value
+    old: tuple[int, bytes] | None = None
 
 
 class ChangeKeys(NamedTuple):

@@ -12,16 +12,17 @@ from broker_adapter.engine.clients.client_queue import Part
 from broker_adapter.engine.clients.client_records import (
     AudienceRecord,
     ClientRecord,
+    InterestRecord,
     decode_audience,
     decode_client,
     decode_cursor,
+    decode_interest,
     moved,
 )
 from broker_adapter.engine.clients.durable_clients import EVERYTHING
 from broker_adapter.engine.effects import Leaving
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.event_state import EventState
-from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.records import (
     FLAG_PERSISTENT,
     MAX_KEY_BYTES,
@@ -32,6 +33,7 @@ from broker_adapter.engine.records import (
     unpack_queue_key,
 )
 from broker_adapter.engine.regions.event_records import LANE, EventRecord
+from broker_adapter.engine.regions.interests import InterestKind
 from broker_adapter.engine.regions.key_records import (
     KeyRecord,
     KeyState,
@@ -39,11 +41,10 @@ from broker_adapter.engine.regions.key_records import (
     decode_tombstone,
     region_key,
 )
+from broker_adapter.engine.regions.region_records import RegionRecord, decode_region
 from broker_adapter.engine.regions.stored_log import Records, StoredLog
-from broker_adapter.engine.selection import Selectable
 from broker_adapter.engine.stores import Stores
 from broker_adapter.errors import StoreCorruptException
-from broker_adapter.selectors.language import parse_selector
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -54,7 +55,7 @@ TRIMMED_AT_ONCE = 500
 #: Keys that were destroyed and are forgotten in one cycle, at most.
 FORGOTTEN_AT_ONCE = 500
 
-_R = TypeVar("_R", AudienceRecord, ClientRecord)
+_R = TypeVar("_R", AudienceRecord, ClientRecord, InterestRecord, RegionRecord)
 
 
 class EventReads:
@@ -64,18 +65,18 @@ class EventReads:
         stores: of the engine.
         reads: of its entries.
         state: of regions and durable clients.
-        matching: asks selectors.
     """
 
-    def __init__(self, stores: Stores, reads: EntryReads, state: EventState, matching: Matching) -> None:
+    def __init__(self, stores: Stores, reads: EntryReads, state: EventState) -> None:
         self._stores = stores
-        self._matching = matching
         self._flags = 0 if stores.disk is None else FLAG_PERSISTENT
         self._reads = reads
         self._state = state
+        self._expecting: set[int] = set()  #: regions of which queries may be asked from this cycle on
         self.by_kind: dict[type, Callable[[Any], c.Command]] = {
             e.ChangeKeys: self._keys,
             e.ConnectDurable: self._size,
+            e.RegisterInterest: self._expect_queries,
             e.ReadEvents: self._events,
             e.TrimEvents: self._postings,
             e.ForgetKeys: self._tombstones,
@@ -94,6 +95,14 @@ class EventReads:
             found = [self._client(records, *each) for each in records.items_from("clients", b"\0")]
             head = self._state.stored_head()
             clients = [(each, _size_of(each, log, head)) for each in found if each is not None]
+            wanted = [
+                self._decoded(decode_interest, "interests", *each) for each in records.items_from("interests", b"\0")
+            ]
+            regions = {
+                int.from_bytes(key): record
+                for key, value in records.items_from("regions", b"\0")
+                if (record := self._decoded(decode_region, "regions", key, value)) is not None
+            }
             next_stream = records.get("meta", NEXT_STREAM)
         number = 1
         if next_stream is not None:
@@ -101,7 +110,8 @@ class EventReads:
                 number = decode_meta(NEXT_STREAM, next_stream)
             except StoreCorruptException:
                 _log.warning("! the number of the next audience is damaged; it follows from those that are there")
-        self._state.restore(streams, clients, number, age_ms)
+        interests = [each for each in wanted if each is not None]
+        self._state.restore(regions, streams, clients, interests, number, age_ms)
 
     def _client(self, records: Records, key: bytes, value: bytes) -> ClientRecord | None:
         """The record of a client, as far as its cursor has come."""
@@ -136,7 +146,20 @@ class EventReads:
         for change, record in zip(command.changes, found, strict=True):
             value = None if record is None or not record.place else self._entry(region.id, record.place)
             changes.append(change._replace(before=record, value=value))
+        if region.routing.queries or region.id in self._expecting:
+            places = [(change.value.number, change.value.flags) for change in changes if change.value is not None]
+            bodies = iter(self._stores.bodies(places))
+            changes = [change if change.value is None else change._replace(old=next(bodies)) for change in changes]
+            if region.routing.queries:
+                self._expecting.discard(region.id)
         return command._replace(changes=changes)
+
+    def _expect_queries(self, command: e.RegisterInterest) -> c.Command:
+        """A region's first query is asked of changes in the same cycle, which need the old values."""
+        region = self._state.regions.get(command.region)
+        if region is not None and any(each.kind is InterestKind.QUERY for each in command.interests):
+            self._expecting.add(region.id)
+        return command
 
     def _size(self, command: e.ConnectDurable) -> c.Command:
         client = self._state.clients.clients.get(command.client_id)
@@ -227,7 +250,7 @@ class EventReads:
         """What leaves for a durable client, with its payloads; an event whose message cannot be read is left out."""
         bodies = iter(self._stores.bodies([(each.message, self._flags) for each in leaving if each.message]))
         found: list[Any] = []
-        for message, handout, selectors in leaving:
+        for message, handout in leaving:
             if not message:
                 found.append(handout)
                 continue
@@ -235,11 +258,6 @@ class EventReads:
             if body is None:
                 _log.error("! message %d of an event cannot be trusted; the event is left out", message)
                 continue
-            if selectors:
-                fields = Selectable(self._matching.formats, *body)
-                is_selected = self._matching.is_selected
-                also = [each for each in selectors if is_selected(parse_selector(each.text), fields)]
-                handout = handout._replace(interests=[*handout.interests, *also])
             found.append(handout._replace(format=body[0], payload=body[1]))
         return found
 

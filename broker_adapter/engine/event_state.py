@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.clients.client_records import (
     AudienceRecord,
     ClientRecord,
     CursorRecord,
+    InterestRecord,
     encode_audience,
     encode_client,
     encode_cursor,
+    encode_interest,
+    interest_key,
 )
 from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClient, DurableClients
 from broker_adapter.engine.directory import Directory
@@ -22,6 +26,7 @@ from broker_adapter.engine.records import NEXT_STREAM, CatalogRecord, encode_met
 from broker_adapter.engine.regions.event_log import BroadStream
 from broker_adapter.engine.regions.interests import Interest, InterestKind, checked_key
 from broker_adapter.engine.regions.region import Region
+from broker_adapter.engine.regions.region_records import RegionRecord, encode_region
 from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
 
@@ -61,6 +66,7 @@ class EventState:
             self._store_client,
             self._store_cursor,
             self._store_audience,
+            self._store_interest,
             settings.max_durable_clients,
             settings.max_client_interests,
             settings.max_client_queue_events,
@@ -92,16 +98,20 @@ class EventState:
 
     def restore(
         self,
+        regions: Mapping[int, RegionRecord],
         streams: Iterable[tuple[int, AudienceRecord, int]],
         clients: Iterable[tuple[ClientRecord, tuple[int, bool]]],
+        interests: Iterable[InterestRecord],
         next_stream: int,
         age_ms: int,
     ) -> None:
         """Take over what the store has; the queues are there.
 
         Args:
+            regions: what is known of each, by number.
             streams: number and record of each audience and each stream of what many want, and how many postings it had.
             clients: the record of each, with how many events wait for it, and whether that is exact.
+            interests: of all clients.
             next_stream: the number of the next of the former.
             age_ms: the age of the store.
         """
@@ -111,9 +121,9 @@ class EventState:
         broad: dict[int, BroadStream] = {}
         clients = list(clients)
         for client, _ in clients:
-            for region, number, audience, *_ in client.parts:  # whose records may be damaged
-                broad.setdefault(region, BroadStream(number))
-                self.next_stream = max(self.next_stream, number + 1, audience + 1)
+            for of, number, of_client, *_ in client.parts:  # whose records may be damaged
+                broad.setdefault(of, BroadStream(number))
+                self.next_stream = max(self.next_stream, number + 1, of_client + 1)
         for number, record, postings in streams:
             self.next_stream = max(self.next_stream, number + 1)
             if record.interests is None:
@@ -124,26 +134,28 @@ class EventState:
             if queue.record.kind == "events":
                 self.events = queue
             elif queue.record.kind == "region":
-                self._add(queue, broad.get(queue.id))
+                region = self._add(queue, broad.get(queue.id))
+                if queue.id in regions:
+                    region.conflates, region.keys, region.events = regions[queue.id]
         for number, record, postings in audiences:
-            region = self.by_number.get(record.region)
-            if region is not None:
-                interests = frozenset(Interest(InterestKind(kind), text) for kind, text in record.interests or ())
-                audience = Audience(number, region.id, interests)
+            if record.region in self.by_number:
+                audience = Audience(number, record.region, frozenset(map(_interest, record.interests or ())))
                 audience.postings, audience.passed = postings, EVERYTHING
                 self.clients.audiences[number] = self.clients.worn[number] = audience
+        wanted: dict[str, dict[int, dict[Interest, bool]]] = {}
+        for each in interests:
+            if each.region in self.by_number:
+                of_client = wanted.setdefault(each.client_id, {})
+                of_client.setdefault(each.region, {})[_interest(each[2:5])] = each.durable
         for client, (size, is_exact) in clients:
+            found = wanted.get(client.client_id, {})
             parts = [each for each in client.parts if each[0] in self.by_number]
-            for region, _, number, *_ in parts:
+            for of, _, number, *_ in parts:
                 if number not in self.clients.audiences:
                     _log.error("! the record of audience %d is missing or damaged; run 'holdfast check'", number)
-                    wanted = [
-                        Interest(InterestKind(kind), text) for of, kind, text, _ in client.interests if of == region
-                    ]
-                    self.clients.audiences[number] = Audience(number, region, frozenset(wanted))
+                    self.clients.audiences[number] = Audience(number, of, frozenset(found.get(of, ())))
                     self.clients.audiences[number].passed = EVERYTHING
-            known = [each for each in client.interests if each[0] in self.by_number]
-            self.clients.restore(client._replace(parts=parts, interests=known), age_ms, size, is_exact=is_exact)
+            self.clients.restore(client._replace(parts=parts), found, age_ms, size, is_exact=is_exact)
         self.clients.worn_regions |= dict.fromkeys(self.by_number)
         for audience in self.clients.audiences.values():
             if audience.belonging:
@@ -158,21 +170,34 @@ class EventState:
             raise InvalidDestinationException(f"there is no region {name!r}: create it first (create_region)")
         return found
 
-    def make_region(self, name: str) -> Region:
+    def make_region(self, name: str, conflates: bool | None = None) -> Region:
         """A region, which is made where there is none.
+
+        Args:
+            name: of the region.
+            conflates: whether clients that leave it to the region have updates conflated; None: as it is, and of a new
+                region False.
 
         Raises:
             InvalidDestinationException: it cannot have this name.
             ResourceAllocationException: there are as many destinations as there may be.
         """
         found = self.regions.get(name)
-        if found is not None:
-            return found
-        checked_key(name)
-        self._directory.check_limit()
-        if self.events is None:
-            self.events = self._make_queue(CatalogRecord("events", EVENTS))
-        return self._add(self._make_queue(CatalogRecord("region", name)), None)
+        if found is None:
+            checked_key(name)
+            self._directory.check_limit()
+            if self.events is None:
+                self.events = self._make_queue(CatalogRecord("events", EVENTS))
+            found = self._add(self._make_queue(CatalogRecord("region", name)), None)
+        if conflates is not None and found.conflates is not conflates:
+            found.conflates = conflates
+            self.store_region(found)
+        return found
+
+    def store_region(self, region: Region) -> None:
+        """What is known of a region has changed."""
+        key = queue_key(region.id)
+        self.batch.put("regions", key, encode_region(key, region.record()))
 
     def _make_queue(self, record: CatalogRecord) -> QueueState:
         directory, destination = self._directory, Destination(record.name)
@@ -215,6 +240,19 @@ class EventState:
 
     def _store_audience(self, audience: Audience, is_there: bool) -> None:
         key = queue_key(audience.id)
-        interests = [(int(each.kind), each.text) for each in sorted(audience.interests)]
-        record = AudienceRecord(audience.region, interests)
-        self.batch.put("audiences", key, encode_audience(key, record) if is_there else None)
+        if not is_there:
+            self.batch.put("audiences", key, None)
+            return
+        interests = [(int(each.kind), each.text, each.name) for each in audience.interests]
+        self.batch.put("audiences", key, encode_audience(key, AudienceRecord(audience.region, interests)))
+
+    def _store_interest(self, client: DurableClient, region: int, interest: Interest, durable: bool | None) -> None:
+        record = InterestRecord(client.id, region, int(interest.kind), interest.text, interest.name, durable is True)
+        key = interest_key(record)
+        self.batch.put("interests", key, None if durable is None else encode_interest(key, record))
+
+
+def _interest(fields: Sequence[Any]) -> Interest:
+    """An interest of (kind, text, name)."""
+    kind, text, name = fields
+    return Interest(InterestKind(kind), text, name)

@@ -23,7 +23,13 @@ import msgpack
 
 from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.check import Check
-from broker_adapter.engine.clients.client_records import decode_audience, decode_client, decode_cursor
+from broker_adapter.engine.clients.client_records import (
+    INTEREST_KEY_BYTES,
+    decode_audience,
+    decode_client,
+    decode_cursor,
+    decode_interest,
+)
 from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_errors import without_room
 from broker_adapter.engine.lmdb_reads import run_items
@@ -59,8 +65,9 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
-from broker_adapter.engine.regions.event_records import decode_event, decode_posting
+from broker_adapter.engine.regions.event_records import decode_event, decode_posting, decode_superseded
 from broker_adapter.engine.regions.key_records import decode_key_record, decode_tombstone
+from broker_adapter.engine.regions.region_records import decode_region
 from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
@@ -483,10 +490,13 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
     (("events",), lambda key, value: len(key) == 8 and decode_event(key, value)),
+    (("superseded",), lambda key, value: decode_superseded(key, value)),
     (("postings",), lambda key, value: decode_posting(key, value)),
     (("keys",), lambda key, value: decode_key_record(key, value)),
     (("tombstones",), lambda key, value: decode_tombstone(key, value)),
+    (("regions",), lambda key, value: decode_region(key, value)),
     (("clients",), lambda key, value: key[:1] in b"=#" and isinstance(decode_client(key, value).client_id, str)),
+    (("interests",), lambda key, value: len(key) == INTEREST_KEY_BYTES and decode_interest(key, value)),
     (("cursors",), lambda key, value: key[:1] in b"=#" and decode_cursor(key, value)),
     # A record of the catalogue has more fields.
     (("audiences",), lambda key, value: len(key) == 4 and isinstance(decode_audience(key, value).region, int)),

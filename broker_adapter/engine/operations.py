@@ -86,7 +86,7 @@ was made; default 0)
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
 
-``create_region`` with ``region`` (its name)
+``create_region`` with ``region`` (its name) and ``conflates`` (None: as it is)
     True, when the region exists.
 ``change_keys`` with ``region`` and ``changes``: (key, change, packed envelope) each, where the change is 0 (put), 1
 (invalidate) or 2 (destroy)
@@ -94,7 +94,8 @@ or subscription; or None)
     has changed, also because the message's identity says that it was changed so before.  At most 10,000 at once; up to
     1,000 of them are one commit.
 ``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
-(default: true), ``selector`` (or None), ``max_bytes``, ``skip_damaged`` and ``envelope_version`` as in ``read_range``
+(default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
+``skip_damaged`` and ``envelope_version`` as in ``read_range``
     ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
     looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
@@ -102,8 +103,8 @@ or subscription; or None)
 ``register_interest`` with ``region``, ``interests``: (kind, text, name) each, where the kind is 0 (one key), 1 (all
 keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name), and ``durable`` (default: false)
     The position behind which events are queued for the connection's durable client.
-``unregister_interest`` with ``region`` and ``interests``
-    True.
+``unregister_interest`` with ``region``, ``interests`` and ``drop_queued`` (default: false)
+    True.  With ``drop_queued`` what waits for these queries alone is dropped.
 ``ready_for_events`` without arguments
     True.  The connection's durable client gets its events from now on.
 ``acknowledge_events`` with ``through`` (a position)
@@ -421,7 +422,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "keep": _PREFIXES,
     },
     "resolve_commit": {"session": Argument(str), "number": _NUMBER, "age_ms": Argument(int, 0)},
-    "create_region": {"region": Argument(str)},
+    "create_region": {"region": Argument(str), "conflates": Argument(bool, None)},
     "change_keys": {"region": Argument(str), "changes": Argument(list, most_values=MAX_KEYS)},
     "read_keys": {
         "region": Argument(str),
@@ -429,12 +430,13 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "after": Argument(str, None),
         "values": Argument(bool, True),
         "selector": Argument(str, None),
+        "expression": Argument(str, None),
         "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
         "skip_damaged": Argument(bool, False),
         "envelope_version": Argument(int, 1, least=1),
     },
     "register_interest": {**_INTERESTS, "durable": Argument(bool, False)},
-    "unregister_interest": _INTERESTS,
+    "unregister_interest": {**_INTERESTS, "drop_queued": Argument(bool, False)},
     "ready_for_events": {},
     "acknowledge_events": {"through": Argument(int)},
     "pending_events": {},

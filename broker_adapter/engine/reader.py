@@ -15,7 +15,7 @@ from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.engine.regions.key_records import KeyRecord, decode_key_record, region_key, region_prefix
 from broker_adapter.engine.runs import Runs
-from broker_adapter.engine.selection import Selectable, selects
+from broker_adapter.engine.selection import RegionFields, selects
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Message, Stores
 from broker_adapter.errors import StoreCorruptException
@@ -158,7 +158,7 @@ class Reader:
         """Whether a selector is true of a key and its value; it is not of a key without one."""
         if value is None:
             return False
-        return selects(selector, Selectable(self.state.matching.formats, *value, annotations={"key": stored.key}))
+        return selects(selector, RegionFields(self.state.matching.formats, *value, stored.key))
 
     @property
     def moves(self) -> tuple[int, int]:

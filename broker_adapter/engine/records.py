@@ -82,7 +82,18 @@ KIND_DAMAGED = -1  #: of a line that cannot be trusted, as ``due`` gives it; nev
 DUE_AGAIN_MS = 60_000
 
 #: The tables of regions and durable clients, in which records are read in the order of their keys.
-EVENT_TABLES = ("keys", "tombstones", "events", "postings", "audiences", "clients", "cursors")
+EVENT_TABLES = (
+    "regions",
+    "keys",
+    "tombstones",
+    "events",
+    "superseded",
+    "postings",
+    "audiences",
+    "clients",
+    "cursors",
+    "interests",
+)
 
 TABLES = (
     "messages",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.operation_steps import MAX_RANGE_BYTES, Arguments, Steps
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.reader import Reader, StoredKey
-from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key
+from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression
 from broker_adapter.engine.regions.key_records import KeyState, Wanted
 from broker_adapter.engine.stores import Message
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
@@ -54,14 +54,17 @@ def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
 
 def read_keys(arguments: Arguments) -> Steps:
     """Read keys that are there, and their values where these are asked for."""
-    selector = None if arguments["selector"] is None else parse_selector(arguments["selector"])
+    choice = _Choice(
+        None if arguments["expression"] is None else expression(arguments["expression"]),
+        None if arguments["selector"] is None else parse_selector(arguments["selector"]),
+    )
     names: Sequence[str] | None = arguments["keys"]
     after: str | None = arguments["after"]
     room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     first_position: int | None = None
     found: list[tuple[Any, ...]] = []
     while True:
-        page = _Page(arguments["region"], names, after, selector, room, with_values=arguments["values"])
+        page = _Page(arguments["region"], names, after, choice, room, with_values=arguments["values"])
         position = yield page.read
         first_position = position if first_position is None else first_position
         found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
@@ -71,6 +74,13 @@ def read_keys(arguments: Arguments) -> Steps:
             return {"position": first_position, "entries": found, "next": after}
         if names is not None:
             names = names[page.covered :]
+
+
+class _Choice(NamedTuple):
+    """Which keys are wanted; None: all."""
+
+    matches: Callable[[str], bool] | None
+    selector: Selector | None
 
 
 class _Page:
@@ -87,7 +97,7 @@ class _Page:
         region: str,
         names: Sequence[str] | None,
         after: str | None,
-        selector: Selector | None,
+        choice: _Choice,
         room: int,
         *,
         with_values: bool,
@@ -98,14 +108,14 @@ class _Page:
             region: its name.
             names: the keys that are wanted; None: all.
             after: of all keys, those behind this one.
-            selector: which of them are wanted; None: all.
+            choice: which of them are wanted.
             room: bytes that they may take in the answer, but for the last one.
             with_values: whether their values are wanted.
         """
         self._region = region
         self._names = names
         self._after = after
-        self._selector = selector
+        self._choice = choice
         self._room = room
         self._with_values = with_values
         self._found: list[tuple[StoredKey, Message | None]] = []
@@ -126,7 +136,8 @@ class _Page:
             names = self._names[:_READ_AT_ONCE]
             keys = [reader.key(region.id, each) for each in names]
             has_more = len(names) < len(self._names)
-        needs_values = self._with_values or self._selector is not None
+        matches, selector = self._choice
+        needs_values = self._with_values or selector is not None
         sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
         for each in sizes:
             if self.covered and self.size + each > self._room:
@@ -137,12 +148,14 @@ class _Page:
         keys = keys[: self.covered]
         self.next = keys[-1].key if has_more else None
         there = [each for each in keys if each.record is not None and each.record.state is not KeyState.TOMBSTONE]
+        if matches is not None:
+            there = [each for each in there if matches(each.key)]
         values = reader.values(there) if needs_values else [None] * len(there)
         found = zip(there, values, strict=True)
-        if self._selector is None:
+        if selector is None:
             self._found = list(found)
         else:
-            self._found = [each for each in found if reader.is_wanted(self._selector, *each)]
+            self._found = [each for each in found if reader.is_wanted(selector, *each)]
         return state.head
 
     def answers(self, version: int, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
@@ -187,7 +200,7 @@ def unregister_interest(arguments: Arguments) -> Steps:
 
 
 def _interests(arguments: Arguments) -> list[Interest]:
-    return [checked_interest(kind, text) for kind, text, _ in arguments.rows("interests", (int, str, str))]
+    return [checked_interest(*each) for each in arguments.rows("interests", (int, str, str))]
 
 
 def ready_for_events(arguments: Arguments) -> Steps:

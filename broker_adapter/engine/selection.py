@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Envelope, unpack_headers
+from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, BodyKind, Envelope, unpack, unpack_headers
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.selectors.language import Selector
 from broker_adapter.selectors.like import SHORT_TEXT
@@ -25,17 +25,33 @@ class Formats:
 
     def __init__(self) -> None:
         self._readers: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack_headers)
+        self._whole: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack)
 
-    def learn(self, message_format: int, read: Read) -> None:
-        """Read messages of this format so."""
+    def learn(self, message_format: int, read: Read, whole: Read | None = None) -> None:
+        """Read messages of this format so.
+
+        Args:
+            message_format: of the messages.
+            read: decodes at least headers and properties.
+            whole: decodes the body as well; None: ``read`` does, as far as it can be done.
+        """
         self._readers[message_format] = read
+        self._whole[message_format] = whole or read
 
     def read(self, message_format: int, payload: bytes) -> Envelope:
         """The message; raises MessageFormatException where it cannot be read."""
-        reader = self._readers.get(message_format)
-        if reader is None:
-            raise MessageFormatException(f"this engine does not know the message format 0x{message_format:08x}")
-        return reader(payload)
+        return _known(self._readers, message_format)(payload)
+
+    def read_whole(self, message_format: int, payload: bytes) -> Envelope:
+        """The message with its body; raises as ``read``."""
+        return _known(self._whole, message_format)(payload)
+
+
+def _known(readers: Mapping[int, Read], message_format: int) -> Read:
+    reader = readers.get(message_format)
+    if reader is None:
+        raise MessageFormatException(f"this engine does not know the message format 0x{message_format:08x}")
+    return reader
 
 
 class Selectable:
@@ -100,6 +116,59 @@ class Selectable:
         except MessageFormatException as error:
             self._error = error
             raise
+
+
+class RegionFields(Selectable):
+    """What a selector can name in an event of a region, or in the value that a key had before.
+
+    Beside what it can name in any message, this is ``key``, and the fields of a body that is a map, where no header and
+    no property has the name.  The body is decoded when the first one of these is asked for.
+    """
+
+    __slots__ = ("_body", "_key")
+
+    def __init__(self, formats: Formats, message_format: int, payload: bytes, key: str) -> None:
+        """A message that is not decoded yet.
+
+        Args:
+            formats: what the engine can read.
+            message_format: of the payload.
+            payload: the message as it is stored.
+            key: of the region.
+        """
+        super().__init__(formats, message_format, payload)
+        self._key = key
+        self._body: Mapping[Any, Any] | None = None
+
+    def __call__(self, name: str) -> Any:
+        """The value of a name; None where there is none, or where it is none that a selector can compare.
+
+        Raises:
+            MessageFormatException: the message cannot be decoded.
+        """
+        if name == "key":
+            return self._key
+        found = super().__call__(name)
+        if found is not None or name.startswith("JMS"):
+            return found
+        if self._body is None:
+            envelope = self._read_whole()
+            is_map = envelope.body_kind is BodyKind.MAP and isinstance(envelope.body, dict)
+            self._body = envelope.body if is_map else _NO_FIELDS
+        value = self._body.get(name)
+        return value if isinstance(value, str | int | float) else None
+
+    def _read_whole(self) -> Envelope:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        try:
+            return self._formats.read_whole(self._format, self._payload)
+        except MessageFormatException as error:
+            self._error = error
+            raise
+
+
+_NO_FIELDS: Final[Mapping[Any, Any]] = {}
 
 
 class Choosing(Protocol):

@@ -316,14 +316,21 @@ def _packed(link: EventLink, handout: Any) -> bytes:
     """What is handed out, as the payload of a transfer, in a form that the client reads."""
     if isinstance(handout, e.MarkerHandout):
         return encode_marker(handout.position)
-    position, region, operation, key, interests, is_history, form, message = handout
+    position, region, operation, key, interests, queries, is_history, form, message = handout
     with suppress(MessageFormatException):  # it cannot be decoded here: the client is told when it decodes it
         message = in_version(link.envelope_version, form, message)[1]
-    return encode_event(position, region, int(operation), key, interests, (), is_history, message)
+    matched = [(int(each.kind), each.text) for each in interests]
+    of_queries = [(name, int(each)) for name, each in queries]
+    return encode_event(position, region, int(operation), key, matched, of_queries, is_history, message)
 
 
 def _size_of(handout: Any) -> int:
     """What the server keeps for an event until it is sent, in bytes, about."""
     if not isinstance(handout, e.EventHandout):
         return _EVENT_BYTES
-    return len(handout.payload) + len(handout.key) + _EVENT_BYTES + _INTEREST_BYTES * len(handout.interests)
+    return (
+        len(handout.payload)
+        + len(handout.key)
+        + _EVENT_BYTES
+        + _INTEREST_BYTES * (len(handout.interests) + len(handout.queries))
+    )

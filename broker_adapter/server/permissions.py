@@ -76,7 +76,18 @@ NOT_NAMING: Final = frozenset(
         ),
         *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
-        *("changes", "keys", "after", "values", "selector", "interests", "through"),
+        *(
+            "changes",
+            "keys",
+            "after",
+            "values",
+            "selector",
+            "expression",
+            "conflates",
+            "drop_queued",
+            "interests",
+            "through",
+        ),
     )
 )
 

@@ -109,6 +109,13 @@ class ClientQueue:
         """The audience of a region that the client belongs to now."""
         return next((part.audience for part in self.parts if part.region == region and part.last is None), None)
 
+    def audience_at(self, region: int, position: int) -> int | None:
+        """The audience of a region that the client belonged to when an event came."""
+        for part in self.parts:
+            if part.region == region and part.first <= position and (part.last is None or position <= part.last):
+                return part.audience
+        return None
+
     def dispatched(self, positions: Sequence[int], through: int, sizes: Sequence[int] | None = None) -> None:
         """Note what has left.
 

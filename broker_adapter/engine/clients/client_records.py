@@ -6,11 +6,14 @@ table       key                    value
 clients     client id, or its      crc u32, msgpack array of the fields of :class:`ClientRecord`
             hash where it is long
 cursors     as in ``clients``      crc u32, the fields of :class:`CursorRecord`, u64 each
+interests   hash of the client     crc u32, msgpack array of the fields of :class:`InterestRecord`
+            id, region u32, hash
+            of the interest
 audiences   number u32             crc u32, msgpack array of the fields of :class:`AudienceRecord`
 ==========  =====================  ====================================================================================
 
-The record of a client may be large, and its cursor moves with each acknowledgement.  So only the cursor is written
-then, in a record of its own, which counts where it is further than the client's.
+The cursor of a client moves with each acknowledgement.  So only the cursor is written then, in a record of its own,
+which counts where it is further than the client's.  A client may have thousands of interests, so each has its record.
 
 A checksum covers key and value.  A record of a msgpack array may get further fields at its end: one that has more than
 are known here was written by newer software, and the store is refused as it is.
@@ -19,7 +22,8 @@ are known here was written by newer software, and the store is refused as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 import msgpack
@@ -27,7 +31,9 @@ import msgpack
 from broker_adapter.engine.records import newer
 from broker_adapter.errors import StoreCorruptException
 
-_R = TypeVar("_R", "ClientRecord", "AudienceRecord")
+_R = TypeVar("_R", "ClientRecord", "AudienceRecord", "InterestRecord")
+_HASH_BYTES: Final = 16
+INTEREST_KEY_BYTES: Final = 2 * _HASH_BYTES + 4
 
 
 class ClientRecord(NamedTuple):
@@ -39,9 +45,18 @@ class ClientRecord(NamedTuple):
     timed_out: bool  #: it was away for too long: only this is left of it
     cursor: int  #: up to this position it has processed everything
     parts: Sequence[Sequence[Any]] = ()  #: as :class:`client_queue.Part`
-    #: (region, kind, text, whether it is durable) of each of its interests
-    interests: Sequence[Sequence[Any]] = ()
     counters: Sequence[int] = ()  #: of :class:`durable_clients.Counters`
+
+
+class InterestRecord(NamedTuple):
+    """What a client wants."""
+
+    client_id: str
+    region: int
+    kind: int
+    text: str
+    name: str  #: of a query
+    durable: bool  #: it outlives the client's connection
 
 
 class CursorRecord(NamedTuple):
@@ -55,7 +70,7 @@ class AudienceRecord(NamedTuple):
     """An audience of a region, or the stream of the region's broad events."""
 
     region: int
-    interests: Sequence[Sequence[Any]] | None  #: (kind, text) of each; None: it is the broad stream
+    interests: Sequence[Sequence[Any]] | None  #: (kind, text, name) of each; None: it is the broad stream
 
 
 def encode_client(key: bytes, record: ClientRecord) -> bytes:
@@ -71,6 +86,26 @@ def decode_client(key: bytes, value: bytes) -> ClientRecord:
         StoreVersionException: newer software has written it.
     """
     return _decode(ClientRecord, key, value)
+
+
+def interest_key(record: InterestRecord) -> bytes:
+    """The key of an interest's record."""
+    wish = msgpack.packb((record.kind, record.text, record.name), unicode_errors="surrogatepass")
+    of = blake2b(record.client_id.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).digest()
+    return of + record.region.to_bytes(4) + blake2b(wish, digest_size=_HASH_BYTES).digest()
+
+
+def encode_interest(key: bytes, record: InterestRecord) -> bytes:
+    """The record of an interest."""
+    return _encode(key, record)
+
+
+def decode_interest(key: bytes, value: bytes) -> InterestRecord:
+    """The record of an interest; raises as ``decode_client``."""
+    found = _decode(InterestRecord, key, value)
+    if interest_key(found) != key:
+        raise StoreCorruptException(f"record {key.hex()} of an interest stands in a wrong place")
+    return found
 
 
 def encode_cursor(key: bytes, record: CursorRecord) -> bytes:
@@ -103,7 +138,7 @@ def decode_audience(key: bytes, value: bytes) -> AudienceRecord:
     return _decode(AudienceRecord, key, value)
 
 
-def _encode(key: bytes, record: ClientRecord | AudienceRecord) -> bytes:
+def _encode(key: bytes, record: ClientRecord | AudienceRecord | InterestRecord) -> bytes:
     body: bytes = msgpack.packb(tuple(record))
     return crc32(body, crc32(key)).to_bytes(4) + body
 

@@ -25,7 +25,7 @@ from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import Audience
-from broker_adapter.errors import ResourceAllocationException
+from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 
 #: Clients that timed out of which that is remembered, to be told when they come back.
 MOST_TIMED_OUT: Final = 10_000
@@ -71,7 +71,6 @@ class DurableClient:
         away_ms: since when it is, by the age of the store; None: it is here.
         queue: its events.
         interests: region → what it wants of it, and whether that outlives its connection.
-        asked: region → those of them that are expressions and selectors, which have to be asked of each event.
         connection: the number of its connection; None: it is away.
         sink: where its events go.
         window: most events under way.
@@ -82,6 +81,7 @@ class DurableClient:
         counters: what has happened.
         counted: how many events its queue had, by what was seen of its audiences at ``seen``.
         is_exact: whether that is exact; else it may be less.
+        asked: region → how many of its interests are not a key: so many may match one event beside that of its key.
         seen: by audience that it belongs to, how many events that had got by then.
     """
 
@@ -113,7 +113,6 @@ class DurableClient:
         self.away_ms: int | None = None
         self.queue = queue
         self.interests: dict[int, dict[Interest, bool]] = {}
-        self.asked: dict[int, list[Interest]] = {}
         self.connection: int | None = None
         self.sink: EventSink | None = None
         self.window = 0
@@ -125,6 +124,7 @@ class DurableClient:
         self.counted = 0
         self.is_exact = True
         self.seen: dict[int, int] = {}
+        self.asked: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<DurableClient {self.id!r}, {self.state.name}, processed up to {self.queue.cursor}>"
@@ -139,7 +139,7 @@ class DurableClient:
 
     def size_of(self, event: EventRecord) -> int:
         """What an event takes that is under way, in bytes: with its key, and all interests that may match it."""
-        return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * len(self.asked.get(event.region, ()))
+        return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * self.asked.get(event.region, 0)
 
     def want(self, region: int, wanted: Mapping[Interest, bool]) -> None:
         """Note what it wants of a region."""
@@ -147,17 +147,15 @@ class DurableClient:
         self.asked.pop(region, None)
         if wanted:
             self.interests[region] = dict(wanted)
-            self.asked[region] = [
-                each for each in wanted if each.kind in (InterestKind.EXPRESSION, InterestKind.SELECTOR)
-            ]
+            self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
+
+    def query_names(self) -> dict[str, tuple[int, Interest]]:
+        """Name → region and interest of each of its queries."""
+        found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
+        return {each.name: (region, each) for region, each in found if each.name}
 
     def record(self) -> ClientRecord:
         """For the store."""
-        interests = [
-            (region, int(interest.kind), interest.text, durable)
-            for region, found in self.interests.items()
-            for interest, durable in found.items()
-        ]
         return ClientRecord(
             self.id,
             self.timeout_ms,
@@ -165,7 +163,6 @@ class DurableClient:
             self.state is State.TIMED_OUT,
             self.queue.cursor,
             [tuple(part) for part in self.queue.parts],
-            interests,
             self.counters,
         )
 
@@ -178,6 +175,8 @@ class DurableClients:
         store_client: called with each client that changed, to be stored, and whether it is still there.
         store_cursor: the same where only its cursor has moved.
         store_audience: as ``store_client``, with audiences.
+        store_interest: called with each interest of a client that changed, its region, and whether it outlives the
+            client's connection; None: it has ended.
         max_clients: most clients that have a queue.
         max_interests: most interests of a client.
         max_events: most events that wait for a client.
@@ -197,6 +196,7 @@ class DurableClients:
         store_client: Callable[[DurableClient, bool], None],
         store_cursor: Callable[[DurableClient], None],
         store_audience: Callable[[Audience, bool], None],
+        store_interest: Callable[[DurableClient, int, Interest, bool | None], None],
         max_clients: int,
         max_interests: int,
         max_events: int,
@@ -211,6 +211,7 @@ class DurableClients:
         self._store_client = store_client
         self._store_cursor = store_cursor
         self._store_audience = store_audience
+        self._store_interest = store_interest
         self._max_clients = max_clients
         self._max_interests = max_interests
         self._max_events = max_events
@@ -222,11 +223,20 @@ class DurableClients:
 
     # What a restart finds.
 
-    def restore(self, record: ClientRecord, age_ms: int, size: int, *, is_exact: bool) -> None:
+    def restore(
+        self,
+        record: ClientRecord,
+        interests: Mapping[int, Mapping[Interest, bool]],
+        age_ms: int,
+        size: int,
+        *,
+        is_exact: bool,
+    ) -> None:
         """Take over a client that the store has; its audiences are there, and have passed what the others have.
 
         Args:
             record: of the client.
+            interests: region → what it wants of it, and whether that outlives its connection.
             age_ms: now, by the age of the store.
             size: of its queue.
             is_exact: whether that is exact; else it may be less.
@@ -245,9 +255,6 @@ class DurableClients:
         client.state = State.PAUSED
         client.away_ms = age_ms if record.away_ms is None else record.away_ms
         self._note_expiry(client)
-        interests: dict[int, dict[Interest, bool]] = {}
-        for region, kind, text, durable in record.interests:
-            interests.setdefault(region, {})[Interest(InterestKind(kind), text)] = durable
         for region, wanted in interests.items():
             client.want(region, wanted)
         for part in client.queue.parts:
@@ -436,10 +443,17 @@ class DurableClients:
         One that it has already, and that is durable, stays durable.
 
         Raises:
+            IllegalStateException: it has another query of this name.
             ResourceAllocationException: it has as many interests as it may have.
         """
         wanted = dict(client.interests.get(region.id, {}))
+        names = client.query_names()
         for interest in interests:
+            if interest.name and names.setdefault(interest.name, (region.id, interest)) != (region.id, interest):
+                raise IllegalStateException(
+                    f"durable client {client.id!r} has another query {interest.name!r}: the name of a query is given"
+                    " once in a client"
+                )
             wanted[interest] = durable or wanted.get(interest, False)
         others = sum(len(found) for number, found in client.interests.items() if number != region.id)
         if len(wanted) + others > self._max_interests:
@@ -460,6 +474,13 @@ class DurableClients:
 
     def _want(self, client: DurableClient, region: Region, wanted: Mapping[Interest, bool], head: int) -> None:
         """Give a client these interests in a region, and none besides."""
+        had = client.interests.get(region.id, {})
+        for interest in had:
+            if interest not in wanted:
+                self._store_interest(client, region.id, interest, None)
+        for interest, durable in wanted.items():
+            if had.get(interest) is not durable:
+                self._store_interest(client, region.id, interest, durable)
         client.want(region.id, wanted)
         queue = client.queue
         self._note_head(client, head)

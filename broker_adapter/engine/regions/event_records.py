@@ -3,8 +3,11 @@
 ==========  ============================  =====================================================================
 table       key                           value
 ==========  ============================  =====================================================================
-events      position u64                  crc u32, head (:data:`_head`), numbers of the audiences u32 each, key of the
-                                          region (UTF-8)
+events      position u64                  crc u32, head (:data:`_head`), numbers of the audiences u32 each, of each
+                                          distinct selector and query that is true of it a digest and what it is for
+                                          that u8, key of the region (UTF-8)
+superseded  position u64 of an update     crc u32, position u64 of the next update of its key, with no other event of
+                                          the key between the two
 postings    stream u32, position u64      crc u32, ordinal u64: how many postings the stream had up to this one
 ==========  ============================  =====================================================================
 
@@ -34,9 +37,14 @@ LANE: Final = 5
 #: Audiences of an event that have a posting each; of an event with more, all are in its record only.
 FEW: Final = 8
 
-#: Region, operation, message, size, audiences, bytes of the key.
-_head: Final = struct.Struct("<IBQIIH")
+#: Bytes of the digest of a selector or query.
+DIGEST_BYTES: Final = 8
+
+#: Region, operation, message, size, audiences, selectors and queries, bytes of the key.
+_head: Final = struct.Struct("<IBQIIIH")
+_ANSWER_BYTES: Final = DIGEST_BYTES + 1
 _posting: Final = struct.Struct(">IQ")
+_superseded: Final = struct.Struct(">IQ")
 _crc: Final = struct.Struct(">I")
 _NUMBER_BYTES: Final = 4
 _swapped: Final = sys.byteorder != "little"
@@ -45,6 +53,7 @@ position_key: Final = struct.Struct(">Q").pack
 posting_key: Final = struct.Struct(">IQ").pack
 _unpack_posting_key: Final = struct.Struct(">IQ").unpack
 POSTING_KEY_BYTES: Final = 12
+POSITION_KEY_BYTES: Final = 8
 
 
 class Operation(IntEnum):
@@ -56,6 +65,10 @@ class Operation(IntEnum):
     DESTROY = 3  #: it is not there any more
 
 
+#: Digest of a selector or query that is true of an event, and what the event is for it.
+Answer = tuple[bytes, Operation]
+
+
 class EventRecord(NamedTuple):
     """An event of a region, beside its message."""
 
@@ -65,6 +78,7 @@ class EventRecord(NamedTuple):
     size: int  #: bytes of the payload
     key: str
     audiences: Sequence[int]  #: who wants it, in order
+    answers: Sequence[Answer] = ()  #: of the distinct selectors and queries that are true of it
 
     @property
     def is_broad(self) -> bool:
@@ -105,9 +119,11 @@ def encode_event(key: bytes, event: EventRecord, audiences: bytes | None = None)
         event.message,
         event.size,
         len(packed) // _NUMBER_BYTES,
+        len(event.answers),
         len(name),
     )
-    body = b"".join((head, packed, name))
+    answers = [each + bytes((operation,)) for each, operation in event.answers]
+    body = b"".join((head, packed, *answers, name))
     return _crc.pack(crc32(body, crc32(key))) + body
 
 
@@ -116,9 +132,10 @@ def decode_event(key: bytes, value: bytes) -> EventRecord:
     body = value[_crc.size :]
     if len(body) < _head.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
         raise StoreCorruptException(f"event {key.hex()} fails its checksum")
-    region, operation, message, size, audiences, key_bytes = _head.unpack_from(body)
-    end = _head.size + audiences * _NUMBER_BYTES
-    if len(key) != 8 or end + key_bytes != len(body) or operation >= len(Operation):
+    region, operation, message, size, audiences, asked, key_bytes = _head.unpack_from(body)
+    answers = _head.size + audiences * _NUMBER_BYTES
+    end = answers + asked * _ANSWER_BYTES
+    if len(key) != POSITION_KEY_BYTES or end + key_bytes != len(body) or operation >= len(Operation):
         raise StoreCorruptException(f"event {key.hex()} has a form that is not known")
     return EventRecord(
         region,
@@ -126,8 +143,35 @@ def decode_event(key: bytes, value: bytes) -> EventRecord:
         message,
         size,
         body[end:].decode(),
-        decode_numbers(body[_head.size : end]),
+        decode_numbers(body[_head.size : answers]),
+        _decode_answers(body[answers:end]),
     )
+
+
+def _decode_answers(body: bytes) -> Sequence[Answer]:
+    """The answers of an event; raises StoreCorruptException where one is none."""
+    try:
+        return [
+            (body[first : first + DIGEST_BYTES], Operation(body[first + DIGEST_BYTES]))
+            for first in range(0, len(body), _ANSWER_BYTES)
+        ]
+    except ValueError as error:
+        raise StoreCorruptException(f"an event has an answer of a form that is not known: {error}") from None
+
+
+def encode_superseded(key: bytes, by: int) -> bytes:
+    """The record of an update that position ``by`` supersedes."""
+    return _superseded.pack(crc32(by.to_bytes(8), crc32(key)), by)
+
+
+def decode_superseded(key: bytes, value: bytes) -> int:
+    """By which position an update is superseded; raises StoreCorruptException where that cannot be trusted."""
+    if len(key) != POSITION_KEY_BYTES or len(value) != _superseded.size:
+        raise StoreCorruptException(f"record {key.hex()} of table superseded has a form that is not known")
+    crc, by = _superseded.unpack(value)
+    if crc != crc32(by.to_bytes(8), crc32(key)) or by <= int.from_bytes(key):
+        raise StoreCorruptException(f"record {key.hex()} of table superseded fails its checksum")
+    return int(by)
 
 
 def encode_posting(key: bytes, ordinal: int) -> bytes:

@@ -1,7 +1,12 @@
-"""What a client wants of a region: one key, all keys, keys that match an expression, or events that match a selector.
+"""What a client wants of a region: one key, all keys, keys that match an expression, events that match a selector, or
+a continuous query.
 
 An interest is data: two clients that want the same have equal interests, and whatever is asked of an event is asked
 once for all of them (:mod:`broker_adapter.engine.regions.routing`).
+
+A selector is asked of the event.  A *continuous query* is a selector with a name, which is asked of the value that a
+key had and of the one that it has now (:func:`query_operation`): for the query, a key appears, changes and disappears
+as its value begins to match, matches still, and matches no more.
 
 Regular expressions are those of RE2: what they take grows with the length of a key only, so no client can stop the
 engine by one.  In place of back-references and look-around, use several expressions.
@@ -12,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from broker_adapter.engine.regions.event_records import DIGEST_BYTES, Operation
 from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.selectors.language import parse_selector
 
@@ -22,6 +29,8 @@ MAX_KEY_BYTES: Final = 400
 #: Longest regular expression, in characters, and the memory that it may take, in bytes.
 MAX_EXPRESSION_LENGTH: Final = 1000
 _EXPRESSION_BYTES: Final = 1 << 20
+#: Longest name of a continuous query, in characters.
+MAX_QUERY_NAME: Final = 100
 #: How many regular expressions are kept, compiled, for the next use.
 _COMPILED: Final = 1024
 
@@ -32,17 +41,21 @@ class InterestKind(IntEnum):
     KEY = 0  #: one key
     ALL_KEYS = 1  #: nothing: every key is wanted
     EXPRESSION = 2  #: a regular expression that the whole key has to match
-    SELECTOR = 3  #: a selector over the event's properties and headers
+    SELECTOR = 3  #: a selector over the event's key, headers, properties and value
+    QUERY = 4  #: a selector over the same, asked of the old and of the new value
+
+    __hash__ = int.__hash__  #: that of an enumeration takes three times as long
 
 
 class Interest(NamedTuple):
     """What a client wants of a region.
 
-    Two ways to the same wish are equal: ``ALL_KEYS`` has no text.
+    Two ways to the same wish are equal: ``ALL_KEYS`` has no text, and only a query has a name.
     """
 
     kind: InterestKind
     text: str = ""
+    name: str = ""  #: of a query, within its client
 
     @property
     def label(self) -> str:
@@ -53,17 +66,34 @@ class Interest(NamedTuple):
             return "all keys"
         if self.kind is InterestKind.EXPRESSION:
             return f"keys that match {self.text!r}"
+        if self.kind is InterestKind.QUERY:
+            return f"query {self.name!r}: {self.text!r}"
         return f"selector {self.text!r}"
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the event has to be asked, beside its key."""
+        return self.kind in (InterestKind.SELECTOR, InterestKind.QUERY)
+
+    @property
+    def question(self) -> Interest:
+        """The same for all that ask the same of an event, whatever the name."""
+        return self._replace(name="") if self.name else self
 
 
 ALL_KEYS: Final = Interest(InterestKind.ALL_KEYS)
 
 
-def checked_interest(kind: int, text: str) -> Interest:
+def checked_interest(kind: int, text: str, name: str = "") -> Interest:
     """An interest that a client has asked for.
 
+    Args:
+        kind: a number of :class:`InterestKind`.
+        text: of it.
+        name: of a query; of other interests it is not looked at.
+
     Raises:
-        InvalidDestinationException: the key or the expression cannot be one.
+        InvalidDestinationException: the key, the expression or the name cannot be one.
         InvalidSelectorException: the selector cannot be parsed.
     """
     try:
@@ -80,7 +110,50 @@ def checked_interest(kind: int, text: str) -> Interest:
         expression(text)
     else:
         parse_selector(text)
+    if found is InterestKind.QUERY:
+        return Interest(found, text, checked_query_name(name))
     return Interest(found, text)
+
+
+def checked_query_name(name: str) -> str:
+    """The name of a continuous query.
+
+    Raises:
+        InvalidDestinationException: it is empty, too long, or has no form in UTF-8.
+    """
+    if not 0 < len(name) <= MAX_QUERY_NAME:
+        raise InvalidDestinationException(
+            f"the name of a query has 1 to {MAX_QUERY_NAME} characters, and {name[:40]!r} has {len(name)}"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidDestinationException(
+            f"the name {name[:40]!r} of a query has a surrogate, which has no form in UTF-8"
+        ) from None
+    return name
+
+
+@lru_cache(_COMPILED)
+def digest(question: Interest) -> bytes:
+    """What an event's record has of a selector or query that is true of it; see :attr:`Interest.question`."""
+    text = bytes((question.kind,)) + question.text.encode(errors="surrogatepass")
+    return blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+
+def query_operation(old: bool, new: bool) -> Operation | None:
+    """What happens for a continuous query.
+
+    Args:
+        old: whether the value that the key had matches; False where it had none.
+        new: whether the value that it has now matches; False where it has none.
+
+    Returns:
+        What it is for the query; None: nothing.
+    """
+    if new:
+        return Operation.UPDATE if old else Operation.CREATE
+    return Operation.DESTROY if old else None
 
 
 def checked_key(key: str) -> str:

@@ -22,7 +22,7 @@ from zlib import crc32
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.errors import StoreCorruptException
 
-_record: Final = struct.Struct(">QQQB")
+_record: Final = struct.Struct(">QQQBQ")
 _tombstone: Final = struct.Struct(">IQ")
 _due: Final = struct.Struct(">Q")
 _crc: Final = struct.Struct(">I")
@@ -44,6 +44,8 @@ class KeyRecord(NamedTuple):
     place: int  #: position of its value in the region's queue; 0: it has none
     changed_ms: int  #: when that event happened, by the age of the store
     state: KeyState
+    #: position of its last event that is stored, where that was an update and nothing else happened since; else 0
+    last_update: int = 0
 
 
 class Wanted(IntEnum):
@@ -75,10 +77,10 @@ def decode_key_record(key: bytes, value: bytes) -> KeyRecord:
     body = value[_crc.size :]
     if len(body) != _record.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
         raise StoreCorruptException(f"record of key {key.hex()} fails its checksum")
-    version, place, changed_ms, state = _record.unpack(body)
+    version, place, changed_ms, state, last_update = _record.unpack(body)
     if state >= len(KeyState):
         raise StoreCorruptException(f"record of key {key.hex()} has a state that is not known")
-    return KeyRecord(version, place, changed_ms, KeyState(state))
+    return KeyRecord(version, place, changed_ms, KeyState(state), last_update)
 
 
 def tombstone(due_ms: int, key: bytes, version: int) -> tuple[bytes, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker_adapter.engine.regions.event_log import BroadStream
+from broker_adapter.engine.regions.region_records import RegionRecord
 from broker_adapter.engine.regions.routing import Routing
 
 
@@ -16,15 +17,25 @@ class Region:
         name: of the region.
         routing: who wants its events.
         broad: its events that many audiences want.
+        conflates: whether clients that leave it to the region have updates conflated.
+        keys: how many keys are there, those without a valid value included.
+        events: how many events are stored.
     """
 
-    __slots__ = ("broad", "id", "name", "routing")
+    __slots__ = ("broad", "conflates", "events", "id", "keys", "name", "routing")
 
     def __init__(self, number: int, name: str, broad: BroadStream, new_number: Callable[[], int]) -> None:
         self.id = number
         self.name = name
         self.broad = broad
         self.routing = Routing(number, new_number)
+        self.conflates = False
+        self.keys = 0
+        self.events = 0
+
+    def record(self) -> RegionRecord:
+        """For the store."""
+        return RegionRecord(self.conflates, self.keys, self.events)
 
     def __repr__(self) -> str:
         return f"<Region {self.name!r}, number {self.id}>"

@@ -10,22 +10,36 @@ Theory of operation
     match a key is remembered for the keys used last.  Selectors may take long: the caller asks them, in slices of time
     (:mod:`broker_adapter.engine.matching`).  An audience is named once, however many of its interests match.
 
+    What a selector or query says of an event is stored with the event, once for each distinct text: when the event is
+    dispatched, the value that its key had is gone.
+
     The numbers of audiences are stored with the events, so they are given once only, and never to another set.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, expression
+from broker_adapter.engine.regions.event_records import Answer, Operation
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression
 from broker_adapter.selectors.language import Selector, parse_selector
 
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
 Interests = frozenset[Interest]
+
+
+class Matched(NamedTuple):
+    """Which interests of an audience an event matches."""
+
+    interests: Sequence[Interest]  #: all but queries, by kind and text
+    queries: Sequence[tuple[str, Operation]]  #: the name of each query, and what the event is for it; by name
+
+
+NOTHING: Final = Matched((), ())
 
 
 class Audience:
@@ -45,6 +59,8 @@ class Audience:
     """
 
     __slots__ = (
+        "_asked",
+        "_expressions",
         "belonging",
         "check_at",
         "events",
@@ -68,6 +84,32 @@ class Audience:
         self.members: dict[Any, None] = {}
         self.live: dict[Any, None] = {}
         self.passed = 0
+        self._expressions: list[Interest] | None = None
+        self._asked: dict[bytes, list[Interest]] = {}
+
+    def matched(self, key: str, answers: Iterable[Answer] = ()) -> Matched:
+        """Which of its interests an event matches; all of these are empty where it is for others only.
+
+        Args:
+            key: of the event.
+            answers: of the selectors and queries that are true of it.
+        """
+        if self._expressions is None:
+            self._expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+            for each in self.interests:
+                if each.is_asked:
+                    self._asked.setdefault(digest(each.question), []).append(each)
+        found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in self.interests]
+        found += [each for each in self._expressions if expression(each.text)(key)]
+        queries: list[tuple[str, Operation]] = []
+        if self._asked:
+            for of, operation in answers:
+                for each in self._asked.get(of, ()):
+                    if each.kind is InterestKind.QUERY:
+                        queries.append((each.name, operation))
+                    else:
+                        found.append(each)
+        return Matched(sorted(found), sorted(queries))
 
     def __repr__(self) -> str:
         return f"<Audience {self.id}: {', '.join(sorted(each.label for each in self.interests))}>"
@@ -82,11 +124,13 @@ class Routing:
 
     Attributes:
         selectors: the distinct selectors that are to be asked of each event.
+        queries: the distinct queries that are to be asked of the old and of the new value, without their names.
     """
 
     def __init__(self, region: int, new_number: Callable[[], int]) -> None:
         self.region = region
         self.selectors: dict[Interest, Selector] = {}
+        self.queries: dict[Interest, Selector] = {}
         self._new_number = new_number
         self._audiences: dict[Interests, Audience] = {}
         self._by_interest: dict[Interest, list[Audience]] = {}
@@ -110,25 +154,28 @@ class Routing:
     def add(self, audience: Audience) -> None:
         """Let an audience get events."""
         self._audiences[audience.interests] = audience
-        for interest in audience.interests:
+        for interest in {each.question for each in audience.interests}:
             self._by_interest.setdefault(interest, []).append(audience)
             if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
                 self._expressions[interest] = expression(interest.text)
                 self._matching.clear()
             elif interest.kind is InterestKind.SELECTOR and interest not in self.selectors:
                 self.selectors[interest] = parse_selector(interest.text)
+            elif interest.kind is InterestKind.QUERY and interest not in self.queries:
+                self.queries[interest] = parse_selector(interest.text)
 
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""
         if self._audiences.get(audience.interests) is not audience:
             return
         del self._audiences[audience.interests]
-        for interest in audience.interests:
+        for interest in {each.question for each in audience.interests}:
             having = self._by_interest[interest]
             having.remove(audience)
             if not having:
                 del self._by_interest[interest]
                 self.selectors.pop(interest, None)
+                self.queries.pop(interest, None)
                 if self._expressions.pop(interest, None) is not None:
                     self._matching.clear()
 
@@ -137,7 +184,7 @@ class Routing:
 
         Args:
             key: of the event.
-            selected: those of ``selectors`` that are true of it.
+            selected: those of ``selectors`` and ``queries`` that are true of it.
 
         Returns:
             A sequence that must not be changed.
@@ -150,19 +197,6 @@ class Routing:
         if len(parts) < 2:
             return parts[0] if parts else ()
         return list(dict.fromkeys([audience for part in parts for audience in part]))
-
-    @staticmethod
-    def matching(interests: Container[Interest], key: str, asked: Iterable[Interest] = ()) -> list[Interest]:
-        """Which of some interests an event matches, but for selectors, by kind and text.
-
-        Args:
-            interests: all of them, of which only those are looked up that name the key or all keys.
-            key: of the event.
-            asked: those of them that are expressions, and any others.
-        """
-        found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in interests]
-        found += [each for each in asked if each.kind is InterestKind.EXPRESSION and expression(each.text)(key)]
-        return sorted(found)
 
     def _matching_expressions(self, key: str) -> tuple[Interest, ...]:
         matching = self._matching

@@ -13,9 +13,10 @@ from broker_adapter.engine.clients.client_records import CursorRecord, decode_cl
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.records import NEXT_STREAM, encode_meta
-from broker_adapter.engine.regions.event_records import FEW, encode_posting
+from broker_adapter.engine.regions.event_records import FEW, encode_posting, encode_superseded, position_key
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted, decode_key_record
+from broker_adapter.engine.regions.region_records import RegionRecord, decode_region, encode_region
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, change, make, put
 from tests.broker_adapter.engine.regions.values import values_of
@@ -23,8 +24,11 @@ from tests.broker_adapter.engine.regions.values import values_of
 pytestmark = pytest.mark.damages
 
 SETTINGS = EngineSettings()
-#: What is found as well where a message loses a place.
-CONSEQUENCES = ("message without an entry", "place lost", "wrong counters", "wrong count of references")
+#: What is found as well where a message loses a place, or a key or an event is lost.
+CONSEQUENCES = (
+    *("message without an entry", "place lost", "wrong counters", "wrong count of references"),
+    "wrong counts of a region",
+)
 Items = list[tuple[bytes, bytes]]
 #: Makes changes of what a table has.
 Damage = Callable[[Items], list[tuple[str, bytes, bytes | None]]]
@@ -95,7 +99,9 @@ def garbled(name: str, index: int) -> tuple[str, Damage]:
         (without("postings", -1), ["postings missing"]),
         (garbled("audiences", 0), ["audience missing", "damaged audience"]),
         (without("audiences", 3), ["audience missing"]),
-        (garbled("clients", 0), ["damaged durable client"]),
+        (garbled("clients", 0), ["damaged durable client", "damaged interest"]),
+        (garbled("interests", 0), ["damaged interest"]),
+        (garbled("regions", 0), ["damaged region"]),
         (garbled("keys", 0), ["damaged key", "message of no event or key"]),
         (without("keys", 1), ["message of no event or key"]),
         (garbled("tombstones", 0), ["damaged tombstone", "tombstone missing"]),
@@ -106,6 +112,32 @@ def garbled(name: str, index: int) -> tuple[str, Damage]:
 def test_it_is_found_and_repaired(path: Path, where: tuple[str, Damage], expected: list[str]) -> None:
     damage(path, *where)
     assert [each for each in problems(path) if each not in CONSEQUENCES] == expected
+
+
+def test_what_is_counted_of_a_region_is_counted_again(path: Path) -> None:
+    before = table(path, "regions")
+    assert [decode_region(*each)[1:] for each in before] == [(3, 4), (2, 6)]
+    damage(path, "regions", lambda items: [("regions", items[0][0], None)])
+    assert problems(path) == ["wrong counts of a region"]
+    key, _ = table(path, "regions")[1]
+    damage(path, "regions", lambda _: [("regions", key, encode_region(key, RegionRecord(True, 9, 9)))])
+    assert problems(path) == ["wrong counts of a region"]
+    assert decode_region(*table(path, "regions")[1]) == RegionRecord(True, 2, 6)
+
+
+def test_what_supersedes_an_update_is_an_event_that_is_there(path: Path) -> None:
+    (first, _), (second, _), *_ = table(path, "events")
+    good = encode_superseded(first, int.from_bytes(second))
+    for key, value in (
+        (first, good[:-1]),
+        (second, good),
+        (first, encode_superseded(first, 99)),
+        (position_key(98), encode_superseded(position_key(98), 99)),
+    ):
+        damage(path, "superseded", lambda _, record=(key, value): [("superseded", *record)])  # type: ignore[misc]
+        assert problems(path) == ["damaged superseded update"]
+    damage(path, "superseded", lambda _: [("superseded", first, good)])
+    assert problems(path) == []
 
 
 def test_a_damaged_message_takes_its_event_and_the_value_of_its_key_away(path: Path) -> None:

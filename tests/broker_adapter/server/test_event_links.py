@@ -420,7 +420,7 @@ def test_a_message_that_cannot_be_had_in_that_version_comes_as_it_is_stored(raw:
     raw.client.rest()
     raw.client.server._event_links._take(
         raw.client.server._event_links._current,  # type: ignore[arg-type]
-        [e.EventHandout(9, "r", 0, "k", (), False, 1, damaged)],  # type: ignore[arg-type]
+        [e.EventHandout(9, "r", 0, "k", (), (), False, 1, damaged)],  # type: ignore[arg-type]
         [50],
     )
     assert raw.keys(link) == ["marker", "k"]

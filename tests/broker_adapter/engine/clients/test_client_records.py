@@ -9,21 +9,25 @@ import pytest
 
 from broker_adapter.engine.clients import client_records
 from broker_adapter.engine.clients.client_records import (
+    INTEREST_KEY_BYTES,
     AudienceRecord,
     ClientRecord,
     CursorRecord,
+    InterestRecord,
     decode_audience,
     decode_client,
     decode_cursor,
+    decode_interest,
     encode_audience,
     encode_client,
     encode_cursor,
+    encode_interest,
+    interest_key,
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
-CLIENT = ClientRecord(
-    "desk", 300_000, None, False, 2**63, ((1, 101, 5, 3, None), (1, 101, 6, 9, 12)), ((1, 0, "IBM", True),), (1, 2)
-)
+CLIENT = ClientRecord("desk", 300_000, None, False, 2**63, ((1, 101, 5, 3, None), (1, 101, 6, 9, 12)), (1, 2))
+WISH = InterestRecord("desk", 7, 4, "price > 3", "dear", True)
 
 
 def with_crc(key: bytes, fields: Any) -> bytes:
@@ -37,6 +41,19 @@ def test_records_are_read_as_they_were_written() -> None:
     assert decode_client(b"=desk", encode_client(b"=desk", CLIENT)) == CLIENT
     for record in (AudienceRecord(3, ((0, "IBM"), (1, ""))), AudienceRecord(3, None)):
         assert decode_audience(b"\0\0\0\1", encode_audience(b"\0\0\0\1", record)) == record
+
+
+def test_an_interest_is_read_as_it_was_written_and_from_its_own_place_only() -> None:
+    key = interest_key(WISH)
+    assert len(key) == INTEREST_KEY_BYTES
+    value = encode_interest(key, WISH)
+    assert decode_interest(key, value) == WISH
+    others = [WISH._replace(**changed) for changed in ({"client_id": "d"}, {"region": 8}, {"kind": 3}, {"name": "x"})]
+    assert len({key, *map(interest_key, others)}) == 5
+    with pytest.raises(StoreCorruptException, match="checksum"):
+        decode_interest(key, value[:-1])
+    with pytest.raises(StoreCorruptException, match="wrong place"):
+        decode_interest(key, encode_interest(key, others[0]))
 
 
 def test_a_cursor_is_read_as_it_was_written_and_nothing_else() -> None:

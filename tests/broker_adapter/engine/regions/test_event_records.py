@@ -13,9 +13,11 @@ from broker_adapter.engine.regions.event_records import (
     decode_event,
     decode_numbers,
     decode_posting,
+    decode_superseded,
     encode_event,
     encode_numbers,
     encode_posting,
+    encode_superseded,
     position_key,
     posting_key,
 )
@@ -30,6 +32,7 @@ EVENTS = st.builds(
     st.integers(0, 2**32 - 1),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=100),
     NUMBERS,
+    st.lists(st.tuples(st.binary(min_size=8, max_size=8), st.sampled_from(Operation)), max_size=5),
 )
 
 
@@ -67,6 +70,26 @@ def test_an_event_takes_four_bytes_for_each_audience() -> None:
     ]
     assert sizes[1] - sizes[0] == 40_000
     assert sizes[0] < 40
+
+
+def test_an_answer_that_is_no_operation_is_not_trusted() -> None:
+    key = position_key(1)
+    event = EventRecord(1, Operation.UPDATE, 1, 1, "IBM", [4], [(b"12345678", 9)])  # type: ignore[list-item]
+    with pytest.raises(StoreCorruptException, match="answer"):
+        decode_event(key, encode_event(key, event))
+
+
+def test_an_update_says_by_which_one_it_is_superseded() -> None:
+    key = position_key(7)
+    assert decode_superseded(key, encode_superseded(key, 9)) == 9
+    for wrong_key, value in (
+        (position_key(8), encode_superseded(key, 9)),
+        (key[:-1], encode_superseded(key, 9)),
+        (key, encode_superseded(key, 9)[:-1]),
+        (key, encode_superseded(key, 7)),
+    ):
+        with pytest.raises(StoreCorruptException):
+            decode_superseded(wrong_key, value)
 
 
 def test_an_event_for_many_audiences_is_broad() -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from broker_adapter.engine.regions.event_records import DIGEST_BYTES
 from broker_adapter.engine.regions.interests import (
     ALL_KEYS,
     MAX_EXPRESSION_LENGTH,
@@ -14,7 +15,9 @@ from broker_adapter.engine.regions.interests import (
     InterestKind,
     checked_interest,
     checked_key,
+    digest,
     expression,
+    query_operation,
 )
 from broker_adapter.errors import InvalidDestinationException, InvalidSelectorException
 
@@ -33,12 +36,40 @@ def test_an_interest_is_its_kind_and_its_text(kind: InterestKind, text: str, lab
     assert interest.label == label
 
 
+def test_a_query_has_a_name_and_only_a_query() -> None:
+    query = checked_interest(4, "price > 3", "dear")
+    assert query == Interest(InterestKind.QUERY, "price > 3", "dear")
+    assert query.label == "query 'dear': 'price > 3'"
+    assert query.question == Interest(InterestKind.QUERY, "price > 3")
+    assert checked_interest(3, "price > 3", "dear") == Interest(InterestKind.SELECTOR, "price > 3")
+    for name, why in (("", "has 0"), ("n" * 101, "has 101"), ("\ud800", "surrogate")):
+        with pytest.raises(InvalidDestinationException, match=why):
+            checked_interest(4, "price > 3", name)
+    with pytest.raises(InvalidSelectorException):
+        checked_interest(4, "price >", "dear")
+
+
+def test_a_digest_tells_kinds_and_texts_apart() -> None:
+    wishes = [Interest(kind, text) for kind in (InterestKind.SELECTOR, InterestKind.QUERY) for text in ("a", "b")]
+    assert len(set(map(digest, wishes))) == 4
+    assert all(len(digest(each)) == DIGEST_BYTES for each in wishes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [(False, False, None), (False, True, "CREATE"), (True, False, "DESTROY"), (True, True, "UPDATE")],
+)
+def test_what_happens_for_a_query_follows_from_both_values(old: bool, new: bool, expected: str | None) -> None:
+    found = query_operation(old, new)
+    assert (None if found is None else found.name) == expected
+
+
 def test_all_keys_is_one_interest_whatever_stands_beside_it() -> None:
     assert checked_interest(1, "") is checked_interest(1, "whatever") is ALL_KEYS
     assert ALL_KEYS.label == "all keys"
 
 
-@pytest.mark.parametrize("kind", [-1, 4, 255])
+@pytest.mark.parametrize("kind", [-1, 5, 255])
 def test_an_unknown_kind_is_named(kind: int) -> None:
     with pytest.raises(InvalidDestinationException, match=rf"^{kind} is no kind of interest: 0 \(KEY\)"):
         checked_interest(kind, "x")

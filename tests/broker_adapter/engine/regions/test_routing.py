@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.engine.regions import routing
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
+from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest
 from broker_adapter.engine.regions.routing import Audience, Routing
 
 EXPRESSIONS = ("a.*", ".b", "[ac]+")
@@ -28,6 +29,10 @@ def matching(text: str) -> Interest:
 
 def selected(text: str) -> Interest:
     return Interest(InterestKind.SELECTOR, text)
+
+
+def query(name: str, text: str) -> Interest:
+    return Interest(InterestKind.QUERY, text, name)
 
 
 def new() -> Routing:
@@ -69,18 +74,27 @@ def test_an_audience_is_named_once_whatever_matches() -> None:
     routing = new()
     both = routing.audience(of(key("ab"), ALL_KEYS, matching("a.*"), selected("price > 3")))
     assert numbers(routing.wanting("ab", [selected("price > 3")])) == {both.id}
-    assert routing.matching(both.interests, "ab", both.interests) == [key("ab"), ALL_KEYS, matching("a.*")]
-    assert routing.matching(both.interests, "x", both.interests) == [ALL_KEYS]
+    assert both.matched("ab") == ([key("ab"), ALL_KEYS, matching("a.*")], [])
+    assert both.matched("x") == ([ALL_KEYS], [])
 
 
-def test_interests_that_name_a_key_are_looked_up_however_many_there_are() -> None:
-    class Interests:
-        """They cannot be gone through."""
-
-        def __contains__(self, interest: object) -> bool:
-            return interest == key("ab")
-
-    assert new().matching(Interests(), "ab") == [key("ab")]
+def test_a_query_is_asked_once_for_all_names_and_told_by_each_name() -> None:
+    routing = new()
+    text = "price > 3"
+    first = routing.audience(of(query("one", text), query("two", text), selected(text)))
+    second = routing.audience(of(query("other", text)))
+    question = Interest(InterestKind.QUERY, text)
+    assert list(routing.queries) == [question]
+    assert numbers(routing.wanting("x", [question])) == {first.id, second.id}
+    assert numbers(routing.wanting("x", [selected(text)])) == {first.id}
+    answers = [(digest(question), Operation.CREATE), (digest(selected(text)), Operation.UPDATE)]
+    assert first.matched("x", answers) == ([selected(text)], [("one", Operation.CREATE), ("two", Operation.CREATE)])
+    assert second.matched("x", answers) == ([], [("other", Operation.CREATE)])
+    assert second.matched("x", answers[1:]) == ([], [])
+    routing.drop(first)
+    assert list(routing.queries) == [question]
+    routing.drop(second)
+    assert not routing.queries
 
 
 def test_an_audience_that_is_dropped_gets_nothing_and_its_number_is_not_given_again() -> None:
@@ -148,5 +162,5 @@ def test_the_index_finds_what_asking_each_interest_finds(
     found = routing.wanting(event_key, asked)
     assert numbers(found) == {each.id for each in kept if any(map(wants, each.interests))}
     for audience in found:
-        named = [each for each in audience.interests if each.kind is not InterestKind.SELECTOR]
-        assert routing.matching(audience.interests, event_key, audience.interests) == sorted(filter(wants, named))
+        answers = [(digest(each), Operation.UPDATE) for each in asked]
+        assert audience.matched(event_key, answers) == (sorted(filter(wants, audience.interests)), [])
