@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from broker_adapter.errors import (
     MessageFormatException,
     ResourceAllocationException,
 )
-from broker_adapter.transport import EventDelivery, EventsSpec
-from tests.contracts.transports import WAIT, Client, Engine
+from broker_adapter.transport import EventDelivery, EventsSpec, LinkInterrupted, LinkLost, LinkRestored
+from tests.contracts.transports import KINDS, WAIT, Client, Engine, eventually
+from tests.contracts.transports import engine as opened_engine
 
 ALL_KEYS = (1, "", "")
 
@@ -354,3 +356,29 @@ def test_the_threads_of_a_connection_ask_and_acknowledge_at_once(ours: Client) -
     for number in range(4):
         own = [event.key for event in events.got[1:] if event.key.startswith(f"{number}-")]
         assert own == [f"{number}-{each}" for each in range(25)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_that_is_too_long_is_dropped_and_its_link_ends_or_is_attached_again(kind: str, tmp_path: Path) -> None:
+    with opened_engine(kind, tmp_path, "max_client_queue_events=64") as made:
+        client = made.open("desk")
+        ask(client, "create_region", region="r")
+        events = Events(client, window=5)
+        ask(client, "register_interest", region="r", interests=[ALL_KEYS], durable=True)
+        ask(client, "ready_for_events")
+        change(made.open(), *[(f"k{number}", 0, "x") for number in range(80)])
+        restores = kind == "failover over loopback"
+        expected = [LinkInterrupted, LinkRestored] if restores else [LinkLost]
+        eventually(lambda: len(client.events) == len(expected))
+        assert [type(each) for each in client.events] == expected
+        lost = client.events[0]
+        assert isinstance(lost, LinkInterrupted | LinkLost)
+        assert lost.link == events.link
+        assert isinstance(lost.error, ResourceAllocationException)
+        assert "max_client_queue_events" in lost.error.reason
+        again = events if restores else Events(client)
+        assert ask(client, "pending_events") == -1
+        ask(client, "register_interest", region="r", interests=[ALL_KEYS])
+        ask(client, "ready_for_events")
+        change(client, ("new", 0, "x"))
+        eventually(lambda: again.got[-1].key == "new")
