@@ -417,8 +417,8 @@ class ClientEvents:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
-                        " durable_timeout, or the queue was too long, or this is another engine: events were missed, and"
-                        " the caches of its regions were read again"
+                        " durable_timeout, or the queue was too long, or this is another engine: events were missed,"
+                        " and the caches of its regions were read again"
                     )
                 )
             if self._is_ready:
