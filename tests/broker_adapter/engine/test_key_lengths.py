@@ -86,7 +86,7 @@ def filled(path: Path) -> None:
     broker.close()
     cursors = [last_key(f"desk {region}") for region in ("quotes", "trades")]
     store = LmdbStore(path, SETTINGS)
-    store.apply([("cursors", key, encode_cursor(key, CursorRecord(0, (0, 0, 0, 0)))) for key in cursors])
+    store.apply([("cursors", key, encode_cursor(key, CursorRecord(0, 0, (0, 0, 0, 0)))) for key in cursors])
     store.close()
 
 
