@@ -12,8 +12,7 @@ from typing import Any, Final
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.admission import Admission
-from broker_adapter.engine.clients.durable_client import DurableClient, conflation_of
-from broker_adapter.engine.clients.durable_clients import Marker, OutgoingEvent
+from broker_adapter.engine.clients.durable_client import DurableClient, Marker, OutgoingEvent, conflation_of
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, Leaving

@@ -158,6 +158,7 @@ class EventState:
         for audience in self.clients.audiences.values():
             if audience.belonging:
                 self.by_number[audience.region].routing.add(audience)
+        self.clients.restored(head)
 
     # Regions.
 

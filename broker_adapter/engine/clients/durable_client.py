@@ -13,6 +13,7 @@ from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_looks import Drain, Walk, count_behind
 from broker_adapter.engine.clients.states import State
 from broker_adapter.engine.new_message import EventSink
+from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import Audience
@@ -41,6 +42,20 @@ def conflation_of(word: str) -> Conflation:
     if found is None:
         raise IllegalStateException(f"conflation is one of {', '.join(CONFLATIONS)}, and not {word!r}")
     return found
+
+
+class OutgoingEvent(NamedTuple):
+    """An event that leaves for a client; the driver adds its message."""
+
+    position: int
+    event: EventRecord
+    is_history: bool  #: it came before the marker
+
+
+class Marker(NamedTuple):
+    """Everything before it is history, and everything behind it is live."""
+
+    position: int
 
 
 class Counters(NamedTuple):

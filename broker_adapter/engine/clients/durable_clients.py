@@ -20,12 +20,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from broker_adapter.engine.clients.client_queue import ClientQueue, LeftOut, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.conflating import Conflating
-from broker_adapter.engine.clients.durable_client import Conflation, Counted, Counters, DurableClient, Totals
+from broker_adapter.engine.clients.durable_client import (
+    Conflation,
+    Counted,
+    Counters,
+    DurableClient,
+    Marker,
+    OutgoingEvent,
+    Totals,
+)
 from broker_adapter.engine.clients.expiries import Expiries
 from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_looks import Answer, Drain
@@ -45,20 +53,6 @@ MOST_TIMED_OUT: Final = 10_000
 _CHECKS: Final = 64
 #: How far an audience has passed that has no clients.
 EVERYTHING: Final = LAST_POSITION
-
-
-class OutgoingEvent(NamedTuple):
-    """An event that leaves for a client; the driver adds its message."""
-
-    position: int
-    event: EventRecord
-    is_history: bool  #: it came before the marker
-
-
-class Marker(NamedTuple):
-    """Everything before it is history, and everything behind it is live."""
-
-    position: int
 
 
 class DurableClients:
@@ -118,6 +112,7 @@ class DurableClients:
         self._timed_out: dict[str, None] = {}  #: the ids of those that have none any more, the first ones first
         self.walks = Walks(self.audiences, self._drained)
         self._expiries = Expiries(self.clients)
+        self._interrupted: list[DurableClient] = []  #: after a start: those that were connected
         self._conflating = Conflating()
 
     # What a restart finds.
@@ -173,11 +168,17 @@ class DurableClients:
         client.came_by = client.came(self.audiences)
         if client.away_ms is None or client.away_at is None:  # it was connected
             client.away_ms, client.away_at = age_ms, head
-            self._store_client(client, True)
+            self._interrupted.append(client)
         else:
             client.came_by -= sizes[1]
         self._expiries.note(client)
         self.walks.go_on(client)
+
+    def restored(self, head: int) -> None:
+        """All clients are there, and regions have their audiences: those that were connected are away now."""
+        for client in self._interrupted:
+            self._end_connection(client, head)
+        self._interrupted.clear()
 
     # Clients come and go.
 
@@ -297,6 +298,10 @@ class DurableClients:
             return
         client.away_ms, client.away_at, client.came_by = age_ms, head, client.came(self.audiences)
         self._expiries.note(client)
+        self._end_connection(client, head)
+
+    def _end_connection(self, client: DurableClient, head: int) -> None:
+        """A client is away: what it wants only as long as it is connected ends, and what is queued by it stays."""
         for region, interests in list(client.interests.items()):
             durable = {interest: True for interest, outlives in interests.items() if outlives}
             if len(durable) < len(interests):

@@ -388,10 +388,7 @@ class World:
         before.close()
         self.broker = self.open()
         for client in self.clients.values():
-            if crashes:  # interest that is not durable ends when the client is found to be away
-                client.rewind()
-            else:
-                self.away(client)
+            self.away(client)
 
     # Checks.
 
@@ -402,7 +399,7 @@ class World:
         if what < 0.4:
             self.change()
         elif what < 0.42:
-            self.restart(crashes=False)
+            self.restart(crashes=self.random.random() < 0.5)
         elif what < 0.43 and self.conflates:
             self.conflate()
         elif client is None or client.connection is None:
