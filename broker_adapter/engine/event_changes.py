@@ -6,7 +6,7 @@ one, and the places in the subscriptions of the topic that has the region's name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
@@ -58,6 +58,7 @@ from broker_adapter.engine.regions.routing import NOTHING, Matched
 from broker_adapter.engine.selection import RegionFields, Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 
 #: In the names of streams of identities: a region is no queue and no topic.
@@ -190,12 +191,17 @@ class EventChanges:
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        queues += self._subscriptions(region, Selectable(self._matching.formats, message.format, message.payload))
+        annotations = {
+            REGION_PROPERTY: region.name,
+            KEY_PROPERTY: change.key,
+            OPERATION_PROPERTY: operation.name.lower(),
+        }
+        queues += self._subscriptions(region, message, annotations)
         number = self._intake.next_message
-        self._intake.store(message, queues, now_ms, effects)
+        self._intake.store(message, queues, now_ms, effects, annotations)
         if is_wanted:
             stored = [(digest(each), what) for each, what in answers.items()]
-            conflated = run if self._clients.conflate_in(region) else 0
+            conflated = run if self._clients.conflating.is_asked_for(region) else 0
             event = EventRecord(region.id, operation, number, len(message.payload), change.key, (), stored, conflated)
             append_event(event, position, region.broad, wanting, self._state.batch.put)
             region.events += 1
@@ -276,9 +282,12 @@ class EventChanges:
         self._intake.note_stream(stream, seen, now_ms, effects)
         return True
 
-    def _subscriptions(self, region: Region, fields: Selectable) -> list[QueueState]:
+    def _subscriptions(self, region: Region, message: NewMessage, annotations: Mapping[str, str]) -> list[QueueState]:
         """The subscriptions of the topic of this name that want an event."""
         found = self._directory.topics.get(_topic(region), ())
+        if not found:
+            return []
+        fields = Selectable(self._matching.formats, message.format, message.payload, annotations=annotations)
         is_selected = self._matching.is_selected
         return [each for each in found if each.selector is None or is_selected(each.selector, fields)]
 

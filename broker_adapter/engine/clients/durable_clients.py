@@ -76,6 +76,7 @@ class DurableClients:
         worn: audiences whose members have processed something since they were trimmed.
         worn_regions: regions of which an audience has passed something since what many want was trimmed.
         walks: the looks at whole queues.
+        conflating: in which regions updates are conflated for any of them.
         alerts: clients that lost their queues, and why, to be logged.
         totals: what has happened to all of them.
     """
@@ -113,7 +114,7 @@ class DurableClients:
         self.walks = Walks(self.audiences, self._drained)
         self._expiries = Expiries(self.clients)
         self._interrupted: list[DurableClient] = []  #: after a start: those that were connected
-        self._conflating = Conflating()
+        self.conflating = Conflating()
 
     # What a restart finds.
 
@@ -156,7 +157,7 @@ class DurableClients:
         client.away_ms, client.away_at = record.away_ms, record.away_at
         for region, wanted in interests.items():
             client.want(region, wanted)
-            self._conflating.wants(region, client.conflation, 1)
+            self.conflating.wants(region, client.conflation, 1)
         for part in client.queue.parts:
             audience = self.audiences[part.audience]
             audience.members[client] = None
@@ -233,8 +234,8 @@ class DurableClients:
         client.connection, client.timeout_ms, client.away_ms, client.away_at = connection, timeout_ms, None, None
         client.window, client.sink = window, sink
         for region in client.interests if client.conflation is not conflation else ():
-            self._conflating.wants(region, client.conflation, -1)
-            self._conflating.wants(region, conflation, 1)
+            self.conflating.wants(region, client.conflation, -1)
+            self.conflating.wants(region, conflation, 1)
         client.conflation = conflation
         self._by_connection[connection] = client
         self._store_client(client, True)
@@ -455,10 +456,6 @@ class DurableClients:
             if client.conflation is Conflation.SERVER:
                 client.foresee(array("Q"), -1)
 
-    def conflate_in(self, region: Region) -> bool:
-        """Whether updates of a region are conflated for a client that wants something of it."""
-        return self._conflating.is_asked_for(region)
-
     def conflates(self, client: DurableClient, conflation: Conflation | None = None) -> bool:
         """Whether updates of a region that it gets events of are conflated for a client.
 
@@ -480,7 +477,7 @@ class DurableClients:
         for interest, durable in wanted.items():
             if had.get(interest) is not durable:
                 self._store_interest(client, region.id, interest, durable)
-        self._conflating.wants(region.id, client.conflation, bool(wanted) - bool(had))
+        self.conflating.wants(region.id, client.conflation, bool(wanted) - bool(had))
         client.want(region.id, wanted)
         queue = client.queue
         self._note_head(client, head)
