@@ -96,10 +96,10 @@ def fill_regions(broker: Broker) -> None:
         broker.call(e.MakeRegion(region), WAIT)
         for name in ("desk", "office"):
             client = connect(broker, f"{name} {region}")
-            broker.call(e.ConnectDurable(client, f"{name} {region}", None, 10, lambda _: None), WAIT)
+            broker.call(e.ConnectDurable(client, f"{name} {region}", None, 10, lambda _: None, conflation="true"), WAIT)
             interest = ALL_KEYS if name == "desk" else Interest(InterestKind.KEY, "a")
             broker.call(e.RegisterInterest(client, region, [interest], True), WAIT)
-        change(broker, region, *"abca")
+        change(broker, region, *"abcaa")
         broker.call(e.ChangeKeys(region, [e.KeyChange("b", Wanted.DESTROY, message("gone"))]), WAIT)
 
 
