@@ -370,7 +370,8 @@ class DurableClients:
             ResourceAllocationException: it has as many interests as it may have.
         """
         wanted = dict(client.interests.get(region.id, {}))
-        names = client.query_names()
+        interests = list(interests)
+        names = client.query_names() if any(each.name for each in interests) else {}
         for interest in interests:
             if interest.name and names.setdefault(interest.name, (region.id, interest)) != (region.id, interest):
                 raise IllegalStateException(
