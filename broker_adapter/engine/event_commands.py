@@ -67,6 +67,10 @@ class KeyChange(NamedTuple):
     old: tuple[int, bytes] | None = None
 
 
+#: Key, format and payload of a message → what each selector or query says of it.
+Asked = dict[tuple[str, int, bytes], dict[Interest, bool]]
+
+
 class ChangeKeys(NamedTuple):
     """Changes of keys of one region, in order, all or none.
 
@@ -76,6 +80,7 @@ class ChangeKeys(NamedTuple):
     region: str
     changes: Sequence[KeyChange]
     reply: Reply | None = None
+    asked: Asked | None = None  #: kept by the rules: what was asked of selectors, where that takes several cycles
 
 
 class ConnectDurable(NamedTuple):
