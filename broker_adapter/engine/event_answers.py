@@ -50,6 +50,8 @@ class EventAnswers:
         matching = self._matching
         for subject, is_old in _subjects(command, known):
             answers = asked.setdefault(subject, {})
+            if len(answers) >= len(routing.queries) + (0 if is_old else len(routing.selectors)):
+                continue  # in an earlier slice; what was registered since then is asked in the end
             questions = [*routing.queries.items()] if is_old else [*routing.selectors.items(), *routing.queries.items()]
             left = [each for each in questions if each[0] not in answers]
             fields = self._fields(subject)

@@ -15,7 +15,7 @@ from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
 
 #: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
-COUNTED_AT_ONCE: Final = 20_000
+COUNTED_AT_ONCE: Final = 10_000
 #: Clients and regions of which one answer tells, at most, and interests of one client.
 MOST_DESCRIBED: Final = 1000
 

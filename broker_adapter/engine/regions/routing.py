@@ -50,6 +50,7 @@ class Audience:
         region: number of the region.
         interests: what its clients want.
         questions: what is asked of an event for that.
+        is_by_key: whether that is asked of its key alone.
         postings: how many postings it has had.
         events: how many events it has got since the engine was started.
         belonging: how many clients belong to it now.
@@ -67,6 +68,7 @@ class Audience:
         "events",
         "id",
         "interests",
+        "is_by_key",
         "live",
         "members",
         "passed",
@@ -79,7 +81,8 @@ class Audience:
         self.id = number
         self.region = region
         self.interests = interests
-        has_names = any(each.name for each in interests)
+        self.is_by_key = not any(each.is_asked for each in interests)
+        has_names = not self.is_by_key and any(each.name for each in interests)
         self.questions = frozenset(each.question for each in interests) if has_names else interests
         self.postings = 0
         self.events = 0
