@@ -11,6 +11,8 @@ from broker_adapter.destination import (
     queue,
     topic,
 )
+from broker_adapter.engine.regions.interests import checked_interest, checked_key
+from broker_adapter.engine.regions.interests import expression as key_expression
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
 from broker_adapter.errors import (
@@ -39,6 +41,8 @@ from broker_adapter.errors import (
     StoreVersionException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnconnectedException,
+    UnsupportedOperationException,
     copied,
 )
 from broker_adapter.refusals import not_browsable
@@ -48,6 +52,8 @@ from broker_adapter.signals import Waiters, uninterrupted
 from broker_adapter.transport import (
     Credentials,
     Delivery,
+    EventDelivery,
+    EventsSpec,
     Failed,
     Interrupted,
     LinkInterrupted,
@@ -80,6 +86,8 @@ __all__ = [
     "DestinationKind",
     "EmbeddedURL",
     "EngineSettings",
+    "EventDelivery",
+    "EventsSpec",
     "Envelope",
     "Failed",
     "FailoverURL",
@@ -125,9 +133,13 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "UnconnectedException",
+    "UnsupportedOperationException",
     "Waiters",
     "annotated",
     "checked_destination",
+    "checked_interest",
+    "checked_key",
     "checked_name",
     "counted",
     "in_seconds",
@@ -135,6 +147,7 @@ __all__ = [
     "copied",
     "decode_payload",
     "is_destination",
+    "key_expression",
     "not_browsable",
     "own_version",
     "pack",

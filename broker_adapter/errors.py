@@ -154,6 +154,10 @@ class ConnectionLostException(JMSException, ConnectionError):
         self.redirect = redirect
 
 
+class UnconnectedException(ConnectionLostException):
+    """The connection is being restored, and the call does not wait for that: a change of a region."""
+
+
 class OperationTimedOutException(JMSException, TimeoutError):
     """The deadline of a call passed before the broker answered."""
 
@@ -180,6 +184,10 @@ class StoreCorruptException(StoreException):
 
 class StoreVersionException(StoreException):
     """The store was written by a newer version of this software."""
+
+
+class UnsupportedOperationException(JMSException, NotImplementedError):
+    """The broker has nothing of this kind: connect to a Holdfast server, or to the engine in the process."""
 
 
 class TransactionRolledBackException(JMSException):

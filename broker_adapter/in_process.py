@@ -24,6 +24,7 @@ from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.answers import SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import (
     AMQP_FORMAT,
@@ -39,6 +40,7 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
+    ResourceAllocationException,
     TransactionRolledBackException,
     copied,
 )
@@ -46,11 +48,15 @@ from broker_adapter.signals import uninterrupted
 from broker_adapter.transport import (
     Credentials,
     Delivery,
+    EventDelivery,
+    EventSink,
+    EventsSpec,
     Failed,
     LinkLost,
+    LinkSink,
+    LinkSpec,
     OnSettled,
     Peer,
-    ReceiverSpec,
     SenderSpec,
     Sink,
     TransportEvent,
@@ -187,6 +193,8 @@ class InProcessTransport:
         self._lease: EngineLease | None = None
         self._broker: Broker = cast(Broker, None)
         self._client = 0
+        self._client_id = ""
+        self._events_link: int | None = None
         self._error: JMSException | None = IllegalStateException("the connection is not open yet")
         self._lock = threading.RLock()
         self._closed = False
@@ -242,11 +250,11 @@ class InProcessTransport:
                 listener(Failed(error))
 
         self._forget_failure = lease.broker.on_failure(failed)
-        client_id = credentials.client_id or f"holdfast-{uuid4()}"
+        self._client_id = credentials.client_id or f"holdfast-{uuid4()}"
         return Peer(
             PRODUCT,
             own_version(),
-            client_id,
+            self._client_id,
             is_holdfast=True,
             capabilities=CAPABILITIES,
             envelope_version=ENVELOPE_VERSION,
@@ -290,10 +298,12 @@ class InProcessTransport:
             consumer = self._consumers.get(link)
             if consumer is not None:
                 self._call(c.Detach(consumer, give_back=True), timeout)
-            self._forget(link)
+                self._forget(link)
+            else:
+                self.detach(link, timeout)
         return True
 
-    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+    def attach(self, spec: LinkSpec, sink: LinkSink, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         broker = self._usable_to_wait()
         limit = self._request_limit(timeout)
@@ -304,6 +314,11 @@ class InProcessTransport:
             if spec.destination is not None:
                 broker.call(c.Declare(spec.destination), limit)
             self._senders[link] = spec.destination
+        elif isinstance(spec, EventsSpec):
+            deliver = self._event_sink(link, cast(EventSink, sink))
+            client = self._client, self._client_id, spec.timeout_ms, spec.window, deliver
+            broker.call(e.ConnectDurable(*client, conflation=spec.conflation), limit)
+            self._events_link = link
         else:
             if sink is None:
                 raise IllegalStateException("a receiver's link needs a sink")
@@ -311,7 +326,7 @@ class InProcessTransport:
                 c.Attach(
                     self._client,
                     spec.destination,
-                    self._sink(link, sink),
+                    self._sink(link, cast(Sink, sink)),
                     spec.subscription,
                     spec.selector,
                     spec.no_local,
@@ -351,6 +366,26 @@ class InProcessTransport:
 
         return deliver
 
+    def _event_sink(self, link: int, sink: EventSink) -> Callable[[Sequence[Any]], None]:
+        def deliver(handouts: Sequence[Any]) -> None:
+            found = []
+            for each in handouts:
+                if isinstance(each, e.EventHandout):
+                    interests = [(int(interest.kind), interest.text) for interest in each.interests]
+                    payload = each.format, each.payload, None
+                    queries = [(name, int(operation)) for name, operation in each.queries]
+                    of_key = each.position, each.region, int(each.operation), each.key
+                    found.append(EventDelivery(*of_key, interests, queries, each.is_history, payload, self._decode))
+                elif isinstance(each, e.MarkerHandout):
+                    found.append(EventDelivery(each.position))
+                else:
+                    self._events_link = None
+                    self._ended(link, ResourceAllocationException(each.reason))
+            if found and self._events_link == link:
+                sink(found)
+
+        return deliver
+
     def _take_in_hand(self, link: int, number: int) -> bool:
         """See :attr:`broker_adapter.transport.Delivery.take_in_hand`."""
         consumer = self._consumers.get(link)
@@ -370,7 +405,11 @@ class InProcessTransport:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
         self._usable_to_wait()
         consumer = self._consumers.get(link)
-        if consumer is None:
+        if link == self._events_link:
+            self._events_link = None
+            self._call(e.LeaveDurable(self._client, keep=True), timeout)
+            self._forget(link)
+        elif consumer is None:
             self._forget(link)
         elif link not in self._detached:
             holds = self._call(c.Detach(consumer), timeout)
@@ -497,7 +536,8 @@ class InProcessTransport:
         broker = self._usable_to_wait()
         if self._outbox:
             broker.submit(self._deferred)
-        return uninterrupted(partial(broker.request, operation, arguments, self._request_limit(timeout)))
+        ask = partial(broker.request, operation, arguments, self._request_limit(timeout), client=self._client)
+        return uninterrupted(ask)
 
     def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
         try:

@@ -6,7 +6,11 @@ A transport has to: a broker of another make might take such a call for somethin
 from __future__ import annotations
 
 from broker_adapter.destination import Destination
-from broker_adapter.errors import IllegalStateException, InvalidDestinationException
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    UnsupportedOperationException,
+)
 
 
 def not_browsable(topic: Destination) -> InvalidDestinationException:
@@ -52,3 +56,17 @@ def of_other_kind(name: str, *, shared: bool) -> IllegalStateException:
     """
     kind = "a shared" if shared else "an unshared"
     return IllegalStateException(f"subscription {name!r} is {kind} durable one; unsubscribe it first")
+
+
+def no_regions(product: str, version: str | None = None) -> UnsupportedOperationException:
+    """The error where a broker has no regions.
+
+    Args:
+        product: what the broker calls itself.
+        version: of a server of ours that is too old for them; None: it is none.
+    """
+    broker = f"this broker is {product!r}" if version is None else f"this one, of version {version}, has none"
+    return UnsupportedOperationException(
+        f"regions need a Holdfast server, and {broker}; connect to a Holdfast server of this version, or to the engine"
+        " in the process (embedded:)"
+    )

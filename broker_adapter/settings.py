@@ -98,6 +98,18 @@ class ClientSettings:
     close_timeout_seconds: float = _option(
         10.0, "longest time that close() waits for running listeners and for the broker", least=0.001
     )
+    event_window_messages: int = _option(
+        1000, "events of regions that a client may have and has not acknowledged", least=1, most=10_000
+    )
+    event_acknowledge_seconds: float = _option(
+        0.1, "longest time after which the client acknowledges events of regions that it has processed", least=0
+    )
+    event_conflation: str = _option(
+        "server",
+        "whether of the updates of a key that wait for this client only the last one is kept: true, false, or server"
+        " (as the region was created)",
+        choices=("server", "true", "false"),
+    )
     dups_ok_batch_messages: int = _option(
         100, "DUPS_OK: consumed messages that are acknowledged together", least=1, most=10_000
     )

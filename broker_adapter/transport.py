@@ -107,6 +107,23 @@ class ReceiverSpec:
         return f"a {'browser' if self.browse else 'consumer'} of {self.destination.name!r}"
 
 
+@attrs.frozen
+class EventsSpec:
+    """The link on which the connection's client gets the events of regions; of our own engine, one on a connection.
+
+    With it the client is known to the engine, by the client id of the connection: requests register what it wants,
+    say that it is ready and acknowledge its events (``broker_adapter.engine.operations``).
+    """
+
+    session: int
+    timeout_ms: int | None  #: how long the client may be away and keeps its queue; None: for ever; 0: it keeps none
+    window: int  #: most events that were handed over and not acknowledged
+    conflation: str = "server"  #: whether only the last of a key's updates is kept: "true", "false", or as the region
+
+    def __str__(self) -> str:
+        return "the link for events"
+
+
 class Delivery:
     """A message on its way to a consumer.
 
@@ -152,6 +169,75 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"<Delivery {tuple(self.tag)} position={self.position} delivery_count={self.delivery_count}>"
+
+
+class EventDelivery:
+    """An event of a region on its way to its client, or the marker: what came before it is history.
+
+    Attributes:
+        position: its place among all events, increasing and never reused; the version of its key from then on.
+        region: its name; None: this is the marker.
+        operation: what has happened to the key: 0 (create), 1 (update), 2 (invalidate), 3 (destroy).
+        key: to which it has happened.
+        interests: (kind, text) of those of the client that match; see the operation ``register_interest``.
+        queries: (name, operation) of those of the client's queries for which it is an event.
+        is_history: whether it was queued before the client was ready.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_envelope",
+        "_payload",
+        "interests",
+        "is_history",
+        "key",
+        "operation",
+        "position",
+        "queries",
+        "region",
+    )
+
+    def __init__(
+        self,
+        position: int,
+        region: str | None = None,
+        operation: int = 0,
+        key: str = "",
+        interests: Sequence[tuple[int, str]] = (),
+        queries: Sequence[tuple[str, int]] = (),
+        is_history: bool = True,
+        payload: Any = None,
+        decode: Callable[[Any], Envelope] | None = None,
+    ) -> None:
+        self.position = position
+        self.region = region
+        self.operation = operation
+        self.key = key
+        self.interests = interests
+        self.queries = queries
+        self.is_history = is_history
+        self._payload = payload
+        self._decode = decode
+        self._envelope: Envelope | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        """The message of the event, with the value of a create or update; decoded when it is first read.
+
+        Raises:
+            MessageFormatException: the payload cannot be decoded.
+        """
+        envelope = self._envelope
+        if envelope is None:
+            assert self._decode is not None
+            envelope = self._envelope = self._decode(self._payload)
+            self._payload = None
+        return envelope
+
+    def __repr__(self) -> str:
+        if self.region is None:
+            return f"<EventDelivery: marker behind {self.position}>"
+        return f"<EventDelivery {self.position}: {self.operation} of {self.key!r} in {self.region!r}>"
 
 
 @attrs.frozen
@@ -230,6 +316,10 @@ TransportEvent = (
     Interrupted | Restoring | Restored | LinkLost | LinkInterrupted | LinkRestored | ServersAnnounced | Failed
 )
 Sink = Callable[[Sequence[Delivery]], None]
+EventSink = Callable[[Sequence[EventDelivery]], None]
+#: What a link is for, and the sink that goes with it: None of a producer's.
+LinkSpec = SenderSpec | ReceiverSpec | EventsSpec
+LinkSink = Sink | EventSink | None
 OnSettled = Callable[[JMSException | None], None]
 
 
@@ -264,10 +354,14 @@ class Transport(Protocol):
             was lost meanwhile.
         """
 
-    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+    def attach(self, spec: LinkSpec, sink: LinkSink, timeout: float | None) -> int:
         """Make a link and return its number.  A receiver needs a ``sink`` and starts with no credit.
 
+        A link for events needs no credit: its window says how much is sent.  It is lost (``LinkLost``) where the
+        engine has dropped the client's queue.
+
         Raises:
+            InvalidClientIDException: a link for events, and another connection is this durable client.
             InvalidDestinationException: the broker has no such destination, or refuses it in this role.
             InvalidSelectorException: the selector is invalid, or the broker did not confirm it.
             JMSSecurityException: not allowed.

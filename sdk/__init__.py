@@ -52,6 +52,8 @@ from broker_adapter import (
     StoreVersionException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnconnectedException,
+    UnsupportedOperationException,
 )
 from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData
@@ -61,6 +63,10 @@ from sdk.context import JMSConsumer, JMSContext, JMSProducer
 from sdk.message import DeliveryMode, Message
 from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
+from sdk.region import Region
+from sdk.region_cache import RegionOperation
+from sdk.region_listener import QueryListener, RegionEvent, RegionListener, ResultPolicy
+from sdk.region_query import ContinuousQuery, QueryState
 from sdk.requestor import Requestor, reply
 from sdk.session import Session
 
@@ -101,13 +107,21 @@ __all__ = [
     "MessageProducer",
     "NoSuchElementException",
     "ObjectMessage",
+    "RegionOperation",
     "OperationTimedOutException",
     "ProtocolException",
+    "ContinuousQuery",
+    "QueryListener",
+    "QueryState",
     "QueueBrowser",
     "QueueStatistics",
+    "Region",
+    "RegionEvent",
+    "RegionListener",
     "Requestor",
     "ResourceAllocationException",
     "Restored",
+    "ResultPolicy",
     "Session",
     "StaleAcknowledgementException",
     "StoreCorruptException",
@@ -118,5 +132,7 @@ __all__ = [
     "TextMessage",
     "TransactionInDoubtException",
     "TransactionRolledBackException",
+    "UnconnectedException",
+    "UnsupportedOperationException",
     "reply",
 ]

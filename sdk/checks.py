@@ -13,12 +13,13 @@ from broker_adapter import InvalidDestinationException, MessageFormatException, 
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 
-def check_timeout(timeout: object, none: str = "None waits without limit") -> None:
+def check_timeout(timeout: object, none: str = "None waits without limit", *, name: str = "timeout") -> None:
     """Make sure that this is a number of seconds, or None.
 
     Args:
         timeout: what the caller has given.
         none: what None means.
+        name: of the argument.
 
     Raises:
         ValueError: it is neither.
@@ -31,7 +32,7 @@ def check_timeout(timeout: object, none: str = "None waits without limit") -> No
         or not timeout >= 0  # NaN is not, either
         or sys.float_info.max < timeout < math.inf  # an integer that is no float
     ):
-        raise ValueError(f"timeout={reprlib.repr(timeout)} is not a number of seconds; {none}")
+        raise ValueError(f"{name}={reprlib.repr(timeout)} is not a number of seconds; {none}")
 
 
 def check_subscription_name(name: object) -> None:

@@ -42,6 +42,8 @@ from sdk.checks import check_request, check_timeout
 from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
+from sdk.region import Region
+from sdk.region_events import ClientEvents
 from sdk.session import Session
 from sdk.session_state import log
 
@@ -78,6 +80,7 @@ class Connection:
         "_closed",
         "_closing",
         "_event_listener",
+        "_events",
         "_exception_listener",
         "_has_client_id",
         "_is_local",
@@ -108,6 +111,7 @@ class Connection:
         *,
         user_id: str | None = None,
         is_local: bool = False,
+        durable_timeout: float | None = 0,
     ) -> None:
         """Connect; made by the factory.
 
@@ -119,6 +123,8 @@ class Connection:
             timeout: longest wait in seconds; see ``ConnectionFactory.create_connection``.
             user_id: that messages name as their sender, where the options ask for it.
             is_local: whether the broker is in this process, so that there is no network to lose.
+            durable_timeout: seconds for which the engine keeps the events of regions while this client is away; None:
+                for ever; 0: it keeps none.
 
         Raises:
             JMSException: see ``ConnectionFactory.create_connection``.
@@ -145,9 +151,18 @@ class Connection:
         self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
         self._transport = transport
         self._settings = settings
+        self._events = ClientEvents(
+            self._lifecycle.name,
+            transport,
+            settings,
+            next(self._session_numbers),
+            None if durable_timeout is None else round(durable_timeout * 1000),
+            weakly(self._report),
+        )
         try:
             self._peer = transport.open(credentials, weakly(self._on_event), timeout)
             self._lost_acknowledgements.store = self._peer.store
+            self._events.connected(self._peer.store)
         except BaseException:  # a handler of a signal may have raised: what is open by now would stay so
             transport.close(0)
             raise
@@ -158,13 +173,14 @@ class Connection:
     def __del__(self) -> None:
         # One that has failed as well: it holds the store or the socket until it is closed.
         if getattr(self, "_peer", None) is not None and self._lifecycle.state is not State.CLOSED:
-            dropped(self, self.close, self._transport)
+            dropped(self, partial(self.close, keep_alive=True), self._transport)
 
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Where the program fails, its durable client is kept, as if it had crashed.
+        self.close(keep_alive=kind is not None)
 
     @property
     def client_id(self) -> str:
@@ -234,6 +250,7 @@ class Connection:
                 self._peer.client_id if self._has_client_id else None,
                 self._report,
                 self._forget,
+                region=self._region,
                 is_holdfast=self._peer.is_holdfast,
                 user_id=self._user_id if self._settings.populate_user_id else None,
                 lost=None if self._is_local else self._lost_acknowledgements,
@@ -251,6 +268,56 @@ class Connection:
             if self._lifecycle.error is not None:  # likewise
                 session._state.fail(self._lifecycle.error)
             return session
+
+    def _region(self, name: str, conflates: bool | None, session: Session) -> Region:
+        """A region, which keeps the session that it is made by, and so this connection."""
+        state = self._events.region(name, conflates)
+        return Region(session, self._events, state, Identity(self._producer_id, next(self._producer_numbers), 0))
+
+    def ready_for_events(self) -> None:
+        """This durable client is ready for the events of its regions: those that wait are told to the listeners now.
+
+        Before, its regions are created, their listeners added and interest registered, durable interest of an earlier
+        connection as well.  What was queued by then is told first, as ``replayed``, and changes no cache; then
+        ``after_region_live`` is called, and what follows is told as it happens.  The connection has to be started.
+        Legal twice.
+
+        Raises:
+            IllegalStateException: the client is not durable: it gets its events as soon as it registers interest; or
+                the connection is closed.
+            UnsupportedOperationException: the broker has no regions.
+            InvalidClientIDException: another connection is this durable client.
+            JMSException: as ``request``.
+        """
+        self._lifecycle.require_usable()
+        if not self._events.is_durable:
+            raise IllegalStateException(
+                "only a durable client says that it is ready for events: give create_connection() a client_id and a"
+                " durable_timeout; any other one gets its events as soon as it registers interest"
+            )
+        self._events.ready()
+
+    def pending_event_count(self) -> int:
+        """How many events waited for this durable client as it connected to the engine's events.
+
+        Returns:
+            Their number; -1: there was a queue, which was dropped, because the client was away for longer than its
+            ``durable_timeout`` or the queue was too long; -2: there was none.
+
+        Raises:
+            IllegalStateException: the client is not durable, has said that it is ready for events, or is closed.
+            UnsupportedOperationException: the broker has no regions.
+            InvalidClientIDException: another connection is this durable client.
+            JMSException: as ``request``.
+        """
+        self._lifecycle.require_usable()
+        if not self._events.is_durable:
+            raise IllegalStateException("only a durable client has events that wait for it")
+        if self._events.is_ready:
+            raise IllegalStateException("call pending_event_count() before ready_for_events()")
+        self._events.attach()
+        assert self._events.pending is not None
+        return self._events.pending
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:
         """Ask a Holdfast broker something beyond messaging; connectors build on it.
@@ -303,6 +370,7 @@ class Connection:
             # All of them each time: the handler of a signal may have interrupted the first call.
             for session in sessions:
                 session._start()
+            self._events.start()
 
     def stop(self) -> None:
         """Hold messages back: no receiver returns one, and no listener is called, after this returns; legal twice.
@@ -322,28 +390,36 @@ class Connection:
                 sessions = self._sessions.values()
             for session in sessions:
                 session._state.start_or_stop(Event.STOP)
+        is_told = self._events.stop(deadline)
         late = [session._state.name for session in sessions if not session._state.wait_until_stopped(deadline)]
+        late += [] if is_told else ["the regions"]
         if late:
             raise OperationTimedOutException(
                 f"a listener of {' and of '.join(late)} has not returned in time; no other message is given out"
             )
 
-    def close(self) -> None:
-        """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.
+    def close(self, *, keep_alive: bool = False) -> None:
+        """Close with all sessions; legal twice, and from any thread but those of its sessions' and regions' listeners.
 
         Temporary destinations end.  What was received and not acknowledged or committed is redelivered.  Waits as
         ``Session.close`` does, for all sessions together at most ``close_timeout_seconds``, and never fails for a
         network that is away.  Where another thread is closing it already, this waits until that has ended.
 
+        Args:
+            keep_alive: whether the engine keeps the queue of this durable client and its durable interest, until the
+                client comes back or its ``durable_timeout`` is over.  Where the connection is lost they are always
+                kept, and where an exception leaves its ``with`` block.
+
         Raises:
-            IllegalStateException: called from a listener or completion callback of one of its sessions.
+            IllegalStateException: called from a listener or completion callback of one of its sessions or regions.
         """
         self._refuse_own_threads("close")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
-        self._closing.take_turn(partial(self._close, deadline), self._closed.is_set, longer)
+        close = partial(self._close, deadline, keep_alive=keep_alive)
+        self._closing.take_turn(close, self._closed.is_set, longer)
 
-    def _close(self, deadline: float) -> None:
+    def _close(self, deadline: float, *, keep_alive: bool) -> None:
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
         is_whole = False  # where the handler of a signal raises, there is no long wait any more
@@ -352,6 +428,7 @@ class Connection:
                 sessions = self._sessions.values()
             if self._standing[1]:
                 self._transport.close(0)  # first: calls that wait for the network end now, and block nothing
+            self._events.close(deadline, keep=keep_alive)
             for session in sessions:
                 session._shut(deadline)
             is_whole = True
@@ -378,7 +455,7 @@ class Connection:
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:
             sessions = self._sessions.values()
-        if any(session._state.in_own_thread() for session in sessions):
+        if self._events.in_own_thread() or any(session._state.in_own_thread() for session in sessions):
             raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
 
     def _forget(self, session: Session) -> None:
@@ -395,6 +472,7 @@ class Connection:
             self._standing = (epoch, True)
             for session in self._sessions.values():
                 session._links.interrupted(epoch)
+            self._events.interrupted()
             self._report(event.error)
         elif isinstance(event, Restoring):
             # In the order of what happens: what was lost is given again before the broker hands anything out.
@@ -418,8 +496,10 @@ class Connection:
             self._standing = (event.epoch, False)
             for session in self._sessions.values():
                 session._links.restored(event.epoch)
+            self._events.restored(self._peer.store)
         elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
-            any(session._links.came(event, self._standing[0]) for session in sessions)
+            if not self._events.came(event):
+                any(session._links.came(event, self._standing[0]) for session in sessions)
             if not isinstance(event, LinkRestored):
                 self._report(event.error)
         else:

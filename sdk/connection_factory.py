@@ -17,6 +17,11 @@ from sdk.checks import check_timeout
 from sdk.connection import Connection
 from sdk.context import JMSContext, open_context
 
+#: Seconds for which the engine keeps the events of a durable client that is away, where nothing else is said; and the
+#: most that can be said.
+DURABLE_TIMEOUT = 300.0
+MOST_DURABLE_SECONDS = 1e9
+
 
 class ConnectionFactory:
     """Makes connections.  For any number of threads.
@@ -76,6 +81,7 @@ class ConnectionFactory:
         password: str | None = None,
         client_id: str | None = None,
         *,
+        durable_timeout: float | None = DURABLE_TIMEOUT,
         timeout: float | None = None,
     ) -> Connection:
         """Connect; the connection is stopped until its ``start()``.
@@ -85,6 +91,9 @@ class ConnectionFactory:
             password: of that user.
             client_id: names this client to the broker, and its durable subscriptions, in at most 400 bytes; None: one
                 is invented.
+            durable_timeout: seconds for which a Holdfast engine keeps the events of regions that a client with a
+                client id has a durable interest in while it is away, counted while the engine runs; None: for ever.  It
+                replaces what the last connection of this client gave.
             timeout: longest wait in seconds, more than 0; None: ``connect_timeout_seconds`` of the URL for each
                 attempt.  A new connection tries each address once, and again as the options say.
 
@@ -96,8 +105,11 @@ class ConnectionFactory:
             StoreException: the embedded store cannot be used.
             OperationTimedOutException: a server took the connection, or an embedded engine was opened, and did not
                 answer in time.
-            ValueError: the timeout is no number of seconds above 0.
+            ValueError: the timeout is no number of seconds above 0, or ``durable_timeout`` none.
         """
+        check_timeout(durable_timeout, "None keeps events for ever", name="durable_timeout")
+        if durable_timeout is not None and not 0.001 <= durable_timeout <= MOST_DURABLE_SECONDS:
+            raise ValueError(f"durable_timeout={durable_timeout!r} is not from 0.001 to {MOST_DURABLE_SECONDS} seconds")
         check_timeout(timeout, "None waits connect_timeout_seconds for each attempt")
         if timeout == 0:
             raise ValueError(f"timeout={timeout!r} leaves no time to connect; None waits connect_timeout_seconds")
@@ -118,6 +130,7 @@ class ConnectionFactory:
             timeout,
             user_id=username if username is not None else self._username_in_url,
             is_local=self._is_local,
+            durable_timeout=0 if client_id is None else durable_timeout,
         )
 
     def create_context(
@@ -127,15 +140,19 @@ class ConnectionFactory:
         password: str | None = None,
         client_id: str | None = None,
         *,
+        durable_timeout: float | None = DURABLE_TIMEOUT,
         timeout: float | None = None,
     ) -> JMSContext:
         """Connect, for the simplified API; the connection is started with the first consumer.
 
         Args:
             mode: how the context's deliveries end.
-            username, password, client_id, timeout: see ``create_connection``.
+            username, password, client_id, durable_timeout, timeout: see ``create_connection``.
 
         Raises:
             JMSException: see ``create_connection``.
         """
-        return open_context(self.create_connection(username, password, client_id, timeout=timeout), mode)
+        return open_context(
+            self.create_connection(username, password, client_id, durable_timeout=durable_timeout, timeout=timeout),
+            mode,
+        )

@@ -38,6 +38,7 @@ from sdk.message_values import (
     checked_priority,
 )
 from sdk.producer import MessageProducer
+from sdk.region import Region
 from sdk.session import Session
 from sdk.session_state import OnCompletion
 
@@ -62,13 +63,13 @@ class _SharedConnection:
         with self._lock:
             self._contexts.add(session)
 
-    def leave(self, session: int) -> None:
+    def leave(self, session: int, *, keep_alive: bool = True) -> None:
         """Legal twice: what the handler of a signal has interrupted, the next call does."""
         with self._lock:
             self._contexts.discard(session)
             is_last = not self._contexts
         if is_last:
-            self.connection.close()
+            self.connection.close(keep_alive=keep_alive)
 
     def leave_behind(self, session: Session) -> weakref.finalize[[weakref.ref[_SharedConnection], int], Session]:
         """Leave when a session is gone; returns what calls that off."""
@@ -121,8 +122,8 @@ class JMSContext(MessageFactory):
     def __enter__(self) -> JMSContext:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(keep_alive=kind is not None)  # as a connection is
 
     def create_context(self, mode: AcknowledgeMode) -> JMSContext:
         """Another context on the same connection, which closes with the last of them.
@@ -176,10 +177,13 @@ class JMSContext(MessageFactory):
         self._require_open()
         self._shared.connection.stop()
 
-    def close(self) -> None:
+    def close(self, *, keep_alive: bool = False) -> None:
         """Close the session, and the connection with the last of its contexts; legal twice.
 
         Waits as ``Session.close`` and ``Connection.close`` do.
+
+        Args:
+            keep_alive: of the last one; see ``Connection.close``.
 
         Raises:
             IllegalStateException: called from a listener or completion callback of this context.
@@ -187,7 +191,7 @@ class JMSContext(MessageFactory):
         if self._closed:
             return
         self._session.close()
-        self._shared.leave(self._session._state.number)
+        self._shared.leave(self._session._state.number, keep_alive=keep_alive)
         self._leaving.detach()
         self._closed = True
 
@@ -222,6 +226,20 @@ class JMSContext(MessageFactory):
     def recover(self) -> None:
         """See ``Session.recover``."""
         self._session.recover()
+
+    def create_region(self, name: str, *, conflates: bool | None = None) -> Region:
+        """See ``Session.create_region``."""
+        return self._session.create_region(name, conflates=conflates)
+
+    def ready_for_events(self) -> None:
+        """See ``Connection.ready_for_events``."""
+        self._require_open()
+        self._shared.connection.ready_for_events()
+
+    def pending_event_count(self) -> int:
+        """See ``Connection.pending_event_count``."""
+        self._require_open()
+        return self._shared.connection.pending_event_count()
 
     def create_queue(self, name: str) -> Destination:
         """See ``Session.create_queue``."""

@@ -27,6 +27,7 @@ from broker_adapter import (
     TransactionRolledBackException,
     Transport,
     checked_destination,
+    checked_name,
     not_browsable,
     parse_selector,
     queue,
@@ -45,6 +46,7 @@ from sdk.lifecycle import Event, State
 from sdk.message import Message
 from sdk.message_factory import MessageFactory
 from sdk.producer import MessageProducer
+from sdk.region import Region
 from sdk.session_links import SessionLinks
 from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread
@@ -72,6 +74,7 @@ class Session(MessageFactory):
         "_links",
         "_mode",
         "_on_close",
+        "_region",
         "_settings",
         "_state",
         "_thread",
@@ -89,6 +92,7 @@ class Session(MessageFactory):
         report: Callable[[JMSException], None],
         on_close: Callable[[Session], None],
         *,
+        region: Callable[[str, bool | None, Session], Region],
         is_holdfast: bool = True,
         user_id: str | None = None,
         lost: LostAcknowledgements | None = None,
@@ -106,6 +110,7 @@ class Session(MessageFactory):
             client_id: what the application named the connection, as durable subscriptions need.
             report: tells the connection's exception listener.
             on_close: called once.
+            region: makes a region of the connection.
             is_holdfast: whether the broker is ours.
             user_id: that its messages name as their sender; None: none.
             lost: acknowledgements of the connection that were lost; None where it cannot be lost.
@@ -115,6 +120,7 @@ class Session(MessageFactory):
         self._mode = mode
         self._transport = transport
         self._settings = settings
+        self._region = region
         self._identify = identify
         self._client_id = client_id
         self._on_close = on_close
@@ -187,6 +193,23 @@ class Session(MessageFactory):
         self._state.lifecycle.require_usable()
         name, reliability = split_address(name)
         return addressed(topic(name), reliability)
+
+    def create_region(self, name: str, *, conflates: bool | None = None) -> Region:
+        """The region of this name, which the engine makes where there is none.
+
+        Args:
+            name: of the region, and of the topic on which others get its events.
+            conflates: whether of the updates of a key that wait for a client only the last one is kept, for clients
+                that leave that to the region; None: as it is, and False for a new region.
+
+        Raises:
+            UnsupportedOperationException: the broker has no regions: connect to a Holdfast server, or ``embedded:``.
+            InvalidDestinationException: a region cannot have this name.
+            ResourceAllocationException: a limit of the engine.
+            IllegalStateException: the session is closed.
+        """
+        self._state.lifecycle.require_usable()
+        return self._region(checked_name(name, "region"), conflates, self)
 
     def create_temporary_queue(self) -> Destination:
         """A new queue that lives as long as the connection, and that only this connection consumes from."""
@@ -591,17 +614,15 @@ class Session(MessageFactory):
 
     def _make_thread(self) -> None:
         with self._state.making_thread:
-            if self._state.thread is None:  # else another one has started it
-                self._start_new_thread()
-
-    def _start_new_thread(self) -> None:
-        self._thread = SessionThread(self._state, self._redeliver)
-        thread = self._state.thread = self._thread.thread
-        try:
-            thread.start()
-        except RuntimeError:  # the process has as many threads as it may
-            self._state.thread = self._thread = None
-            raise
+            if self._state.thread is not None:  # another one has started it
+                return
+            self._thread = SessionThread(self._state, self._redeliver)
+            thread = self._state.thread = self._thread.thread
+            try:
+                thread.start()
+            except RuntimeError:  # the process has as many threads as it may
+                self._state.thread = self._thread = None
+                raise
 
 
 #: The part of the time for closing that is kept for what comes behind the answers to asynchronous sends.

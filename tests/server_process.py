@@ -6,12 +6,14 @@ import contextlib
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.settings import EngineSettings
+from tests import forked_command
+from tests.forked_command import ForkedCommand, Pipe
 
 
 class ServerProcess:
@@ -21,14 +23,17 @@ class ServerProcess:
         data: directory of the store.
         arguments: further ones for ``holdfast serve``.
         log: file that gets what the server logs; None: the standard error stream.
+        new: whether it is a process that has nothing of another one, not forked by :mod:`tests.fork_server`.
     """
 
-    def __init__(self, data: Path, *arguments: str, log: Path | None = None) -> None:
+    def __init__(self, data: Path, *arguments: str, log: Path | None = None, new: bool = False) -> None:
         self.data = data
         self._log = log
         self.port = 0
         self._arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
+        self._new = new
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
+        self._output: IO[str] | None = None
 
     def __enter__(self) -> ServerProcess:
         self.start()
@@ -58,17 +63,13 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start, and wait for the ready line."""
-        command = [
-            sys.executable,
-            *("-m", "broker_adapter.server.cli", "serve", "--data", str(self.data)),
-            *("--listen", f"127.0.0.1:{self.port}"),
-            *self._arguments,
-        ]
+        arguments = ["serve", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", *self._arguments]
         with contextlib.ExitStack() as files:
-            log = None if self._log is None else files.enter_context(self._log.open("a"))
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+            output = files.enter_context(Pipe("r"))
+            log = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
+            self._process = forked_command.start(arguments, [0, output.theirs, log], new=self._new)
+        self._output = output.file
+        line = self._output.readline()
         found = re.search(r"ready on amqps?://[^:]+:(\d+)", line)
         assert found, f"the server said {line!r}"
         self.port = int(found[1])
@@ -92,6 +93,6 @@ class ServerProcess:
             return 0
         process.send_signal(number)
         status = process.wait(120)
-        assert process.stdout is not None
-        process.stdout.close()
+        assert self._output is not None
+        self._output.close()
         return status

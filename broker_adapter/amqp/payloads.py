@@ -9,6 +9,7 @@ The payload's first octet names its format, since proton fixes ``message-format`
 ``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
          the forms above (msgpack never uses this octet)
 ``0x93`` a request to our own server or its answer: the msgpack head of an array of three
+``0x98`` an event of a region, and ``0x91`` the marker: see :mod:`broker_adapter.amqp.region_events`
 ======== ==========================================================================================
 
 All but the first are used only between our own ends, after both named the capability for it, with the highest version

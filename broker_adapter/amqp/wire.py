@@ -55,6 +55,16 @@ ANNOUNCED: Final = 0
 #: Operation by which our own client asks to be told of such changes; answered with the list.
 WATCH: Final = "watch_servers"
 
+#: Connection capability of a server of ours that has regions, and sends their events to its clients.
+REGIONS_CAPABILITY: Final = "HOLDFAST-REGIONS"
+#: The operations that need it.
+REGION_OPERATIONS: Final = frozenset(
+    (
+        *("create_region", "change_keys", "read_keys", "register_interest", "unregister_interest"),
+        *("ready_for_events", "acknowledge_events", "pending_events", "leave"),
+    )
+)
+
 #: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
 #: and followed by a hyphen and a number version 2 and higher ones.
 ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"

@@ -263,6 +263,7 @@ class Broker:
         timeout: float | None,
         is_cancelled: Callable[[], bool] | None = None,
         later: Callable[[Any], None] | None = None,
+        client: int = 0,
     ) -> Any:
         """Carry out an operation beyond messaging; see :func:`broker_adapter.engine.operations.perform`.
 
@@ -274,7 +275,7 @@ class Broker:
             checked_arguments(operation, arguments)
             return self._checked(is_cancelled)
         if operation not in ONCE:
-            return perform(self, operation, arguments, timeout, is_cancelled)
+            return perform(self, operation, arguments, timeout, is_cancelled, client)
         what = checked_arguments(operation, arguments)
         request_id, run = what.pop("request_id"), what.pop("request_run")
         if run is not None and run_of(run) != self.run:

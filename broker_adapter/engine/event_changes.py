@@ -328,16 +328,12 @@ class EventChanges:
         pending = self._clients.connect(
             *(command.client_id, command.client, command.timeout_ms, command.window, command.sink),
             *(conflation_of(command.conflation), command.counted, self._state.head),
+            window_bytes=command.window_bytes,
         )
         effects.answer(command, pending)
 
     def _client(self, connection: int) -> DurableClient:
-        found = self._clients.of_connection(connection)
-        if found is None:
-            raise IllegalStateException(
-                "the connection has no durable client: give it a client id and a durable_timeout"
-            )
-        return found
+        return self._state.durable_client(connection)
 
     def _register(self, command: e.RegisterInterest, now_ms: int, effects: Effects) -> None:
         client, region = self._client(command.client), self._state.region(command.region)

@@ -92,12 +92,13 @@ class ConnectDurable(NamedTuple):
 
     client: int  #: number of the connection
     client_id: str
-    timeout_ms: int | None  #: how long it may be away; None: for ever
+    timeout_ms: int | None  #: how long it may be away; None: for ever; 0: it keeps no queue
     window: int  #: most events under way, from 1 on
     sink: EventSink
     reply: Reply | None = None
     conflation: str = "server"  #: whether updates are conflated for it: "true", "false", or as the region says
     counted: Counted | None = None  #: supplied by the driver, where its queue is not known exactly
+    window_bytes: int | None = None  #: most bytes that the events under way may take, but for the last; None: no limit
 
 
 class RegisterInterest(NamedTuple):

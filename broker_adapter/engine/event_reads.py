@@ -258,11 +258,13 @@ class EventReads:
             return command
         queue = client.queue
         limit = min(READ_AT_ONCE, client.window - len(queue.in_hand))
-        if limit <= 0:
+        room = None if client.window_bytes is None else client.window_bytes - queue.in_hand_bytes
+        if not client.has_room:
             return command._replace(after=-1)
         with self._stores.records() as records:
             log = StoredLog(records)
-            read = queue.read(log, self._state.head, limit, leave_out=self._leaving_out(client, log))
+            leave_out = self._leaving_out(client, log)
+            read = queue.read(log, self._state.head, limit, None, leave_out, room, client.size_of)
         self._note_damage(log)
         return command._replace(after=queue.read_through, read=read)
 

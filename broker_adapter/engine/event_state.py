@@ -30,7 +30,7 @@ from broker_adapter.engine.regions.interests import Interest, InterestKind, chec
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.region_records import RegionRecord, encode_region
 from broker_adapter.engine.regions.routing import Audience
-from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.errors import IllegalStateException, InvalidDestinationException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -85,6 +85,13 @@ class EventState:
     def head(self) -> int:
         """The position of the last event."""
         return 0 if self.events is None else self.events.next_position - 1
+
+    def durable_client(self, connection: int) -> DurableClient:
+        """The durable client of a connection; raises IllegalStateException where it has none."""
+        found = self.clients.of_connection(connection)
+        if found is None:
+            raise IllegalStateException("the connection gets no events: attach a link for them first")
+        return found
 
     def stored_head(self) -> int:
         """The position of the last event in the store, before anything else is known."""

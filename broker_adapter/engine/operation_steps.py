@@ -62,13 +62,28 @@ class Arguments:
 
     Args:
         values: by name.
+        client: the engine's number of the connection that asks; 0: none asks.
+
+    Attributes:
+        client: as given.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], client: int = 0) -> None:
         self._values = values
+        self.client = client
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
+
+    def rows(self, name: str, kinds: Sequence[type]) -> list[Sequence[Any]]:
+        """An argument that is a list of lists, each with values of these kinds."""
+        rows: list[Sequence[Any]] = self[name]
+        wanted = list(kinds)
+        for row in rows:
+            if not isinstance(row, list | tuple) or [type(value) for value in row] != wanted:
+                shown = ", ".join(kind.__name__ for kind in kinds)
+                raise MessageFormatException(f"the argument {name!r} has {reprlib.repr(row)}, which is not ({shown})")
+        return rows
 
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""

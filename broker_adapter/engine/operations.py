@@ -86,6 +86,34 @@ was made; default 0)
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
 
+``create_region`` with ``region`` (its name) and ``conflates`` (None: as it is)
+    True, when the region exists.
+``change_keys`` with ``region`` and ``changes``: (key, change, packed envelope) each, where the change is 0 (put), 1
+(invalidate) or 2 (destroy)
+    (operation, version) of each, in order: 0 (create), 1 (update), 2 (invalidate), 3 (destroy), or None where nothing
+    has changed, also because the message's identity says that it was changed so before.  At most 10,000 at once; up to
+    1,000 of them are one commit.
+``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
+(default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
+``skip_damaged`` and ``envelope_version`` as in ``read_range``
+    ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
+    a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
+    looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
+    position is in the answer; some behind it may be, and their versions say so.
+``register_interest`` with ``region``, ``interests``: (kind, text, name) each, where the kind is 0 (one key), 1 (all
+keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name), and ``durable`` (default: false)
+    The position behind which events are queued for the connection's durable client.
+``unregister_interest`` with ``region``, ``interests`` and ``drop_queued`` (default: false)
+    True.  With ``drop_queued`` what waits for these queries alone is dropped.
+``ready_for_events`` without arguments
+    True.  The connection's durable client gets its events from now on.
+``acknowledge_events`` with ``through`` (a position)
+    How many events of the connection's durable client end, which has processed them.
+``pending_events`` without arguments
+    How many events waited for the durable client as it connected; -1: it was away for too long, -2: it had no queue.
+``leave`` with ``keep``
+    True.  The connection's durable client closes; with ``keep``, its queue stays if it has a durable interest.
+
 ``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word of at
 most 100 characters that the client makes up, for this one request) and ``request_run`` (the ``run`` that ``bounds``
 returns; a restart of the engine changes it, and a request that names an earlier run is refused, because the engine does
@@ -108,7 +136,7 @@ from typing import Any, Protocol
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import arguments as arguments_module
 from broker_adapter.engine import commands as c
-from broker_adapter.engine import given_operations, range_operations, staged_operations
+from broker_adapter.engine import given_operations, range_operations, region_operations, staged_operations
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.operation_steps import (
@@ -124,6 +152,7 @@ from broker_adapter.engine.operation_steps import (
     settle,
 )
 from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.region_operations import MAX_KEYS
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -153,6 +182,7 @@ def perform(
     arguments: Mapping[str, Any],
     timeout: float | None,
     is_cancelled: Callable[[], bool] | None = None,
+    client: int = 0,
 ) -> Any:
     """Carry out one operation of the table above.
 
@@ -162,6 +192,7 @@ def perform(
         arguments: by name.
         timeout: longest wait in seconds; None: no limit.
         is_cancelled: asked before each step; once it returns True, no further step is carried out.
+        client: the engine's number of the connection that asks; 0: none asks.
 
     Raises:
         ConnectionLostException: the operation was cancelled; what was done so far stays done.
@@ -170,7 +201,7 @@ def perform(
         OperationTimedOutException: not done in time; what was done so far stays done, and it may be repeated.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    steps = steps_of(operation, arguments)
+    steps = steps_of(operation, arguments, client)
     result: Any = None
     while True:
         try:
@@ -187,14 +218,19 @@ def perform(
                 result = step(reader)
 
 
-def steps_of(operation: str, arguments: Mapping[str, Any]) -> Steps:
+def steps_of(operation: str, arguments: Mapping[str, Any], client: int = 0) -> Steps:
     """The steps of one operation; each may be carried out in another cycle of the engine, and others in between.
+
+    Args:
+        operation: its name.
+        arguments: by name.
+        client: the engine's number of the connection that asks; 0: none asks.
 
     Raises:
         MessageFormatException: the operation is unknown, or an argument is not what it must be.
     """
     values = checked_arguments(operation, arguments)
-    return _HANDLERS[operation](Arguments(values))
+    return _HANDLERS[operation](Arguments(values, client))
 
 
 def checked_arguments(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,6 +348,15 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "published": staged_operations.published,
     "discard": staged_operations.discard,
     "resolve_commit": _resolve_commit,
+    "create_region": region_operations.create_region,
+    "change_keys": region_operations.change_keys,
+    "read_keys": region_operations.read_keys,
+    "register_interest": region_operations.register_interest,
+    "unregister_interest": region_operations.unregister_interest,
+    "ready_for_events": region_operations.ready_for_events,
+    "acknowledge_events": region_operations.acknowledge_events,
+    "pending_events": region_operations.pending_events,
+    "leave": region_operations.leave,
 }
 
 _RUN = Argument(str, None)
@@ -320,6 +365,7 @@ _GIVEN = Argument(list, most_values=MAX_GIVEN)
 #: What a client names the source of its deliveries by: a subscription that is not durable as well.
 _SOURCE = {**QUEUE, "durable": Argument(bool, None)}
 _PREFIXES = Argument(list, (), of=str, most_values=MAX_PREFIXES)
+_INTERESTS = {"region": Argument(str), "interests": Argument(list, most_values=MAX_KEYS)}
 #: The arguments of each operation; ``check`` is carried out beside the engine.
 ARGUMENTS: dict[str, dict[str, Argument]] = {
     "statistics": {},
@@ -376,4 +422,23 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "keep": _PREFIXES,
     },
     "resolve_commit": {"session": Argument(str), "number": _NUMBER, "age_ms": Argument(int, 0)},
+    "create_region": {"region": Argument(str), "conflates": Argument(bool, None)},
+    "change_keys": {"region": Argument(str), "changes": Argument(list, most_values=MAX_KEYS)},
+    "read_keys": {
+        "region": Argument(str),
+        "keys": Argument(list, None, of=str, most_values=MAX_KEYS),
+        "after": Argument(str, None),
+        "values": Argument(bool, True),
+        "selector": Argument(str, None),
+        "expression": Argument(str, None),
+        "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
+        "skip_damaged": Argument(bool, False),
+        "envelope_version": Argument(int, 1, least=1),
+    },
+    "register_interest": {**_INTERESTS, "durable": Argument(bool, False)},
+    "unregister_interest": {**_INTERESTS, "drop_queued": Argument(bool, False)},
+    "ready_for_events": {},
+    "acknowledge_events": {"through": Argument(int)},
+    "pending_events": {},
+    "leave": {"keep": Argument(bool)},
 }

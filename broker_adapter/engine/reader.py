@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import RawEntry, position_of
+from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
+from broker_adapter.engine.regions.event_records import LANE
+from broker_adapter.engine.regions.key_records import KeyRecord, decode_key_record, region_key, region_prefix
 from broker_adapter.engine.runs import Runs
+from broker_adapter.engine.selection import RegionFields, selects
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Message, Stores
+from broker_adapter.errors import StoreCorruptException
+from broker_adapter.selectors.language import Selector
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+
+class StoredKey(NamedTuple):
+    """What the store knows of a key of a region."""
+
+    key: str
+    record: KeyRecord | None  #: None: nothing
+    entry: RawEntry | None  #: the place of its value
+
+    @property
+    def size(self) -> int:
+        """Bytes of its value."""
+        return 0 if self.entry is None else self.entry.size
 
 
 class Reader:
@@ -87,6 +109,56 @@ class Reader:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
         bodies = self._stores.bodies([(entry.number, entry.flags) for entry in entries])
         return [(body, self._stores.annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
+
+    # Regions.
+
+    def key(self, region: int, key: str) -> StoredKey:
+        """What the store knows of a key of a region."""
+        name = region_key(region, key)
+        with self._stores.records() as records:
+            value = records.get("keys", name) if len(name) <= MAX_KEY_BYTES else None
+        return StoredKey(key, None, None) if value is None else self._stored(region, name, value)
+
+    def keys_behind(self, region: int, after: str | None, limit: int) -> list[StoredKey]:
+        """Up to ``limit`` keys of a region, those that were destroyed included, by their bytes in UTF-8.
+
+        Args:
+            region: its number.
+            after: those behind this one; None: from the first on.
+            limit: of them.
+        """
+        prefix = region_prefix(region)
+        first = prefix if after is None else region_key(region, after) + b"\0"
+        with self._stores.records() as records:
+            found = []
+            for name, value in islice(records.items_from("keys", first), limit):
+                if not name.startswith(prefix):
+                    break
+                found.append((name, value))
+        return [self._stored(region, name, value) for name, value in found]
+
+    def _stored(self, region: int, name: bytes, value: bytes) -> StoredKey:
+        key = name[len(region_prefix(region)) :].decode(errors="replace")
+        try:
+            record = decode_key_record(name, value)
+        except StoreCorruptException as error:
+            _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
+            return StoredKey(key, None, None)
+        place = record.place
+        found = self._reads.repaired(self._stores.load, region, LANE, place - 1, 1).entries if place else ()
+        return StoredKey(key, record, found[0] if found and found[0].position == place else None)
+
+    def values(self, keys: Sequence[StoredKey]) -> list[Message | None]:
+        """The value of each key; None where it has none, or a record that cannot be trusted."""
+        entries = [each.entry for each in keys if each.entry is not None]
+        bodies = iter(self._stores.bodies([(entry.number, entry.flags) for entry in entries]))
+        return [None if each.entry is None else next(bodies) for each in keys]
+
+    def is_wanted(self, selector: Selector, stored: StoredKey, value: Message | None) -> bool:
+        """Whether a selector is true of a key and its value; it is not of a key without one."""
+        if value is None:
+            return False
+        return selects(selector, RegionFields(self.state.matching.formats, *value, stored.key))
 
     @property
     def moves(self) -> tuple[int, int]:

@@ -11,7 +11,12 @@ import attrs
 from broker_adapter.destination import Destination
 from broker_adapter.errors import JMSException
 from broker_adapter.mechanisms import Trust
-from broker_adapter.transport import ReceiverSpec, SenderSpec, Server, Sink, Transport
+from broker_adapter.transport import (
+    LinkSink,
+    LinkSpec,
+    Server,
+    Transport,
+)
 from broker_adapter.urls.url import AmqpURL
 
 #: Ends the wait of another thread, which raises this error.
@@ -31,9 +36,7 @@ class Inner(Transport, Protocol):
     def confirm_until(self, begin: Callable[[EndWait], None], timeout: float | None) -> None:
         """``confirm``; ``begin`` is called first, with what ends the wait."""
 
-    def attach_all(
-        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
-    ) -> list[int | JMSException]:
+    def attach_all(self, links: Sequence[tuple[LinkSpec, LinkSink]], timeout: float | None) -> list[int | JMSException]:
         """Attach links in this order, all in one round trip; the number of each, or why there is none."""
 
     def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:

@@ -36,7 +36,11 @@ from broker_adapter.destination import Destination
 from broker_adapter.errors import JMSException
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.rules import Reconnect
-from broker_adapter.transport import ReceiverSpec, SenderSpec, Sink
+from broker_adapter.transport import (
+    LinkSink,
+    LinkSpec,
+    ReceiverSpec,
+)
 
 #: Most links that are remembered as closed by the broker before they were known here.
 MAX_CLOSED_EARLY: Final = 1000
@@ -64,8 +68,8 @@ class Link:
     """
 
     number: int
-    spec: SenderSpec | ReceiverSpec
-    sink: Sink | None
+    spec: LinkSpec
+    sink: LinkSink
     state: LinkState
     attachment: Attachment | None = None
     error: JMSException | None = None  #: why the broker has closed or refused it; None: it has not

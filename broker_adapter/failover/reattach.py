@@ -25,6 +25,7 @@ from broker_adapter.errors import (
     JMSException,
     JMSSecurityException,
     OperationTimedOutException,
+    UnsupportedOperationException,
 )
 from broker_adapter.failover.current import CurrentTransport
 from broker_adapter.failover.failures import without_thread
@@ -38,7 +39,12 @@ from broker_adapter.urls.url import FailoverURL
 #: Links, or temporary destinations, that are asked for at once when a connection is restored.
 _AT_ONCE: Final = 100
 #: Refusals that another attempt would not change.
-_LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSecurityException)
+_LASTING: Final = (
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSSecurityException,
+    UnsupportedOperationException,
+)
 
 _T = TypeVar("_T")
 

@@ -50,12 +50,11 @@ from broker_adapter.failover.unanswered import Send, UnansweredSends, repeated
 from broker_adapter.refusals import consumed, not_own
 from broker_adapter.transport import (
     Credentials,
+    LinkSink,
+    LinkSpec,
     OnSettled,
     Peer,
-    ReceiverSpec,
     Refresh,
-    SenderSpec,
-    Sink,
     TransportEvent,
 )
 from broker_adapter.urls.url import FailoverURL
@@ -137,7 +136,7 @@ class FailoverTransport:
         _fail_closed(unsent)
         return self._leave(inner, lambda there: there.end_session(session, timeout))
 
-    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+    def attach(self, spec: LinkSpec, sink: LinkSink, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         number = self._links.new_number()
         call, calls = SessionCall(spec.session), self._current.calls

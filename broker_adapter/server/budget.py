@@ -14,8 +14,9 @@ class Budget:
     socket does not take) is added to that, and while the sum is above the budget nothing is read from the client.  So a
     connection that is not read from always has something that ends by itself, and goes on after that.
 
-    Answers and messages that wait for the client's credit or for its session window are not among that: what they wait
-    for has to be read.  While answers are above the budget, requests are refused; messages are not asked of the engine.
+    Answers, messages and events that wait for the client's credit or for its session window are not among that: what
+    they wait for has to be read.  While answers are above the budget, requests are refused; messages are not asked of
+    the engine, and of events it hands out a window of bytes.
 
     Attributes:
         most_bytes: the budget.
@@ -25,6 +26,7 @@ class Budget:
         requests: of requests that are being carried out.
         output: of messages and answers, also those to its own messages, that wait for the socket.
         answers: of answers that were not sent yet, whatever they wait for.
+        events: of events of regions that were not sent yet, whatever they wait for.
     """
 
     most_bytes: int
@@ -34,6 +36,7 @@ class Budget:
     requests: int = 0
     output: int = 0
     answers: int = 0
+    events: int = 0
 
     @property
     def excess(self) -> int:

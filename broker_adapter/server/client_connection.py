@@ -307,6 +307,11 @@ class ClientConnection(asyncio.Protocol):
         return self._protocol.refusal()
 
     @property
+    def client(self) -> int:
+        """The engine's number of the client; 0: the engine has not admitted it."""
+        return self._protocol.calls.client or 0
+
+    @property
     def is_local(self) -> bool:
         """Whether the client is on this machine."""
         return is_loopback(self.host)

@@ -10,6 +10,10 @@ What the door does not decide, because a name says too little or the engine know
   Every user may send to those of others, whose names are in messages (``reply_to``).
 - A client chooses its client id, and ``UNSUBSCRIBE`` names the subscription alone: who may end a subscription of this
   name may end that of each client id that is not in use.
+- ``RECEIVE_EVENTS`` names a topic of the client id, which is the name of the queue of a durable client: who may receive
+  events under a client id that is not in use gets what is queued for it, and may drop that.  Which regions a client
+  wants is asked with each ``register_interest``.  The other requests of a durable client name none: they concern the
+  client of the connection alone.
 - ``seen_rest``, ``uncount_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
   knows (UUIDs).  ``seen``, ``uncount`` and ``settle_positions`` also name the queue, which is asked about.
 - ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
@@ -32,6 +36,7 @@ CONSUME: Final = "consume"
 BROWSE: Final = "browse"
 CREATE_TEMPORARY: Final = "create_temporary"
 UNSUBSCRIBE: Final = "unsubscribe"
+RECEIVE_EVENTS: Final = "receive_events"
 
 #: Checks a permission: called with the user, the action and the destination; raises JMSSecurityException.
 Authorize = Callable[[str | None, str, Destination | None], None]
@@ -43,8 +48,8 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     Args:
         user: that has logged in; None: a client of a server without users.
         action: one of the constants of this module, or the operation that is requested.
-        destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name; None: a request that
-            names none.
+        destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name, of ``RECEIVE_EVENTS``
+            one of the client id; None: a request that names none.
 
     Raises:
         JMSSecurityException: the user may not.
@@ -53,7 +58,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
 
 #: The arguments of requests that name a destination, and those that name none.  Each argument is in one of the two, so
 #: that a new one is not forgotten.
-NAMING: Final = frozenset(("destination", "kind", "queue", "to"))
+NAMING: Final = frozenset(("destination", "kind", "queue", "to", "region"))
 NOT_NAMING: Final = frozenset(
     (
         *(
@@ -71,6 +76,18 @@ NOT_NAMING: Final = frozenset(
         ),
         *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
+        *(
+            "changes",
+            "keys",
+            "after",
+            "values",
+            "selector",
+            "expression",
+            "conflates",
+            "drop_queued",
+            "interests",
+            "through",
+        ),
     )
 )
 
@@ -87,6 +104,8 @@ def asked_of_request(
 
     To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
     there what was allowed when it was staged.
+
+    A region is the topic of its name.
 
     Args:
         operation: its name.
@@ -107,4 +126,7 @@ def asked_of_request(
         asked.append((SEND, named_queue(to)))
     if operation == "stage" and isinstance(name, str):
         asked.append((SEND, named_queue(name)))
+    region = arguments.get("region")
+    if isinstance(region, str):  # what happens in it is sent to the topic of its name
+        return [(operation, Destination(region, DestinationKind.TOPIC))]
     return asked

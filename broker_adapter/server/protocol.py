@@ -8,7 +8,8 @@ Theory of operation
 
     What a link means is told by its terminus.  Each kind of link has a file of its own, which does what its events ask
     for: :mod:`~broker_adapter.server.producers`, :mod:`~broker_adapter.server.consumers`,
-    :mod:`~broker_adapter.server.coordinator` and :mod:`~broker_adapter.server.requests`.
+    :mod:`~broker_adapter.server.coordinator`, :mod:`~broker_adapter.server.event_links` and
+    :mod:`~broker_adapter.server.requests`.
 
     A connection has a budget of bytes (:mod:`broker_adapter.server.budget`): above it ``wants_input`` is false, and
     what only the client can end is refused.
@@ -37,10 +38,12 @@ from broker_adapter.amqp.events import (
     TransportFailed,
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.region_events import EVENTS_CAPABILITY
 from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.wire import (
     CONNECTION_TOKEN,
     MANAGEMENT_ADDRESS,
+    REGIONS_CAPABILITY,
     RUN,
     SERVER_LIST,
     STORE,
@@ -56,6 +59,7 @@ from broker_adapter.server.client import Client
 from broker_adapter.server.consumers import Consumers
 from broker_adapter.server.coordinator import Coordinator
 from broker_adapter.server.engine_calls import Engine, EngineCalls
+from broker_adapter.server.event_links import EventLinks
 from broker_adapter.server.links import Links
 from broker_adapter.server.output import Output
 from broker_adapter.server.producers import Producers
@@ -75,6 +79,8 @@ _SETTLED_AT_ONCE: Final = 2_000
 _LOOKS_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
+#: What only our own client knows.
+_OFFERED_TO_OWN: Final = (REGIONS_CAPABILITY,)
 #: Events that concern the connection itself, and do not wait for the engine to admit the client.
 _AT_ONCE: Final = (RemoteOpen, RemoteClose, TransportFailed)
 
@@ -155,6 +161,7 @@ class ServerProtocol:
             authorize,
             engine.settings.dead_letter_queue,
         )
+        self._event_links = EventLinks(peer, calls, client, links, output, budget, settings, authorize)
         self._run_callbacks = calls.run_callbacks
         self._peer_output = peer.pending_output
         self._waiting: list[Any] = []  #: events that came before the engine knew the client
@@ -210,7 +217,7 @@ class ServerProtocol:
         if (self._opening and self.calls.client is None) or self.calls.settles_too_much:
             return False
         output, budget = self._output, self._budget
-        waiting_bytes = output.waiting_bytes + budget.answers + self._peer.unwritten_bytes
+        waiting_bytes = output.waiting_bytes + budget.answers + budget.events + self._peer.unwritten_bytes
         budget.output = waiting_bytes if output.is_paused else 0
         return budget.allows_reading
 
@@ -269,8 +276,9 @@ class ServerProtocol:
         data = self._peer_output(limit_bytes)
         if self._consumers.postponed:
             self._consumers.grant_postponed()
-        if self._requests.answers:
+        if self._requests.answers or self._event_links.waiting:
             self._requests.send_answers()
+            self._event_links.send()
             data += self._peer_output(limit_bytes)
         return data
 
@@ -305,6 +313,7 @@ class ServerProtocol:
         """The socket takes bytes again."""
         self._output.is_paused = False
         self._requests.send_answers()
+        self._event_links.send()
         self._consumers.grant_all()
 
     def close(self, error: JMSException | None = None, *, stops: bool = False) -> None:
@@ -346,6 +355,7 @@ class ServerProtocol:
         self._opening = True
         self.peer_name = event.container_id
         client, calls = self._client, self.calls
+        client.container_id = event.container_id
         client.envelope_version = envelope_version(event.desired_capabilities)
         client.is_own = event.properties.get("product") == PRODUCT
         token = event.properties.get(CONNECTION_TOKEN)
@@ -379,7 +389,12 @@ class ServerProtocol:
         self._process(waiting)
 
     def _open(self, properties: dict[str, Any]) -> None:
-        offered = (*_OFFERED, *envelope_capabilities(self._client.envelope_version))
+        client = self._client
+        offered = (
+            *_OFFERED,
+            *envelope_capabilities(client.envelope_version),
+            *(_OFFERED_TO_OWN if client.is_own else ()),
+        )
         self._peer.open(
             "holdfast",
             offered_capabilities=offered,
@@ -416,7 +431,14 @@ class ServerProtocol:
         """Drop all that is kept for the client, though the engine may still have answers for it."""
         self._peer.release()
         self._waiting.clear()
-        for part in (self._links, self._producers, self._consumers, self._coordinator, self._requests):
+        for part in (
+            self._links,
+            self._producers,
+            self._consumers,
+            self._coordinator,
+            self._event_links,
+            self._requests,
+        ):
             part.clear()
 
     # Memory.
@@ -470,7 +492,10 @@ class ServerProtocol:
     def _attach(self, event: LinkRemoteOpen) -> None:
         """Have the part that a link leads to accept it; raises a JMSException where it is refused."""
         if event.is_sender:
-            if event.source is not None and event.source.address == MANAGEMENT_ADDRESS:
+            source = event.source
+            if source is not None and EVENTS_CAPABILITY in source.capabilities:
+                self._event_links.attach(event)
+            elif source is not None and source.address == MANAGEMENT_ADDRESS:
                 self._requests.attach_answerer(event)
             else:
                 self._consumers.attach(event)
@@ -487,7 +512,8 @@ class ServerProtocol:
 
     def _on_link_close(self, event: LinkRemoteClose) -> None:
         self._links.remove(event.link)
-        if self._consumers.on_link_close(event) or self._producers.on_link_close(event):
+        parts = self._consumers, self._producers, self._event_links
+        if any(part.on_link_close(event) for part in parts):
             return  # the engine answers first
         self._remove(event.link)
         self._peer.close_link(event.link, closed=event.closed)
@@ -495,11 +521,12 @@ class ServerProtocol:
     def _remove(self, link: int) -> None:
         """A link that messages came on, or answers went, is gone."""
         self._producers.remove(link)
+        self._event_links.remove(link)
         self._requests.remove(link)
         self._coordinator.remove(link)
 
     def _on_flow(self, event: LinkFlow) -> None:
-        if self._consumers.on_flow(event):
+        if self._consumers.on_flow(event) or self._event_links.on_flow(event):
             return
         if self._requests.has_answerer(event.link):
             self._requests.send_answers()

@@ -16,16 +16,25 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 #: Operations beyond messaging have groups of worker threads, so that a long one delays no short one, nor those that
 #: streaming queries cannot go on without, and none of these delays what failover needs.  Those that do little but wait,
 #: for the disk or for room in a queue, have more threads, and delay only their like.  A connection has one operation of
-#: each group under way.  A repetition of one that is under way waits for its answer without a thread.
+#: each group under way, so those of one group are carried out in the order in which its client asked for them.  A
+#: repetition of one that is under way waits for its answer without a thread.
+#:
+#: What a durable client says of its events does little but wait.  What it wants takes longer, since its expressions are
+#: compiled; changes of keys wait for the disk, and to read keys may take long, by a selector.
 _WAITING_THREADS = 16
 _SHORT_THREADS = 2
 _STREAMING_THREADS = 2
+_READING_THREADS = 4
 _GROUPS = (
     ("restoring", ("resolve_commit", "settle_positions", "uncount", "seen", "seen_rest", "uncount_rest"), 2),
     ("confirming", ("confirm",), _WAITING_THREADS),
     ("publishing", ("publish",), _WAITING_THREADS),
     ("short", ("statistics", "bounds", "read_range", "stage", "renew", "discard", "published"), _SHORT_THREADS),
     ("streaming", ("settle_through",), _STREAMING_THREADS),
+    ("events", ("acknowledge_events", "ready_for_events", "pending_events", "leave"), _WAITING_THREADS),
+    ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
+    ("changing", ("change_keys",), _WAITING_THREADS),
+    ("reading", ("read_keys",), _READING_THREADS),
 )
 #: Threads for all other operations.
 _LONG_THREADS = 4
@@ -39,6 +48,10 @@ class Asker(Hashable, Protocol):
     """A connection whose client asks for operations."""
 
     is_closed: bool
+
+    @property
+    def client(self) -> int:
+        """The engine's number of its client."""
 
     def refusal(self) -> JMSException | None:
         """Why no request of the client may begin now; None: one may."""
@@ -86,13 +99,15 @@ class RequestWorkers:
             if not connection.is_closed:
                 done(result)
 
+        client = connection.client
+
         def work() -> None:
             refusal = connection.refusal()  # of the requests that came together, the first ones may have filled it
             if refusal is not None:
                 answer(refusal)
                 return
             try:
-                result = self._broker.request(operation, unpack(), _REQUEST_SECONDS, is_cancelled, answer)
+                result = self._broker.request(operation, unpack(), _REQUEST_SECONDS, is_cancelled, answer, client)
             except JMSException as error:
                 result = copied(error)  # its traceback would keep the arguments in memory
             except Exception as error:

@@ -88,6 +88,7 @@ def test_texts_that_do_not_fit_are_refused(name: str, text: str) -> None:
 
 #: Every name that an option has had.  A new option comes into this list, and none is removed from it.
 EVERY_NAME = """
+    event_acknowledge_seconds event_conflation event_window_messages
     allow_insecure_redirects allow_plain_without_tls browser_prefetch_messages close_timeout_seconds
     commit_memory_seconds connect_delay_seconds connect_timeout_seconds cycle_count dead_letter_queue
     delete_idle_queues_seconds delete_idle_subscriptions_seconds dups_ok_batch_messages dups_ok_delay_seconds

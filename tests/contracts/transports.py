@@ -139,7 +139,7 @@ class _MemoryServer:
     def _request(self, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         def work() -> None:
             try:
-                result = self._broker.request(operation, unpack(), WAIT)
+                result = self._broker.request(operation, unpack(), WAIT, client=self._protocol.calls.known_client)
             except JMSException as error:
                 result = error
             done(result)

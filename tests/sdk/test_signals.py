@@ -220,9 +220,9 @@ signal.signal(signal.SIGALRM, alarm)
 alarms = 0
 for number in range(100):
     other = ConnectionFactory(f"embedded:{sys.argv[1]}/{number % 2}").create_connection()
+    connection = None
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0001 * (1 + number % 50))
-        connection = None
         try:
             connection = ConnectionFactory(f"embedded:{sys.argv[1]}/2").create_connection()
             session = connection.create_session()

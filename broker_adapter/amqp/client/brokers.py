@@ -13,7 +13,15 @@ import attrs
 from ack_modes import Outcome
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
-from broker_adapter.amqp.wire import BACK_OFF, MAX_SERVERS, RUN, SERVER_LIST, STORE, envelope_version
+from broker_adapter.amqp.wire import (
+    BACK_OFF,
+    MAX_SERVERS,
+    REGIONS_CAPABILITY,
+    RUN,
+    SERVER_LIST,
+    STORE,
+    envelope_version,
+)
 from broker_adapter.errors import InvalidSelectorException, InvalidURLException, JMSException
 from broker_adapter.transport import Peer, ReceiverSpec, Server
 from broker_adapter.version import PRODUCT
@@ -52,6 +60,7 @@ class BrokerTraits:
         topic_prefix: the same for topics.
         is_holdfast: whether it is our own server.
         answers_requests: whether it has the management node of our own server.
+        has_regions: whether it has regions, and sends their events.
         rejects_duplicates: whether a message that is sent again is never a second one.
         needs_duplicate_ids: whether it recognises a message that is sent again by a property alone.
         refuses_discharges: whether it refuses a discharge by itself where it refused a message of the transaction.
@@ -76,6 +85,7 @@ class BrokerTraits:
     topic_prefix: str | None = None
     is_holdfast: bool = False
     answers_requests: bool = False
+    has_regions: bool = False
     rejects_duplicates: bool = False
     needs_duplicate_ids: bool = False
     refuses_discharges: bool = False
@@ -196,6 +206,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
         topic_prefix=_text(properties.get("topic-prefix")),
         is_holdfast=is_holdfast,
         answers_requests=is_holdfast,
+        has_regions=is_holdfast and REGIONS_CAPABILITY in opened.offered_capabilities,
         rejects_duplicates=is_holdfast or is_artemis,
         needs_duplicate_ids=is_artemis,
         refuses_discharges=is_holdfast,

@@ -9,8 +9,8 @@ Theory of operation
     touch the others; one more carries temporary destinations, ``unsubscribe`` and requests.
 
     What the broker says about a link goes to the link (:mod:`links`), of which there are several kinds:
-    :mod:`producers`, :mod:`consumers`, :mod:`commits`, :mod:`requests`.  What a broker does otherwise than another
-    stands in :mod:`brokers`.
+    :mod:`producers`, :mod:`consumers`, :mod:`commits`, :mod:`event_links`, :mod:`requests`.  What a broker does
+    otherwise than another stands in :mod:`brokers`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.commits import Commit, Commits, Coordinator
 from broker_adapter.amqp.client.consumers import ConsumerLink, Consumers, UnsubscribeLink
 from broker_adapter.amqp.client.drains import Drains, LeavingLink
+from broker_adapter.amqp.client.event_links import EventsLink, attach_events
 from broker_adapter.amqp.client.links import ClosingLink, LinkTable
 from broker_adapter.amqp.client.producers import ProducerLink, Producers
 from broker_adapter.amqp.client.requests import RequestLink, Requests
@@ -48,7 +49,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
-from broker_adapter.amqp.wire import CONNECTION_TOKEN, envelope_capabilities
+from broker_adapter.amqp.wire import CONNECTION_TOKEN, REGION_OPERATIONS, envelope_capabilities
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
@@ -58,8 +59,8 @@ from broker_adapter.errors import (
     JMSException,
     ProtocolException,
 )
-from broker_adapter.refusals import consumed, not_own
-from broker_adapter.transport import Failed, ReceiverSpec, SenderSpec, Sink, TransportEvent
+from broker_adapter.refusals import consumed, no_regions, not_own
+from broker_adapter.transport import EventSink, EventsSpec, Failed, ReceiverSpec, SenderSpec, Sink, TransportEvent
 from broker_adapter.version import PRODUCT
 
 
@@ -424,12 +425,15 @@ class ClientProtocol:
             arguments = {"session": self.commit_name(session), "number": commit.number, "age_ms": 0}
             self.request("resolve_commit", arguments, resolved)
 
-    def _links_of_session(self, number: int) -> list[ProducerLink | ConsumerLink | LeavingLink | Coordinator]:
+    def _links_of_session(
+        self, number: int
+    ) -> list[ProducerLink | ConsumerLink | EventsLink | LeavingLink | Coordinator]:
         """The links that the application uses in a session, in the order in which they are ended."""
         of_session = self._links.of_session
         return [
             *of_session(number, ProducerLink),
             *of_session(number, ConsumerLink),
+            *of_session(number, EventsLink),
             *of_session(number, LeavingLink),
             *of_session(number, Coordinator),
         ]
@@ -453,7 +457,7 @@ class ClientProtocol:
         links = self._links_of_session(number)
         # The listener first: it knows then what the failure of a send means.
         for link in links:
-            if isinstance(link, ProducerLink | ConsumerLink):
+            if isinstance(link, ProducerLink | ConsumerLink | EventsLink):
                 link.tell_lost(error)
         for link in links:
             self._drains.stop_waiting(link.number)
@@ -469,6 +473,15 @@ class ClientProtocol:
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
         """Attach a consumer's or browser's link; done with its number."""
         self._consumers.attach(spec, sink, self.traits, self.addresses, done)
+
+    def attach_events(self, spec: EventsSpec, sink: EventSink, done: Done) -> None:
+        """Attach a link for events; done with its number.
+
+        Raises:
+            MessageFormatException: what the spec asks for cannot be.
+            UnsupportedOperationException: the broker has no regions.
+        """
+        attach_events(self._links, self._sessions, spec, sink, self.traits, done)
 
     def detach(self, link: int, done: Done) -> None:
         """Detach a link; done when the broker has answered.  A durable subscription stays."""
@@ -532,6 +545,9 @@ class ClientProtocol:
     def request(self, operation: str, arguments: dict[str, Any], done: Done) -> None:
         """Ask our own server something; done with its answer."""
         traits = self.traits
+        if operation in REGION_OPERATIONS and not traits.has_regions:
+            done(None, no_regions(traits.product, traits.version if traits.is_holdfast else None))
+            return
         if not traits.answers_requests:
             done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {traits.product!r}"))
             return

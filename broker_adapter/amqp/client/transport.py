@@ -18,8 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
-from uuid import uuid4
+from typing import (
+    Any,
+    Protocol,
+    cast,
+)
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
@@ -50,11 +54,14 @@ from broker_adapter.errors import (
 )
 from broker_adapter.transport import (
     Credentials,
+    EventSink,
+    EventsSpec,
     Failed,
     LinkLost,
+    LinkSink,
+    LinkSpec,
     OnSettled,
     Peer,
-    ReceiverSpec,
     SenderSpec,
     Server,
     Sink,
@@ -144,7 +151,7 @@ class AmqpTransport:
         login = self._make_login(url, credentials)
         context = tls_context(url) if url.tls else None
         options = ClientOptions(
-            container_id=credentials.client_id or f"holdfast-{uuid4()}",
+            container_id=credentials.client_id or _invented_client_id(self._commit_prefix),
             hostname=url.amqp.vhost if url.amqp.vhost is not None else url.host,
             version=own_version(),
             has_client_id=credentials.client_id is not None,
@@ -307,14 +314,12 @@ class AmqpTransport:
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
         return True
 
-    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+    def attach(self, spec: LinkSpec, sink: LinkSink, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         link: int = self._begin_attach(spec, sink)(timeout)
         return link
 
-    def attach_all(
-        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
-    ) -> list[int | JMSException]:
+    def attach_all(self, links: Sequence[tuple[LinkSpec, LinkSink]], timeout: float | None) -> list[int | JMSException]:
         """Attach several links, in this order, without waiting for one before the next is asked for.
 
         Returns:
@@ -332,7 +337,7 @@ class AmqpTransport:
                 outcomes.append(error)
         return outcomes
 
-    def _begin_attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None) -> _Wait:
+    def _begin_attach(self, spec: LinkSpec, sink: LinkSink) -> _Wait:
         if isinstance(spec, SenderSpec):
             if spec.destination is None and self._relay is not None:
                 relayed = self._relay.add(spec.session)
@@ -340,9 +345,13 @@ class AmqpTransport:
             return self._begin_attach_sender(spec)
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
+        if isinstance(spec, EventsSpec):
+            take = cast(EventSink, sink)
+            return self._begin(f"attaching {spec}", lambda protocol, done: protocol.attach_events(spec, take, done))
+        receive = cast(Sink, sink)
         return self._begin(
             f"attaching {spec}",
-            lambda protocol, done: protocol.attach_receiver(spec, sink, done),
+            lambda protocol, done: protocol.attach_receiver(spec, receive, done),
         )
 
     def _begin_attach_sender(self, spec: SenderSpec) -> _Wait:
@@ -581,6 +590,14 @@ class AmqpTransport:
         assert io is not None
         assert protocol is not None
         return io, protocol
+
+
+def _invented_client_id(commit_prefix: str) -> str:
+    """The client id of a connection that was given none: the same where it takes another's place.
+
+    A durable client is known by it as long as its connection is restored.  The commit prefix does not follow from it.
+    """
+    return f"holdfast-{uuid5(NAMESPACE_OID, commit_prefix)}"
 
 
 def _hash_elsewhere(io: Io, protocol: ClientProtocol, work: Work) -> None:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from heapq import merge
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final, NamedTuple, Protocol
 
 from broker_adapter.engine.records import LAST_POSITION
@@ -109,15 +109,18 @@ class ClientQueue:
         cursor: up to here the client has processed everything.
         read_through: up to here everything that is for it was dispatched.
         in_hand: positions that were dispatched and are not acknowledged, in order.
+        in_hand_bytes: what these take, together.
         parts: by which audiences it gets what, in the order in which they began.
     """
 
-    __slots__ = ("_gaps", "cursor", "in_hand", "parts", "read_through")
+    __slots__ = ("_gaps", "_sizes", "cursor", "in_hand", "in_hand_bytes", "parts", "read_through")
 
     def __init__(self, cursor: int, parts: Iterable[Part] = ()) -> None:
         self.cursor = cursor
         self.read_through = cursor
         self.in_hand: deque[int] = deque()
+        self.in_hand_bytes = 0
+        self._sizes: deque[int] = deque()  #: of those in hand
         self.parts = list(parts)
         self._gaps: deque[_Gap] = deque()  #: what was left out behind the cursor
 
@@ -159,15 +162,25 @@ class ClientQueue:
         firsts = [part.first for part in self.parts if part.audience == audience]
         return max(self.cursor, min(firsts) - 1) if firsts else LAST_POSITION
 
-    def dispatched(self, positions: Iterable[int], through: int, left_out: Sequence[tuple[int, LeftOut]] = ()) -> None:
+    def dispatched(
+        self,
+        positions: Sequence[int],
+        through: int,
+        left_out: Sequence[tuple[int, LeftOut]] = (),
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         """Note what has left.
 
         Args:
             positions: of the events.
             through: up to where there were no others.
             left_out: those between them that were left out.
+            sizes: what each of them takes, in bytes; None: nothing.
         """
         self.in_hand.extend(positions)
+        self._sizes.extend(repeat(0, len(positions)) if sizes is None else sizes)
+        if sizes:
+            self.in_hand_bytes += sum(sizes)
         self.read_through = max(self.read_through, through)
         if left_out:
             under_way = list(self.in_hand)
@@ -202,6 +215,7 @@ class ClientQueue:
         count = 0
         while in_hand and in_hand[0] <= through:
             self.cursor = in_hand.popleft()
+            self.in_hand_bytes -= self._sizes.popleft()
             count += 1
         if not in_hand:
             self.cursor = self.read_through
@@ -211,6 +225,8 @@ class ClientQueue:
         """What is under way comes again, first and in order; returns how many events these are."""
         again = len(self.in_hand)
         self.in_hand.clear()
+        self._sizes.clear()
+        self.in_hand_bytes = 0
         self._gaps.clear()
         self.read_through = self.cursor
         return again
@@ -254,7 +270,14 @@ class ClientQueue:
             yield position, -1 if is_broad and event is None else audience, event
 
     def read(
-        self, log: EventLog, head: int, limit: int, after: int | None = None, leave_out: LeaveOut | None = None
+        self,
+        log: EventLog,
+        head: int,
+        limit: int,
+        after: int | None = None,
+        leave_out: LeaveOut | None = None,
+        room: int | None = None,
+        size_of: Callable[[EventRecord], int] = lambda event: event.size,
     ) -> Read:
         """The next events of the queue.
 
@@ -264,6 +287,8 @@ class ClientQueue:
             limit: most events.
             after: read behind this position; None: behind what was dispatched.
             leave_out: says which ones are left out; None: none are.
+            room: bytes that they may take, but for the last one; None: no limit.
+            size_of: what an event takes.
         """
         examined = 0
         stop = head
@@ -282,10 +307,12 @@ class ClientQueue:
                     stop = position
                     break
                 continue
-            if len(events) == limit:
+            if len(events) == limit or (room is not None and room <= 0):
                 stop = position - 1  # not the last event: a marker may stand between the two
                 break
             events.append((position, event))
+            if room is not None:
+                room -= size_of(event)
         return Read(events, stop, left_out)
 
 

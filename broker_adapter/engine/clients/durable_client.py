@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -11,13 +11,17 @@ from broker_adapter.engine.clients.client_queue import ClientQueue, Passed
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_looks import Drain, Walk, count_behind
-from broker_adapter.engine.clients.states import State
+from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, State
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.regions.event_records import EventRecord
-from broker_adapter.engine.regions.interests import Interest
+from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException
+
+#: What an event takes beside its message and its key, and for each interest that matches it, in bytes, about.
+_EVENT_BYTES: Final = 500
+_INTEREST_BYTES: Final = 16
 
 
 class Conflation(IntEnum):
@@ -109,6 +113,9 @@ class DurableClient:
         connection: the number of its connection; None: it is away.
         sink: where its events go.
         window: most events under way.
+        window_bytes: most bytes that these may take, but for the last one; None: no limit.
+        pending: what it was told of its queue as it connected.
+        asked: region → how many of its interests are not a key: so many may match one event beside that of its key.
         marker: the position of the last event that is history; None: it was told, or the client is not ready.
         is_behind: whether it gets its events from the store.
         counters: what has happened, up to the cursor of its queue; events that were drained count at once.
@@ -124,6 +131,7 @@ class DurableClient:
     """
 
     __slots__ = (
+        "asked",
         "away_at",
         "away_ms",
         "came_by",
@@ -142,6 +150,7 @@ class DurableClient:
         "is_behind",
         "is_exact",
         "marker",
+        "pending",
         "queue",
         "seen",
         "sink",
@@ -149,6 +158,7 @@ class DurableClient:
         "timeout_ms",
         "walk",
         "window",
+        "window_bytes",
     )
 
     def __init__(self, client_id: str, queue: ClientQueue) -> None:
@@ -166,6 +176,9 @@ class DurableClient:
         self.connection: int | None = None
         self.sink: EventSink | None = None
         self.window = 0
+        self.window_bytes: int | None = None
+        self.pending = NO_QUEUE_COUNT
+        self.asked: dict[int, int] = {}
         self.marker: int | None = None
         self.is_behind = True
         self.counters = Counters()
@@ -184,20 +197,44 @@ class DurableClient:
     @property
     def has_room(self) -> bool:
         """Whether a further event may be under way."""
-        return len(self.queue.in_hand) < self.window
+        queue = self.queue
+        return len(queue.in_hand) < self.window and (
+            self.window_bytes is None or queue.in_hand_bytes < self.window_bytes
+        )
+
+    def size_of(self, event: EventRecord) -> int:
+        """What an event takes that is under way, in bytes: with its key, and all interests that may match it."""
+        return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * self.asked.get(event.region, 0)
 
     # What it wants.
 
     def want(self, region: int, wanted: Mapping[Interest, bool]) -> None:
         """Note what it wants of a region."""
         self.interests.pop(region, None)
+        self.asked.pop(region, None)
         if wanted:
             self.interests[region] = dict(wanted)
+            self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
 
     def query_names(self) -> dict[str, tuple[int, Interest]]:
         """Name → region and interest of each of its queries."""
         found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
         return {each.name: (region, each) for region, each in found if each.name}
+
+    def check_names(self, region: int, interests: Iterable[Interest]) -> None:
+        """Whether it may have these interests in a region as well.
+
+        Raises:
+            IllegalStateException: it has another query of one of their names.
+        """
+        named = [each for each in interests if each.name]
+        names = self.query_names() if named else {}
+        for each in named:
+            if names.setdefault(each.name, (region, each)) != (region, each):
+                raise IllegalStateException(
+                    f"durable client {self.id!r} has another query {each.name!r}: the name of a query is given once in"
+                    " a client"
+                )
 
     def conflates(self, region: Region) -> bool:
         """Whether updates of a region are conflated for it."""

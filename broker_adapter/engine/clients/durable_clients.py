@@ -193,18 +193,20 @@ class DurableClients:
         conflation: Conflation,
         counted: Counted | None,
         head: int,
+        window_bytes: int | None = None,
     ) -> int:
         """A client comes.
 
         Args:
             client_id: its id.
             connection: the number of its connection.
-            timeout_ms: how long it may be away after this connection; None: for ever.
+            timeout_ms: how long it may be away after this connection; None: for ever; 0: it keeps no queue.
             window: most events under way, from 1 on.
             sink: where its events go.
             conflation: whether updates are conflated for it.
             counted: what was counted of its queue; None: that is known.
             head: the last position of the log.
+            window_bytes: most bytes that the events under way may take, but for the last one; None: no limit.
 
         Returns:
             How many events wait for it; below 0: why it had no queue (:mod:`states`).
@@ -232,14 +234,15 @@ class DurableClients:
             self._come_back(client, counted, head)
         client.state = state
         client.connection, client.timeout_ms, client.away_ms, client.away_at = connection, timeout_ms, None, None
-        client.window, client.sink = window, sink
+        client.window, client.window_bytes, client.sink = window, window_bytes, sink
         for region in client.interests if client.conflation is not conflation else ():
             self.conflating.wants(region, client.conflation, -1)
             self.conflating.wants(region, conflation, 1)
         client.conflation = conflation
         self._by_connection[connection] = client
         self._store_client(client, True)
-        return pending_count(before, self.size(client))
+        client.pending = pending_count(before, self.size(client))
+        return client.pending
 
     def _come_back(self, client: DurableClient, counted: Counted | None, head: int) -> None:
         """A client comes that was away."""
@@ -290,6 +293,7 @@ class DurableClients:
         client.connection = client.sink = client.marker = None
         if keep and asked and not any(any(found.values()) for found in client.interests.values()):
             keep = False
+        keep = keep and client.timeout_ms != 0
         client.state = after(client.state, Event.AWAY if keep else Event.CLOSE, client.id)
         self._note_head(client, head)
         self._no_longer_live(client)
@@ -371,13 +375,8 @@ class DurableClients:
         """
         wanted = dict(client.interests.get(region.id, {}))
         interests = list(interests)
-        names = client.query_names() if any(each.name for each in interests) else {}
+        client.check_names(region.id, interests)
         for interest in interests:
-            if interest.name and names.setdefault(interest.name, (region.id, interest)) != (region.id, interest):
-                raise IllegalStateException(
-                    f"durable client {client.id!r} has another query {interest.name!r}: the name of a query is given"
-                    " once in a client"
-                )
             wanted[interest] = durable or wanted.get(interest, False)
         others = sum(len(found) for number, found in client.interests.items() if number != region.id)
         if len(wanted) + others > self._max_interests:
@@ -582,7 +581,7 @@ class DurableClients:
         for audience in wanting:
             for client in list(audience.live):
                 if client.has_room:
-                    client.queue.dispatched((position,), position)
+                    client.queue.dispatched((position,), position, (), (client.size_of(event),))
                     self._count(client, 1)
                     found.append(client)
                 else:
@@ -617,7 +616,8 @@ class DurableClients:
         if marker is not None and read.through >= marker:
             leaving.append(self._marker(client, marker))
         before = queue.cursor
-        queue.dispatched([position for position, _ in read.events], read.through, read.left_out)
+        sizes = [client.size_of(event) for _, event in read.events]
+        queue.dispatched([position for position, _ in read.events], read.through, read.left_out, sizes)
         client.conflated += sum([why is LeftOut.CONFLATED for _, why in read.left_out])
         self._count(client, len(read.events))
         if queue.cursor > before:  # nothing was for it

@@ -45,13 +45,20 @@ class Desk:
         timeout_ms: int | None = None,
         window: int = 100,
         conflation: str = "server",
+        window_bytes: int | None = None,
     ) -> None:
         self.broker = broker
         self.client_id = client_id
         self.got: list[Any] = []
         self.connection = connect(broker)
         command = e.ConnectDurable(
-            self.connection, client_id, timeout_ms, window, self.got.extend, conflation=conflation
+            self.connection,
+            client_id,
+            timeout_ms,
+            window,
+            self.got.extend,
+            conflation=conflation,
+            window_bytes=window_bytes,
         )
         self.pending: int = broker.call(command, WAIT)
 

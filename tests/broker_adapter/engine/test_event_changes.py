@@ -333,7 +333,7 @@ def test_a_client_that_is_away_for_too_long_loses_its_queue_and_is_told(
 def test_so_many_clients_that_timed_out_are_remembered(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_clients, "MOST_TIMED_OUT", 2)
     for name in ("one", "two", "three"):
-        Desk(broker, name, timeout_ms=0).lose()
+        Desk(broker, name, timeout_ms=1).lose()
         clients = broker._state.events.clients.clients
         eventually(lambda: not any(each.state.has_queue for each in clients.values()))  # noqa: B023
     assert [Desk(broker, name).pending for name in ("one", "two", "three")] == [-2, -1, -1]
@@ -444,7 +444,7 @@ def test_what_a_connection_without_a_client_asks_for_is_refused(broker: Broker) 
         e.ReadyForEvents(connection),
         e.AcknowledgeEvents(connection, 1),
     ):
-        with pytest.raises(IllegalStateException, match="durable_timeout"):
+        with pytest.raises(IllegalStateException, match="gets no events"):
             broker.call(command, WAIT)
     with pytest.raises(IllegalStateException, match="not connected"):
         broker.call(e.ConnectDurable(99, "desk", None, 1, list), WAIT)

@@ -77,7 +77,7 @@ class Client:
 
     def _request(self, operation: str, arguments: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         try:
-            result = self.broker.request(operation, arguments(), WAIT)
+            result = self.broker.request(operation, arguments(), WAIT, client=self.server.calls.known_client)
         except JMSException as error:
             result = error
         done(result)

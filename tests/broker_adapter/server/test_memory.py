@@ -49,7 +49,7 @@ _TRANSACTION_DECLARE = b"\x00\x53\x77" + encode(Described(ULong(0x31), [None]))
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "data", log=tmp_path / "log") as running:
+    with ServerProcess(tmp_path / "data", log=tmp_path / "log", new=True) as running:
         yield running
 
 

@@ -17,7 +17,13 @@ from broker_adapter.server import request_workers
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionFactory, ConnectionLostException, ResourceAllocationException
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    ConnectionLostException,
+    IllegalStateException,
+    ResourceAllocationException,
+)
 from tests.contracts.transports import eventually
 
 WAIT = 120.0
@@ -53,7 +59,7 @@ class Server:
         self.broker = GatedBroker()
         self.listener = Listener(self.broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
         self._url = f"amqp://127.0.0.1:{self.listener.start()[1]}?failover=nofailover"
-        self._threads = ThreadPoolExecutor(50)
+        self._threads = ThreadPoolExecutor(60)
         self._clients: list[Connection] = []
 
     def client(self, *queues: str) -> Connection:
@@ -132,6 +138,35 @@ def test_long_requests_hold_up_nothing_that_streaming_queries_need(server: Serve
     assert server.ask(query, "published", group="g").result(WAIT) == 1
     server.broker.gate.set()
     assert [each.result(WAIT) for each in asked] == [1] * len(names)
+
+
+def test_a_durable_client_waits_for_no_long_request_of_others(server: Server) -> None:
+    slow = {
+        "read_keys": ({"region": "r", "max_bytes": 1}, request_workers._READING_THREADS),
+        "change_keys": ({"region": "r", "changes": []}, request_workers._WAITING_THREADS),
+        "register_interest": ({"region": "r", "interests": []}, request_workers._SHORT_THREADS),
+        "purge": ({"destination": "q"}, request_workers._LONG_THREADS),
+    }
+    assert server.ask(server.client("q"), "create_region", region="r").result(WAIT) is True
+    server.broker.gated = frozenset(slow)
+    asked = [
+        server.ask(server.client(), operation, **arguments)
+        for operation, (arguments, threads) in slow.items()
+        for _ in range(threads)
+    ]
+    server.broker.wait_for(len(asked))
+    desk = server.client()
+    for operation, arguments in (
+        ("acknowledge_events", {"through": 1}),
+        ("ready_for_events", {}),
+        ("pending_events", {}),
+    ):
+        with pytest.raises(IllegalStateException, match="attach a link for them first"):
+            server.ask(desk, operation, **arguments).result(WAIT)
+    assert server.ask(desk, "leave", keep=True).result(WAIT) is True
+    server.broker.gate.set()
+    for each in asked:
+        each.exception(WAIT)
 
 
 def test_publications_that_wait_for_room_hold_up_what_makes_it_and_no_confirmation(server: Server) -> None:

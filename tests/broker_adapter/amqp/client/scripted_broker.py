@@ -24,7 +24,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader
-from broker_adapter.amqp.wire import envelope_capabilities
+from broker_adapter.amqp.wire import REGIONS_CAPABILITY, envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
@@ -45,6 +45,7 @@ class ScriptedBroker:
         refusals: address → the error by which a link to it is refused.
         echo_filters: whether filters are confirmed.
         confirms_copies: whether it is confirmed that a browser gets copies.
+        has_regions: whether it offers regions.
         accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
         credit: what each producer's link gets.
     """
@@ -62,6 +63,7 @@ class ScriptedBroker:
         self.echo_filters = True
         self.confirms_copies = True
         self.envelope_version = ENVELOPE_VERSION
+        self.has_regions = holdfast
         self.accepts = True
         self.answers_drain = True
         self.closes_links = True
@@ -119,6 +121,8 @@ class ScriptedBroker:
             if self.open_error is not None:
                 properties["amqp:connection-establishment-failed"] = True
             offered = [*self._offered, *envelope_capabilities(self.envelope_version if self._holdfast else 0)]
+            if self.has_regions:
+                offered.append(REGIONS_CAPABILITY)
             self.peer.open(
                 "broker", offered_capabilities=offered, properties={**properties, **(self._properties or {})}
             )

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
+from tests import forked_command
 from tests.server_process import ServerProcess
 
 NASTY = "\x1b[2J\x1b]0;title\x07\r\x9b31m\x7f\u202eright\u2066\u2028\u200f"
 
 
 def holdfast(*arguments: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "broker_adapter.server.cli", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        start_new_session=True,  # without a terminal
-        env={**os.environ, **environment},
-    )
+    """Run the command, without a terminal.
+
+    Args:
+        arguments: of the command.
+        text: its standard input.
+        environment: variables in addition to those of this process.
+    """
+    return forked_command.run(arguments, text, {**os.environ, **environment}, timeout=300)
 
 
 def done(*arguments: str, **options: Any) -> str:
@@ -32,17 +30,30 @@ def done(*arguments: str, **options: Any) -> str:
     return finished.stdout
 
 
-def shell(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the shell, in which ``"$@"`` is the command with these arguments."""
+def shell(script: str, *arguments: str, new: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the shell, in which ``"$@"`` is the command with these arguments.
+
+    Args:
+        script: what the shell runs.
+        arguments: of the command.
+        new: whether the command runs in a process that is not forked by :mod:`tests.fork_server`.
+        environment: variables in addition to those of this process.
+    """
+    complete = {**os.environ, **environment}
+    command, inherited = [*forked_command.NEW], []
+    if not new and forked_command.is_possible(complete):
+        server = forked_command.server_for(complete)
+        command, inherited = forked_command.stand_in(server), [server.fileno()]
     return subprocess.run(
-        ["sh", "-c", script, "sh", sys.executable, "-m", "broker_adapter.server.cli", *arguments],
+        ["sh", "-c", script, "sh", *command, *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, **environment},
+        env=complete,
+        pass_fds=inherited,
     )
 
 

@@ -47,7 +47,7 @@ def test_nothing_is_acknowledged_where_the_standard_output_is_closed(server: Ser
     url = ("--url", server.url)
     done("send", "closed", "a", "b", *url)
     for arguments in (("receive", "closed"), ("browse", "closed"), ("stat",), ("purge", "closed", "--yes")):
-        finished = shell('"$@" >&-', *arguments, *url)
+        finished = shell('"$@" >&-', *arguments, *url, new=True)
         assert finished.returncode == 1, arguments
         assert finished.stderr == (
             "holdfast: the standard output is closed, so nothing was done; open it (>/dev/null discards the output)\n"
@@ -79,7 +79,7 @@ def test_every_command_tells_an_output_that_fails(server: ServerProcess, tmp_pat
 def test_notes_do_not_go_to_the_output_where_the_standard_error_is_closed(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "noted", "a", *url)
-    finished = shell('"$@" 2>&-', "browse", "noted", *url)
+    finished = shell('"$@" 2>&-', "browse", "noted", *url, new=True)
     assert (finished.returncode, finished.stdout) == (0, "a\n")
 
 
@@ -90,7 +90,7 @@ def test_a_standard_input_that_is_closed_is_told_in_words(server: ServerProcess,
         (("purge", "q", *url), "the question has no answer; give --yes"),
         (("user", "add", str(tmp_path / "users"), "alice"), "the password of 'alice' is missing; give it in"),
     ):
-        finished = shell('"$@" <&-', *arguments)
+        finished = shell('"$@" <&-', *arguments, new=True)
         assert (finished.returncode, "Traceback" in finished.stderr) == (1, False), arguments
         assert reason in finished.stderr
 

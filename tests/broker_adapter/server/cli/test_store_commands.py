@@ -42,6 +42,7 @@ from tests.broker_adapter.engine.damaging import (
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
 from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
 from tests.broker_adapter.server.cli.running import done, holdfast
+from tests.forked_command import start
 from tests.server_process import ServerProcess
 
 
@@ -300,10 +301,10 @@ def test_putting_back_that_is_killed_half_way_doubles_nothing(tmp_path: Path) ->
     count = 3000
     aside(tmp_path, count)
     for number in range(6):
-        command = [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "put-back", str(tmp_path), "--all"]
-        with subprocess.Popen([*command, "--queue", "rescued"], stdout=subprocess.PIPE) as process:
-            time.sleep(0.5 + 0.15 * number)
-            process.kill()
+        process = start(["quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued"], [0, 1, 2])
+        time.sleep(0.05 + 0.15 * number)
+        process.kill()
+        process.wait()
     done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued")
     with ServerProcess(tmp_path) as server, ConnectionFactory(server.url).create_connection() as connection:
         connection.start()

@@ -1,0 +1,231 @@
+"""Operations on regions, and of the durable client that a connection is."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
+from broker_adapter.engine.operation_steps import MAX_RANGE_BYTES, Arguments, Steps
+from broker_adapter.engine.parts import in_parts
+from broker_adapter.engine.reader import Reader, StoredKey
+from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression
+from broker_adapter.engine.regions.key_records import KeyState, Wanted
+from broker_adapter.engine.stores import Message
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
+from broker_adapter.errors import InvalidDestinationException, MessageFormatException, StoreCorruptException
+from broker_adapter.selectors.language import Selector, parse_selector
+
+#: Keys that one request may change, name or be answered with, and interests that it may have.
+MAX_KEYS: Final = 10_000
+#: Keys that are changed, and the bytes of their messages, in one commit; more are changed in several.
+_CHANGED_AT_ONCE: Final = 1_000
+_CHANGED_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+#: Keys that are read in one step.
+_READ_AT_ONCE: Final = 500
+#: What a key takes in an answer beside its name and its value, in bytes.
+_KEY_BYTES: Final = 32
+
+
+def create_region(arguments: Arguments) -> Steps:
+    """Make sure that a region exists."""
+    yield e.MakeRegion(arguments["region"], conflates=arguments["conflates"])
+    return True
+
+
+def change_keys(arguments: Arguments) -> Steps:
+    """Change keys, in parts that are a commit each; what fails in between may be repeated."""
+    changes = [_change(*each) for each in arguments.rows("changes", (str, int, bytes))]
+    done: list[tuple[int | None, int]] = []
+    for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
+        answers = yield e.ChangeKeys(arguments["region"], part)
+        done += [(None if operation is None else int(operation), version) for operation, version in answers]
+    return done
+
+
+def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
+    if not 0 <= wanted < len(Wanted):
+        kinds = ", ".join(f"{each.value} ({each.name})" for each in Wanted)
+        raise MessageFormatException(f"{reprlib.repr(wanted)} is no change of a key: {kinds}")
+    return e.KeyChange(checked_key(key), Wanted(wanted), c.from_head(payload, read_head(payload)))
+
+
+def read_keys(arguments: Arguments) -> Steps:
+    """Read keys that are there, and their values where these are asked for."""
+    choice = _Choice(
+        None if arguments["expression"] is None else expression(arguments["expression"]),
+        None if arguments["selector"] is None else parse_selector(arguments["selector"]),
+    )
+    names: Sequence[str] | None = arguments["keys"]
+    after: str | None = arguments["after"]
+    room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
+    first_position: int | None = None
+    found: list[tuple[Any, ...]] = []
+    while True:
+        page = _Page(arguments["region"], names, after, choice, room, with_values=arguments["values"])
+        position = yield page.read
+        first_position = position if first_position is None else first_position
+        found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
+        room -= page.size
+        after = page.next
+        if after is None or room <= 0 or len(found) >= MAX_KEYS:
+            return {"position": first_position, "entries": found, "next": after}
+        if names is not None:
+            names = names[page.covered :]
+
+
+class _Choice(NamedTuple):
+    """Which keys are wanted; None: all."""
+
+    matches: Callable[[str], bool] | None
+    selector: Selector | None
+
+
+class _Page:
+    """Keys that are read in one step.
+
+    Attributes:
+        size: bytes that they take in an answer.
+        covered: how many of the keys that were named are among them, or are not there.
+        next: the last key that was looked at, where there may be more; None: there are none.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        names: Sequence[str] | None,
+        after: str | None,
+        choice: _Choice,
+        room: int,
+        *,
+        with_values: bool,
+    ) -> None:
+        """A page that was not read yet.
+
+        Args:
+            region: its name.
+            names: the keys that are wanted; None: all.
+            after: of all keys, those behind this one.
+            choice: which of them are wanted.
+            room: bytes that they may take in the answer, but for the last one.
+            with_values: whether their values are wanted.
+        """
+        self._region = region
+        self._names = names
+        self._after = after
+        self._choice = choice
+        self._room = room
+        self._with_values = with_values
+        self._found: list[tuple[StoredKey, Message | None]] = []
+        self.size = 0
+        self.covered = 0
+        self.next: str | None = None
+
+    def read(self, reader: Reader) -> int:
+        """Read it; returns the position of the last event by now."""
+        state = reader.state.events
+        region = state.regions.get(self._region)
+        if region is None:
+            raise InvalidDestinationException(f"there is no region {self._region!r}: create it first")
+        if self._names is None:
+            keys = reader.keys_behind(region.id, self._after, _READ_AT_ONCE)
+            has_more = len(keys) == _READ_AT_ONCE
+        else:
+            names = self._names[:_READ_AT_ONCE]
+            keys = [reader.key(region.id, each) for each in names]
+            has_more = len(names) < len(self._names)
+        matches, selector = self._choice
+        needs_values = self._with_values or selector is not None
+        sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
+        for each in sizes:
+            if self.covered and self.size + each > self._room:
+                has_more = True
+                break
+            self.size += each
+            self.covered += 1
+        keys = keys[: self.covered]
+        self.next = keys[-1].key if has_more else None
+        there = [each for each in keys if each.record is not None and each.record.state is not KeyState.TOMBSTONE]
+        if matches is not None:
+            there = [each for each in there if matches(each.key)]
+        values = reader.values(there) if needs_values else [None] * len(there)
+        found = zip(there, values, strict=True)
+        if selector is None:
+            self._found = list(found)
+        else:
+            self._found = [each for each in found if reader.is_wanted(selector, *each)]
+        return state.head
+
+    def answers(self, version: int, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
+        """(key, version, state, format, payload) of each, the last two None where it has no value.
+
+        Args:
+            version: of the packed envelopes that the caller reads.
+            skip_damaged: whether a value that cannot be trusted is left out.
+
+        Raises:
+            StoreCorruptException: a value cannot be trusted.
+        """
+        answers: list[tuple[Any, ...]] = []
+        for stored, value in self._found:
+            record = stored.record
+            assert record is not None
+            if value is None and self._with_values and record.state is KeyState.VALID:
+                if skip_damaged:
+                    continue
+                raise StoreCorruptException(
+                    f"the value of key {stored.key!r} of region {self._region!r} cannot be trusted: a checksum is"
+                    " wrong; put the key again, or leave such keys out (skip_damaged)"
+                )
+            if value is None or not self._with_values:
+                answers.append((stored.key, record.version, int(record.state), None, None))
+                continue
+            form, payload = value if version >= ENVELOPE_VERSION else in_version(version, *value)
+            answers.append((stored.key, record.version, int(record.state), form, payload))
+        return answers
+
+
+def register_interest(arguments: Arguments) -> Steps:
+    """What the client of the connection wants of a region; returns behind which position events are queued."""
+    interests = _interests(arguments)
+    return (yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"]))
+
+
+def unregister_interest(arguments: Arguments) -> Steps:
+    """What the client of the connection does not want any more."""
+    interests, drops = _interests(arguments), arguments["drop_queued"]
+    yield e.UnregisterInterest(arguments.client, arguments["region"], interests, drop_queued=drops)
+    return True
+
+
+def _interests(arguments: Arguments) -> list[Interest]:
+    return [checked_interest(*each) for each in arguments.rows("interests", (int, str, str))]
+
+
+def ready_for_events(arguments: Arguments) -> Steps:
+    """The client of the connection gets its events from now on."""
+    yield e.ReadyForEvents(arguments.client)
+    return True
+
+
+def acknowledge_events(arguments: Arguments) -> Steps:
+    """The client of the connection has processed its events up to a position."""
+    return (yield e.AcknowledgeEvents(arguments.client, arguments["through"]))
+
+
+def leave(arguments: Arguments) -> Steps:
+    """The client of the connection closes."""
+    yield e.LeaveDurable(arguments.client, arguments["keep"])
+    return True
+
+
+def pending_events(arguments: Arguments) -> Steps:
+    """What the client of the connection was told of its queue as it connected."""
+
+    def pending(reader: Reader) -> int:
+        return reader.state.events.durable_client(arguments.client).pending
+
+    yield c.ResolveCommit(c.CommitId("", 0))  # what the connection has handed over before, as its attach, is done then
+    return (yield pending)

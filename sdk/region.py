@@ -1,0 +1,450 @@
+"""Regions: keyed destinations whose last values the engine keeps, with a cache of them in the client."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from broker_adapter import (
+    BodyKind,
+    Envelope,
+    Identity,
+    IllegalStateException,
+    InvalidDestinationException,
+    checked_interest,
+    pack,
+    topic,
+)
+from sdk.envelopes import envelope_of, message_of, wrapped
+from sdk.message import DeliveryMode, Message
+from sdk.region_cache import KeyState
+from sdk.region_events import ClientEvents
+from sdk.region_listener import RegionListener, ResultPolicy
+from sdk.region_query import ContinuousQuery, QueryState
+from sdk.region_state import (
+    ALL_KEYS,
+    EXPRESSION,
+    KEY,
+    KEYS_AT_ONCE,
+    QUERY,
+    SELECTOR,
+    Interest,
+    RegionState,
+    Registered,
+    cached_value,
+)
+
+_PUT, _INVALIDATE, _DESTROY = 0, 1, 2
+#: Bytes of messages that are put with one request.
+_BYTES_AT_ONCE = 1024 * 1024
+
+Value = Message | str | bytes | dict[str, Any] | list[Any]
+
+
+class Region:
+    """A region, as one connection sees it.  Made by ``session.create_region``.
+
+    The engine keeps the last value of each key, durably.  What happens to a key is an event: this client gets those
+    that it has registered interest in, and each subscriber of the topic of the region's name gets them as messages.
+
+    Reads are answered from the connection's cache where that has what the region has, which it is told of for all keys
+    that an interest covers; else the engine is asked.  All regions of a connection with one name share a cache.  For
+    any number of threads; a region works as long as its connection, also where the session is closed that made it.
+    """
+
+    # A misspelt attribute is an error.
+    __slots__ = ("__weakref__", "_connection", "_events", "_identity", "_sequences", "_state")
+
+    def __init__(self, connection: object, events: ClientEvents, state: RegionState, identity: Identity) -> None:
+        """Made by the session.
+
+        Args:
+            connection: is kept as long as this.
+            events: of the connection.
+            state: what the connection knows of the region.
+            identity: of a new producer.
+        """
+        self._connection = connection
+        self._events = events
+        self._state = state
+        self._identity = identity
+        self._sequences = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<Region {self._state.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """Its name, which is also that of the topic on which others get its events."""
+        return self._state.name
+
+    # Changing keys.
+
+    def put(self, key: str, value: Value, *, properties: Mapping[str, Any] | None = None) -> int:
+        """Give a key a value; on disk when this returns.
+
+        Args:
+            key: 1 to 400 bytes of UTF-8.
+            value: a str, bytes, dict or list, or a message that carries one.
+            properties: of the message, for selectors.
+
+        Returns:
+            The version that the key has from now on; each change of a region has a greater one than those before it.
+
+        Raises:
+            UnconnectedException: the connection is being restored.
+            InvalidDestinationException: the key cannot be one.
+            MessageFormatException: the value cannot be carried, or is larger than the limit.
+            ResourceAllocationException: a limit of the engine.
+            OperationTimedOutException: no answer within ``request_timeout_seconds``; it may have been done.
+        """
+        (version,) = self._put([(key, value)], properties)
+        return version
+
+    def put_all(self, values: Mapping[str, Value]) -> dict[str, int]:
+        """Give several keys their values, in this order; much faster than one by one, and not as a whole.
+
+        Args:
+            values: by key.
+
+        Returns:
+            The version of each key.
+
+        Raises:
+            JMSException: as ``put``; some may have been done, the first ones first.
+        """
+        return dict(zip(values, self._put(list(values.items()), None), strict=True))
+
+    def _put(self, values: list[tuple[str, Value]], properties: Mapping[str, Any] | None) -> list[int]:
+        versions: list[int] = []
+        part: list[tuple[str, int, bytes]] = []
+        messages: list[Message] = []
+        size = 0
+        for number, (key, value) in enumerate(values, 1):
+            message = wrapped(value)
+            if properties is not None:
+                message.properties.update(properties)
+            message.destination = topic(self.name)
+            message.delivery_mode = DeliveryMode.PERSISTENT
+            envelope = envelope_of(message, self._next_identity())
+            packed = pack(envelope)
+            part.append((_checked(key), _PUT, packed))
+            messages.append(message_of(envelope, 0))
+            size += len(packed)
+            if len(part) == KEYS_AT_ONCE or size >= _BYTES_AT_ONCE or number == len(values):
+                versions += self._change(part, messages)
+                part, messages, size = [], [], 0
+        return versions
+
+    def destroy(self, key: str) -> bool:
+        """Take a key away.
+
+        Returns:
+            Whether it was there.
+
+        Raises:
+            JMSException: as ``put``.
+        """
+        return self._take(key, _DESTROY)
+
+    def invalidate(self, key: str) -> bool:
+        """Take the value of a key away, and keep the key.
+
+        Returns:
+            Whether it had one.
+
+        Raises:
+            JMSException: as ``put``.
+        """
+        return self._take(key, _INVALIDATE)
+
+    def _take(self, key: str, change: int) -> bool:
+        destination = topic(self.name)
+        packed = pack(Envelope(destination, BodyKind.NONE, None, identity=self._next_identity()))
+        (answer,) = self._ask_for([(_checked(key), change, packed)], [None])
+        return answer[0] is not None
+
+    def _change(self, part: list[tuple[str, int, bytes]], messages: list[Message]) -> list[int]:
+        return [version for _, version in self._ask_for(part, messages)]
+
+    def _ask_for(self, part: list[tuple[str, int, bytes]], messages: Any) -> Any:
+        with self._state.asking():
+            answers = self._events.change(self.name, part)
+            for (key, _, _), message, (operation, version) in zip(part, messages, answers, strict=True):
+                self._state.changed(key, operation, version, message)
+        return answers
+
+    def _next_identity(self) -> Identity:
+        producer_id, thread_id, _ = self._identity
+        return Identity(producer_id, thread_id, next(self._sequences))
+
+    # Reading.
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, as it was put.
+
+        Args:
+            key: the key.
+            default: what is returned where the key is not there, or has no value.
+
+        Raises:
+            UnconnectedException: the cache does not have it, and the connection is being restored.
+            JMSException: as requests.
+        """
+        message = self.get_message(key)
+        return default if message is None else message.body
+
+    def get_message(self, key: str) -> Message | None:
+        """The message that carries the value of a key, with its properties; None where there is no value.
+
+        Raises:
+            JMSException: as ``get``.
+        """
+        return self._messages([_checked(key)]).get(key)
+
+    def get_all(self, keys: Iterable[str] | None = None) -> dict[str, Any]:
+        """The values of several keys, by key; keys without one are left out.
+
+        Args:
+            keys: which; None: all that the region has.  While the connection is being restored, these are all that the
+                cache has.
+
+        Raises:
+            JMSException: as ``get``.
+        """
+        if keys is not None:
+            return {key: each.body for key, each in self._messages([_checked(key) for key in keys]).items()}
+        if self._events.is_interrupted:
+            state = self._state
+            with state.lock:
+                known = {key: cached_value(state.cache.get(key)) for key in state.cache}
+            return {key: each.body for key, each in known.items() if each is not None}
+        return {key: each.body for key, _, _, each in self._state.read() if each is not None}
+
+    def _messages(self, keys: list[str]) -> dict[str, Message]:
+        state = self._state
+        found: dict[str, Message] = {}
+        unknown: list[str] = []
+        with state.lock:
+            for key in keys:
+                known = state.cache.get(key)
+                if known is None or known.state is KeyState.UNREAD:
+                    unknown.append(key)
+                elif known.message is not None and known.state is KeyState.VALID:
+                    found[key] = known.message
+        if unknown:
+            self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
+            with state.asking():
+                for key, version, is_valid, message in state.read(unknown):
+                    if message is not None:
+                        found[key] = message
+                    with state.lock:
+                        if state.covers(key):
+                            state.cache.refresh(key, version, is_valid, message)
+        return found
+
+    def keys(self) -> list[str]:
+        """The keys that the region has, in the order of their bytes in UTF-8.
+
+        While the connection is being restored, these are those that the cache has.
+
+        Raises:
+            JMSException: as requests.
+        """
+        if self._events.is_interrupted:
+            with self._state.lock:
+                return sorted(self._state.cache, key=str.encode)
+        return [key for key, _, _, _ in self._state.read(values=False)]
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the region has a key, with or without a value."""
+        state = self._state
+        with state.lock:
+            known = state.cache.get(_checked(key))
+        if known is not None:
+            return known.state is not KeyState.DESTROYED
+        self._events.require_connected(f"the cache of region {self.name!r} does not have {key!r}")
+        return any(True for _ in state.read([key], values=False))
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys, as ``keys`` returns them."""
+        return iter(self.keys())
+
+    # Interest.
+
+    def register_interest(
+        self,
+        keys: str | Iterable[str] | None = None,
+        *,
+        regex: str | None = None,
+        all_keys: bool = False,
+        selector: str | None = None,
+        durable: bool = False,
+        result_policy: ResultPolicy = ResultPolicy.KEYS_VALUES,
+        receive_values: bool = True,
+    ) -> None:
+        """Have this client told what becomes of keys, and its cache hold them.
+
+        Every change is in what is read into the cache by this, or comes as an event, or both; what comes as both is
+        known by its version.  Listeners are not told of what is read.  One of the first four says what is wanted; what
+        was registered before stays.
+
+        Args:
+            keys: a key, or several.
+            regex: keys that match this regular expression (RE2) as a whole.
+            all_keys: every key.
+            selector: events whose message matches this selector, which may name ``key``, headers, properties, and the
+                fields of a dict.  It chooses events, not keys: they are told to listeners and change no cache.
+            durable: whether the engine queues the events while this client is away; needs a client id.
+            result_policy: what is read into the cache at once.
+            receive_values: False: an event with a value is told without it, as ``after_invalidate``.
+
+        Raises:
+            ValueError: not exactly one of the first four is given.
+            IllegalStateException: ``durable`` without a durable client.
+            InvalidDestinationException: a key or the expression cannot be one.
+            InvalidSelectorException: the selector cannot be parsed.
+            InvalidClientIDException: another connection is this durable client.
+            ResourceAllocationException: more interests than the engine allows.
+            JMSException: as requests.
+        """
+        if not isinstance(result_policy, ResultPolicy):
+            raise TypeError(f"result_policy={result_policy!r} is not a ResultPolicy, such as ResultPolicy.KEYS")
+        interests = _interests(keys, regex, selector, all_keys=all_keys)
+        events, state = self._events, self._state
+        if durable and not events.is_durable:
+            raise IllegalStateException(
+                "durable interest needs a durable client: give create_connection() a client_id and a durable_timeout"
+            )
+        events.attach()
+        how = Registered(durable, result_policy, receive_values)
+        with state.asking():
+            # Ahead: the first event may come before the answer.
+            with state.lock:
+                before = {each: state.interests[each] for each in interests if each in state.interests}
+                state.interests.update(dict.fromkeys(interests, how))
+            try:
+                events.register(self.name, interests, durable=durable)
+                state.fill(interests, result_policy)
+            except BaseException:
+                with state.lock:
+                    for each in interests:
+                        state.interests.pop(each, None)
+                    state.interests.update(before)
+                    state.uncovered()
+                raise
+
+    def unregister_interest(
+        self,
+        keys: str | Iterable[str] | None = None,
+        *,
+        regex: str | None = None,
+        all_keys: bool = False,
+        selector: str | None = None,
+        keep_alive: bool = False,
+    ) -> None:
+        """End an interest; what was queued by then is still told.  What no other one covers leaves the cache.
+
+        Args:
+            keys, regex, all_keys, selector: as it was registered.
+            keep_alive: whether the engine goes on queueing events of a durable interest for the next connection of this
+                client; they are told to this one as well, and change no cache.
+
+        Raises:
+            ValueError: not exactly one of the first four is given.
+            JMSException: as requests.
+        """
+        interests = _interests(keys, regex, selector, all_keys=all_keys)
+        state = self._state
+        with state.lock:
+            kept = [each for each in interests if keep_alive and each in state.interests]
+            kept = [each for each in kept if state.interests[each].durable]
+        ended = [each for each in interests if each not in kept]
+        if ended:
+            self._events.unregister(self.name, ended)
+        with state.lock:
+            for each in interests:
+                state.interests.pop(each, None)
+            state.uncovered()
+
+    @property
+    def interests(self) -> list[str]:
+        """What was registered on this connection, in words."""
+        with self._state.lock:
+            return [checked_interest(*each).label for each in self._state.interests if each.kind != QUERY]
+
+    # Queries.
+
+    def create_query(self, name: str, selector: str, *, durable: bool = False) -> ContinuousQuery:
+        """A continuous query, which is stopped until its ``execute()``.
+
+        Args:
+            name: 1 to 100 characters, that no other open query of this connection's region has.
+            selector: what keys and values have to match; it may name ``key``, headers, properties, and the fields of a
+                dict.
+            durable: whether the engine queues its events while this client is away; needs a client id.
+
+        Raises:
+            InvalidSelectorException: the selector cannot be parsed.
+            InvalidDestinationException: the name cannot be one.
+            IllegalStateException: there is one of this name.
+        """
+        checked_interest(QUERY, selector, name)
+        state = self._state
+        with state.lock:
+            there = state.created.get(name)
+            if there is not None and there.state is not QueryState.CLOSED:
+                raise IllegalStateException(f"there is a query {name!r}: close it, or give another name")
+            made = ContinuousQuery(self._connection, self._events, state, name, selector, durable=durable)
+            state.created[name] = made
+        return made
+
+    @property
+    def queries(self) -> list[ContinuousQuery]:
+        """The queries of this connection's region that are not closed, in the order in which they were created."""
+        with self._state.lock:
+            return [each for each in self._state.created.values() if each.state is not QueryState.CLOSED]
+
+    # Listeners.
+
+    def add_listener(self, listener: RegionListener) -> None:
+        """Have a listener called with each event of the region that comes to this connection; legal twice."""
+        if not isinstance(listener, RegionListener):
+            raise TypeError(f"{listener!r} is not a RegionListener")
+        state = self._state
+        with state.lock:
+            if listener not in state.listeners:
+                state.listeners = (*state.listeners, listener)
+
+    def remove_listener(self, listener: RegionListener) -> None:
+        """Call a listener no more; it may be in a call at this moment.  Unknown ones are ignored."""
+        state = self._state
+        with state.lock:
+            state.listeners = tuple(each for each in state.listeners if each is not listener)
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidDestinationException(f"a key is a string, not {key!r:.100}")
+    return checked_interest(KEY, key).text
+
+
+def _interests(
+    keys: str | Iterable[str] | None, regex: str | None, selector: str | None, *, all_keys: bool
+) -> list[Interest]:
+    given = [keys is not None, regex is not None, selector is not None, bool(all_keys)]
+    if sum(given) != 1:
+        raise ValueError("give one of keys, regex, all_keys=True and selector")
+    if keys is not None:
+        names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
+        if not names:
+            raise ValueError("keys has no key; all_keys=True means all")
+        wanted = [(KEY, _checked(each)) for each in names]
+    elif regex is not None:
+        wanted = [(EXPRESSION, regex)]
+    elif selector is not None:
+        wanted = [(SELECTOR, selector)]
+    else:
+        wanted = [(ALL_KEYS, "")]
+    return [Interest(kind, checked_interest(kind, text).text) for kind, text in wanted]

@@ -1,0 +1,189 @@
+"""What a client knows of the keys of a region, and which of several sources says it.
+
+Three sources change the cache at the same time: results of interest registrations, the application's own operations,
+and events of the server.  Each says the *version* that it has the key from, which only grows, so the cache never goes
+back: what is older than what it has is left out.
+
+Results of registrations beside the application's operations (seed *Durable Client/Server Event Messaging*,
+"Application Operations During Interest Registration"):
+
+===================  =================================================================================================
+the cache has        a result with a value
+===================  =================================================================================================
+a valid value        is left out: what is newer comes as an event
+no valid value       is put into the cache, unless the value ended after the result was read, as its version says
+destroyed            is left out; what is marked so is forgotten after the last request that runs
+nothing              is put into the cache
+===================  =================================================================================================
+
+A key that the server does not have is in no result, and nothing is done for it.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
+
+from sdk.message import Message
+
+
+class RegionOperation(IntEnum):
+    """What has happened to a key of a region."""
+
+    CREATE = 0  #: it has a value, and had none
+    UPDATE = 1  #: it has another value
+    INVALIDATE = 2  #: it is there, without a value
+    DESTROY = 3  #: it is not there any more
+
+
+class KeyState(Enum):
+    """What the cache knows of a key."""
+
+    VALID = "valid"  #: its value
+    UNREAD = "unread"  #: that it is there; its value was not asked for
+    INVALID = "invalid"  #: that it is there and has no value
+    DESTROYED = "destroyed"  #: that it is not there
+
+
+class CachedKey(NamedTuple):
+    """A key as it is in the cache."""
+
+    state: KeyState
+    version: int  #: from which this is known
+    message: Message | None = None  #: with the value, where it is valid
+
+
+_AFTER: Final = {
+    RegionOperation.CREATE: KeyState.VALID,
+    RegionOperation.UPDATE: KeyState.VALID,
+    RegionOperation.INVALIDATE: KeyState.INVALID,
+    RegionOperation.DESTROY: KeyState.DESTROYED,
+}
+
+
+class RegionCache:
+    """The keys of one region that a client knows.  For one thread at a time.
+
+    Attributes:
+        requests: how many requests run whose answers are still to come into the cache.
+    """
+
+    __slots__ = ("_destroyed", "_keys", "requests")
+
+    def __init__(self) -> None:
+        self._keys: dict[str, CachedKey] = {}
+        self._destroyed: dict[str, None] = {}  #: those of them that are marked so
+        self.requests = 0
+
+    def __repr__(self) -> str:
+        return f"<RegionCache of {len(self)} keys>"
+
+    def __len__(self) -> int:
+        """How many keys are there."""
+        return len(self._keys) - len(self._destroyed)
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys that are there."""
+        return (key for key in list(self._keys) if key not in self._destroyed)
+
+    def get(self, key: str) -> CachedKey | None:
+        """What is known of a key; None: nothing."""
+        return self._keys.get(key)
+
+    # Answers of requests.
+
+    def begin_request(self) -> None:
+        """Something is asked of the server; until the answer has come, what is destroyed meanwhile stays marked."""
+        self.requests += 1
+
+    def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
+        """A registration says what the server has; returns whether the cache has taken it.
+
+        Args:
+            key: the key.
+            version: that it had.
+            state: valid, unread or invalid.
+            message: with the value, where it is valid.
+        """
+        found = self._keys.get(key)
+        if found is not None:
+            if found.state in (KeyState.VALID, KeyState.DESTROYED):
+                return False
+            if version < found.version or (version == found.version and state is not KeyState.VALID):
+                return False
+        self._keys[key] = CachedKey(state, version, message)
+        return True
+
+    def end_request(self, through: int) -> None:
+        """The answer has come: after the last one, what is marked as destroyed is forgotten.
+
+        Args:
+            through: the position up to which events were processed.  A mark behind it stays until its event comes.
+        """
+        self.requests -= 1
+        if not self.requests:
+            for key in [each for each in self._destroyed if self._keys[each].version <= through]:
+                self._forget(key)
+
+    # The application's operations, events, and what is read again.
+
+    def change(self, key: str, operation: RegionOperation, version: int, message: Message | None = None) -> None:
+        """The application has changed a key.
+
+        Args:
+            key: the key.
+            operation: what has happened to it.
+            version: that it has from then on.
+            message: with its value.
+        """
+        self._know(key, CachedKey(_AFTER[operation], version, message))
+
+    def apply(
+        self, key: str, operation: RegionOperation, version: int, message: Message | None, state: KeyState
+    ) -> None:
+        """An event of the server.
+
+        Args:
+            key: the key.
+            operation: what has happened to it.
+            version: that it has from then on, which is the position of the event.
+            message: with its value.
+            state: what is known of a key that was created or updated: its value, or that it was not asked for.
+        """
+        after = _AFTER[operation]
+        self._know(key, CachedKey(state if after is KeyState.VALID else after, version, message))
+        found = self._keys[key]
+        # Its own event is the last one that could bring back what was destroyed.
+        if found.state is KeyState.DESTROYED and found.version <= version and not self.requests:
+            self._forget(key)
+
+    def refresh(self, key: str, version: int, state: KeyState, message: Message | None = None) -> None:
+        """What was read of the server again; what the cache has is replaced, unless it is newer."""
+        self._know(key, CachedKey(state, version, message))
+
+    def drop(self, key: str) -> None:
+        """Nothing is known of a key any more."""
+        if key in self._keys:
+            self._forget(key)
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._keys.clear()
+        self._destroyed.clear()
+
+    def _know(self, key: str, known: CachedKey) -> None:
+        found = self._keys.get(key)
+        if found is not None and known.version <= found.version:
+            is_more = found.state is KeyState.UNREAD and known.version == found.version
+            if not is_more:
+                return
+        self._keys[key] = known
+        if known.state is KeyState.DESTROYED:
+            self._destroyed[key] = None
+        else:
+            self._destroyed.pop(key, None)
+
+    def _forget(self, key: str) -> None:
+        del self._keys[key]
+        self._destroyed.pop(key, None)

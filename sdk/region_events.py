@@ -1,0 +1,448 @@
+"""The events of a connection's regions: their link, their thread, their acknowledgement.
+
+Theory of operation
+    A connection has one link for events, which is attached when it is first needed.  What comes on it waits in a queue
+    that is as long as the link's window.  One thread takes it from there, tells the regions in order, and acknowledges
+    what was processed, a moment later: what comes again because an acknowledgement was lost is known by its position.
+
+    Events flow once the client is ready: a client that is not durable is ready as soon as the link is attached, a
+    durable one when it says so.  Where the connection or the link was lost, this thread registers all interests again,
+    says again that the client is ready, and has the regions read again what may have been missed, ahead of the next
+    event.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from broker_adapter import (
+    ClientSettings,
+    ConnectionLostException,
+    EventDelivery,
+    EventsSpec,
+    IllegalStateException,
+    JMSException,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    ResourceAllocationException,
+    Transport,
+    UnconnectedException,
+    uninterrupted,
+)
+from sdk.region_state import Interest, RegionState
+from sdk.session_state import log
+
+#: Interests that are registered with one request.
+INTERESTS_AT_ONCE: Final = 5000
+#: How long the thread waits to be needed, in seconds.
+_IDLE_SECONDS: Final = 3600.0
+#: How long it waits until it tries again what failed although the network is there, in seconds.
+_RETRY_SECONDS: Final = 1.0
+
+
+class ClientEvents:
+    """The events of one connection.  See the module's theory of operation.
+
+    Attributes:
+        regions: by name; those that the application has asked for.
+        is_durable: whether the client keeps its queue while it is away.
+        pending: how many events waited as the client connected; None: it has not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        settings: ClientSettings,
+        session: int,
+        timeout_ms: int | None,
+        report: Callable[[JMSException], None],
+    ) -> None:
+        """No regions.
+
+        Args:
+            name: of the connection.
+            transport: the connection's.
+            settings: the connection's.
+            session: number of the session of which the link for events is.
+            timeout_ms: how long the client may be away and keeps its queue; None: for ever; 0: it keeps none.
+            report: tells the connection's exception listener.
+        """
+        self.regions: dict[str, RegionState] = {}
+        self.is_durable = timeout_ms != 0
+        self.pending: int | None = None
+        self._name = name
+        self._transport = transport
+        self._settings = settings
+        self._report = report
+        self._spec = EventsSpec(session, timeout_ms, settings.event_window_messages, settings.event_conflation)
+        self._attaching = threading.RLock()  #: held while the link is attached
+        self._link: int | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._arrived: deque[EventDelivery] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_started = False  #: whether the connection is
+        self._is_telling = False
+        self._is_ending = False
+        self._pauses = 0
+        self._is_interrupted = False
+        self._is_lost = False  #: whether interests are to be registered again, once the connection is there
+        self._is_ready = False
+        self._is_live = False  #: whether the marker has come
+        self._marker: EventDelivery | None = None  #: that has come and was not told to all regions
+        self._through = 0  #: position up to which events were processed
+        self._acknowledged = 0
+        self._unacknowledged = 0  #: events that were processed and not acknowledged
+        self._due: float | None = None  #: when they are (monotonic seconds)
+        self._store: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._through}>"
+
+    # The application's threads.
+
+    def region(self, name: str, conflates: bool | None = None) -> RegionState:
+        """A region, which the engine has from now on.
+
+        Args:
+            name: of the region.
+            conflates: see ``Session.create_region``.
+
+        Raises:
+            UnsupportedOperationException: the broker has no regions.
+            JMSException: as requests.
+        """
+        self.ask("create_region", {"region": name, "conflates": conflates})
+        with self._changed:
+            return self.regions.setdefault(name, RegionState(name, self.ask))
+
+    def ask(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask the engine; raises what requests raise."""
+        return self._transport.request(operation, arguments, self._settings.request_timeout_seconds)
+
+    def change(self, region: str, changes: Sequence[tuple[str, int, bytes]]) -> Any:
+        """Change keys, which needs the network.
+
+        Raises:
+            UnconnectedException: the connection is being restored.
+            JMSException: as requests.
+        """
+        if self._is_interrupted:
+            raise UnconnectedException(
+                f"region {region!r} cannot be changed while the connection is being restored; reads are answered from"
+                " the cache"
+            )
+        return self.ask("change_keys", {"region": region, "changes": changes})
+
+    def register(self, region: str, interests: Sequence[Interest], *, durable: bool) -> None:
+        """Register interest; raises what requests raise."""
+        self._ask_in_parts("register_interest", region, interests, durable=durable)
+
+    def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
+        """End interest; raises what requests raise.
+
+        Args:
+            region: its name.
+            interests: which.
+            drop_queued: whether events that wait for these alone are dropped.
+        """
+        self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
+
+    def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> None:
+        for first in range(0, len(interests), INTERESTS_AT_ONCE):
+            part = [tuple(each) for each in interests[first : first + INTERESTS_AT_ONCE]]
+            self.ask(operation, {"region": region, "interests": part, **further})
+
+    def paused(self) -> _Pause:
+        """While no event is told, because what is read now stands before those that come."""
+        return _Pause(self)
+
+    def require_connected(self, why: str) -> None:
+        """Raise UnconnectedException while the connection is being restored."""
+        if self._is_interrupted:
+            raise UnconnectedException(f"{why}, and the connection is being restored")
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the connection is being restored."""
+        return self._is_interrupted
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client has said that it is ready for events."""
+        return self._is_ready
+
+    def attach(self) -> None:
+        """Attach the link for events, unless that is done.
+
+        Raises:
+            InvalidClientIDException: another connection is this durable client.
+            JMSException: as for other links.
+        """
+        with self._attaching:
+            if self._is_ending:
+                raise IllegalStateException(f"{self._name} is closed")
+            if self._link is None:
+                self._link = self._transport.attach(self._spec, self._sink, self._settings.request_timeout_seconds)
+                self._thread = None
+            if self.pending is None:
+                self.pending = self.ask("pending_events", {})
+            if self._thread is None:
+                target = partial(self._run, self._link)
+                thread = threading.Thread(target=target, name=f"holdfast-events-of-{self._name}", daemon=True)
+                uninterrupted(thread.start)
+                self._thread = thread
+            if not self.is_durable and not self._is_ready:
+                self._say_ready()
+
+    def ready(self) -> None:
+        """The client is ready for events; legal twice."""
+        self.attach()
+        with self._attaching:
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        self.ask("ready_for_events", {})
+        self._is_ready = True
+
+    def in_own_thread(self) -> bool:
+        """Whether a listener of a region is what calls."""
+        return threading.current_thread() is self._thread
+
+    def start(self) -> None:
+        """Let events through to listeners."""
+        with self._changed:
+            self._is_started = True
+            self._changed.notify_all()
+
+    def stop(self, deadline: float) -> bool:
+        """Hold events back; returns whether no listener runs any more.
+
+        Args:
+            deadline: until when to wait for one that does (monotonic seconds).
+        """
+        with self._changed:
+            self._is_started = False
+            return self._changed.wait_for(
+                lambda: not self._is_telling or self._is_started, max(0.0, deadline - time.monotonic())
+            )
+
+    def close(self, deadline: float, *, keep: bool) -> None:
+        """End: what was processed is acknowledged, and the engine is told whether it keeps the client's queue.
+
+        Args:
+            deadline: until when to wait for a listener that runs, and for the engine (monotonic seconds).
+            keep: whether it does.
+        """
+        self.stop(deadline)
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and not self.in_own_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._link is None or self._is_interrupted:
+            return
+        left = max(0.001, deadline - time.monotonic())
+        try:
+            if self._unacknowledged:
+                self._transport.request("acknowledge_events", {"through": self._through}, left)
+            self._transport.request("leave", {"keep": keep}, left)
+        except JMSException as error:
+            log.debug("! %s closes without a word about its events: %s", self._name, error)
+
+    # Events of the transport, in its thread.
+
+    def interrupted(self) -> None:
+        """The connection is lost, and is being restored."""
+        with self._changed:
+            self._is_interrupted = True
+            if self._link is not None:
+                self._is_lost = True
+                self._arrived.clear()  # they come again
+                self.pending = None
+            self._changed.notify_all()
+
+    def restored(self, store: str | None) -> None:
+        """The connection works again.
+
+        Args:
+            store: names the store of the engine; None: it is not known.
+        """
+        with self._changed:
+            if store != self._store and self._store is not None:
+                self._through = self._acknowledged = self._unacknowledged = 0  # positions of another engine
+            self._store = store
+            self._is_interrupted = False
+            self._changed.notify_all()
+
+    def connected(self, store: str | None) -> None:
+        """The connection is there for the first time; ``store`` as in ``restored``."""
+        self._store = store
+
+    def came(self, event: LinkInterrupted | LinkRestored | LinkLost) -> bool:
+        """Something has become of a link; returns whether it is that for events."""
+        if event.link != self._link:
+            return False
+        with self._changed:
+            if isinstance(event, LinkRestored):
+                self._is_lost = True
+            else:
+                self._arrived.clear()
+                self.pending = None
+                if isinstance(event, LinkLost):
+                    self._link = self._marker = None
+                    self._is_ready = self._is_live = self._is_lost = False
+                    for region in list(self.regions.values()):
+                        region.forget()
+            self._changed.notify_all()
+        return True
+
+    def _sink(self, events: Sequence[EventDelivery]) -> None:
+        with self._changed:
+            self._arrived.extend(events)
+            self._changed.notify_all()
+
+    # The thread for events.
+
+    def _run(self, link: int) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(partial(self._has_work, link), self._wait_seconds())
+                if self._is_ending or self._link != link:
+                    return
+                event = None
+                if self._is_lost or self._marker is not None:
+                    pass
+                elif self._tells and self._arrived:
+                    event = self._arrived.popleft()
+                    self._is_telling = True
+            try:
+                self._work(event)
+            finally:
+                with self._changed:
+                    self._is_telling = False
+                    self._changed.notify_all()
+
+    def _has_work(self, link: int) -> bool:
+        if self._is_ending or self._link != link:
+            return True
+        if self._is_interrupted:
+            return False
+        return self._is_lost or (self._tells and (bool(self._arrived) or self._marker is not None))
+
+    @property
+    def _tells(self) -> bool:
+        """Whether events may be told now."""
+        return self._is_started and not self._pauses
+
+    def _wait_seconds(self) -> float:
+        return _IDLE_SECONDS if self._due is None or self._is_interrupted else max(0.0, self._due - time.monotonic())
+
+    def _work(self, event: EventDelivery | None) -> None:
+        try:
+            if self._is_lost and not self._is_interrupted:
+                self._restore()
+            elif self._marker is not None and self._tells:
+                self._go_live(self._marker)
+            elif event is not None:
+                self._process(event)
+            if self._due is not None and time.monotonic() >= self._due and not self._is_interrupted:
+                self._acknowledge()
+        except ConnectionLostException as error:
+            log.debug("! %s: %s; it is done again with the next connection", self._name, error)
+            self._rest()
+        except JMSException as error:
+            self._report(error)
+            self._rest()
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._due = None if not self._unacknowledged else time.monotonic() + _RETRY_SECONDS
+            self._changed.wait_for(lambda: self._is_ending, _RETRY_SECONDS)
+
+    def _process(self, event: EventDelivery) -> None:
+        if event.region is None:
+            if not self._is_live:
+                self._go_live(event)
+            return
+        if event.position > self._through:
+            region = self.regions.get(event.region)
+            if region is not None:
+                region.process(event, is_live=self._is_live)
+            self._through = event.position
+        self._unacknowledged += 1
+        if self._due is None:
+            self._due = time.monotonic() + self._settings.event_acknowledge_seconds
+        if self._unacknowledged >= max(1, self._spec.window // 2):
+            self._due = 0.0
+
+    def _go_live(self, marker: EventDelivery) -> None:
+        self._marker = marker
+        regions = list(self.regions.values())
+        for region in regions:
+            region.catch_up()
+        self._marker = None
+        for region in regions:
+            region.tell_live()
+        self._is_live = True
+
+    def _acknowledge(self) -> None:
+        self._due = None
+        if self._unacknowledged:
+            self.ask("acknowledge_events", {"through": self._through})
+            self._unacknowledged = 0
+
+    def _restore(self) -> None:
+        """Register everything again with a connection that is new."""
+        self._is_lost = False  # ahead: it may be lost again meanwhile
+        try:
+            self.pending = pending = self.ask("pending_events", {})
+            for region in list(self.regions.values()):
+                self.ask("create_region", {"region": region.name})
+                with region.lock:
+                    registered = dict(region.interests)
+                for durable in (False, True):
+                    interests = [each for each, how in registered.items() if how.durable is durable]
+                    self.register(region.name, interests, durable=durable)
+                if pending < 0:  # the queue began anew, so events were missed
+                    region.refresh()
+            if pending < 0 and self.is_durable:
+                self._report(
+                    ResourceAllocationException(
+                        f"{self._name} has lost its queue of events, because it was away for longer than its"
+                        " durable_timeout, or the queue was too long, or this is another engine: events were missed,"
+                        " and the caches of its regions were read again"
+                    )
+                )
+            if self._is_ready:
+                self._say_ready()
+        except BaseException:
+            self._is_lost = True
+            raise
+
+
+class _Pause:
+    """While this is entered, no event is told."""
+
+    def __init__(self, events: ClientEvents) -> None:
+        self._events = events
+
+    def __enter__(self) -> None:
+        events = self._events
+        with events._changed:
+            events._pauses += 1
+            if not events.in_own_thread():
+                events._changed.wait_for(lambda: not events._is_telling)
+
+    def __exit__(self, *_: object) -> None:
+        events = self._events
+        with events._changed:
+            events._pauses -= 1
+            events._changed.notify_all()

@@ -1,0 +1,213 @@
+"""Continuous queries: a selector over the keys and values of a region, whose result is followed by its events."""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+from typing import Any
+
+from broker_adapter import IllegalStateException
+from sdk.region_events import ClientEvents
+from sdk.region_listener import QueryListener, RegionEvent, ResultPolicy
+from sdk.region_state import QUERY, Interest, RegionState, Registered
+from sdk.session_state import log
+
+
+class QueryState(Enum):
+    """Where a query is in its life."""
+
+    STOPPED = "stopped"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class ContinuousQuery:
+    """A continuous query.  Made by ``Region.create_query``; stopped until ``execute()``.  For any number of threads.
+
+    Attributes:
+        name: known to the engine together with the client.
+        selector: what keys and values have to match.
+        durable: whether the engine queues its events while the client is away.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_events",
+        "_listeners",
+        "_lock",
+        "_region",
+        "_seen",
+        "_state",
+        "durable",
+        "name",
+        "selector",
+    )
+
+    def __init__(
+        self, connection: object, events: ClientEvents, region: RegionState, name: str, selector: str, *, durable: bool
+    ) -> None:
+        """Made by the region.
+
+        Args:
+            connection: is kept as long as this.
+            events: of the connection.
+            region: of which it is.
+            name: of the query.
+            selector: what keys and values have to match.
+            durable: whether the engine queues its events while the client is away.
+        """
+        self.name = name
+        self.selector = selector
+        self.durable = durable
+        self._connection = connection
+        self._events = events
+        self._region = region
+        self._state = QueryState.STOPPED
+        self._lock = threading.RLock()  #: held while the state changes
+        self._listeners: tuple[QueryListener, ...] = ()
+        self._seen: dict[str, int] = {}  #: by key, the version up to which results have told of it
+
+    def __repr__(self) -> str:
+        return f"<ContinuousQuery {self.name!r} of {self._region.name!r}, {self._state.name}: {self.selector}>"
+
+    @property
+    def state(self) -> QueryState:
+        """Whether it runs, is stopped, or is closed."""
+        return self._state
+
+    @property
+    def region(self) -> str:
+        """The name of its region."""
+        return self._region.name
+
+    def add_listener(self, listener: QueryListener) -> None:
+        """Have a listener called with each event of the query; legal twice."""
+        if not isinstance(listener, QueryListener):
+            raise TypeError(f"{listener!r} is not a QueryListener")
+        with self._lock:
+            if listener not in self._listeners:
+                self._listeners = (*self._listeners, listener)
+
+    def remove_listener(self, listener: QueryListener) -> None:
+        """Call a listener no more; it may be in a call at this moment.  Unknown ones are ignored."""
+        with self._lock:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+    def execute(self) -> None:
+        """Have its listeners told from now on.
+
+        A durable query of this name that an earlier connection of this client has left running goes on: what was queued
+        for it is told as ``replayed``.
+
+        Raises:
+            IllegalStateException: it runs already, or is closed.
+            InvalidClientIDException: another connection is this durable client.
+            ResourceAllocationException: a limit of the engine.
+            JMSException: as requests.
+        """
+        with self._lock:
+            self._begin()
+
+    def execute_with_initial_results(self) -> dict[str, Any]:
+        """Have its listeners told from now on, and return the values that match now.
+
+        What happens meanwhile is told after this has returned; what the results have already is not told again.
+
+        Returns:
+            The values by key, in the order of the keys' bytes in UTF-8.
+
+        Raises:
+            JMSException: as ``execute``.
+        """
+        with self._lock, self._events.paused():
+            self._begin()
+            try:
+                found = list(self._region.read(selector=self.selector))
+            except BaseException:
+                self._end(drop=True)
+                self._state = QueryState.STOPPED
+                raise
+            self._seen = {key: version for key, version, _, _ in found}
+        return {key: None if message is None else message.body for key, _, _, message in found}
+
+    def _begin(self) -> None:
+        self._require_open()
+        if self._state is QueryState.RUNNING:
+            raise IllegalStateException(f"query {self.name!r} runs already")
+        if self.durable and not self._events.is_durable:
+            raise IllegalStateException(
+                "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
+            )
+        self._events.attach()
+        region, interest = self._region, self._interest
+        with region.lock:  # ahead: the first event may come before the answer
+            region.queries[self.name] = self._process
+            region.interests[interest] = Registered(self.durable, ResultPolicy.NONE, True)
+        try:
+            self._events.register(region.name, [interest], durable=self.durable)
+        except BaseException:
+            self._forget()
+            raise
+        self._state = QueryState.RUNNING
+
+    def stop(self) -> None:
+        """Have nothing told any more, until it is executed again; what happens meanwhile is not told later.
+
+        Raises:
+            IllegalStateException: it does not run.
+            JMSException: as requests.
+        """
+        with self._lock:
+            self._require_open()
+            if self._state is not QueryState.RUNNING:
+                raise IllegalStateException(f"query {self.name!r} does not run")
+            self._end(drop=False)
+            self._state = QueryState.STOPPED
+
+    def close(self) -> None:
+        """End it; what the engine has queued for it alone is dropped.  Legal twice.
+
+        Raises:
+            JMSException: as requests.
+        """
+        with self._lock:
+            if self._state is QueryState.CLOSED:
+                return
+            if self._state is QueryState.RUNNING or self.durable:
+                self._end(drop=True)
+            self._state = QueryState.CLOSED
+            listeners = self._listeners
+        for listener in listeners:
+            try:
+                listener.on_close(self.name)
+            except Exception:
+                log.exception("! a listener of query %r raised in on_close", self.name)
+
+    def _end(self, *, drop: bool) -> None:
+        self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
+        self._forget()
+
+    def _forget(self) -> None:
+        region = self._region
+        with region.lock:
+            region.queries.pop(self.name, None)
+            region.interests.pop(self._interest, None)
+
+    @property
+    def _interest(self) -> Interest:
+        return Interest(QUERY, self.selector, self.name)
+
+    def _require_open(self) -> None:
+        if self._state is QueryState.CLOSED:
+            raise IllegalStateException(f"query {self.name!r} is closed")
+
+    def _process(self, event: RegionEvent) -> None:
+        """An event of the query; in the thread for events."""
+        seen = self._seen
+        if seen and event.version <= seen.get(event.key, 0):
+            return
+        for listener in self._listeners:
+            try:
+                listener.on_event(event)
+            except Exception:
+                log.exception("! a listener of query %r raised in on_event", self.name)

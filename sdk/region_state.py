@@ -1,0 +1,347 @@
+"""What a connection knows of one region: the cache, what was registered, and who is told of events.
+
+Theory of operation
+    Two kinds of threads come here: those of the application, with operations and registrations, and the connection's
+    thread for events.  What they share is under a lock, which nobody holds while the server is asked.
+
+    The cache holds the keys that an interest covers, for only of these the server tells what becomes of them.  A
+    selector chooses events and not keys: that a key has left it is no event, so what only a selector covers is told to
+    the listeners and not kept.
+
+    Before the marker of a durable client, events are *history*: they are told to listeners, and do not change the
+    cache, which may have newer values from a registration.  Where history is newer than the cache, the key is read
+    again as the marker comes, so that the cache is that of the server from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from broker_adapter import (
+    ConnectionLostException,
+    EventDelivery,
+    JMSException,
+    MessageFormatException,
+    decode_payload,
+    key_expression,
+    unpack,
+)
+from sdk.envelopes import message_of
+from sdk.message import Message
+from sdk.region_cache import CachedKey, KeyState, RegionCache, RegionOperation
+from sdk.region_listener import RegionEvent, RegionListener, ResultPolicy
+from sdk.session_state import log
+
+#: Kinds of interest, as ``register_interest`` has them.
+KEY: Final = 0
+ALL_KEYS: Final = 1
+EXPRESSION: Final = 2
+SELECTOR: Final = 3
+QUERY: Final = 4
+#: Keys that are asked for at once.
+KEYS_AT_ONCE: Final = 1000
+
+#: Asks the engine: operation and arguments.
+Ask = Callable[[str, Mapping[str, Any]], Any]
+
+
+class Interest(NamedTuple):
+    """What is wanted of a region."""
+
+    kind: int
+    text: str
+    name: str = ""  #: of a query
+
+
+class Registered(NamedTuple):
+    """How an interest was registered."""
+
+    durable: bool
+    policy: ResultPolicy
+    receives_values: bool
+
+
+class RegionState:
+    """One region of one connection.  See the module's theory of operation.
+
+    Attributes:
+        name: of the region.
+        cache: what is known of its keys; under the lock.
+        interests: what was registered, running queries included; under the lock.
+        created: by name, the queries that were created; under the lock.
+        queries: by name, what is called with each event of one and its operation; under the lock.
+        listeners: those that are told; replaced, and never changed.
+        lock: of what is shared.
+    """
+
+    def __init__(self, name: str, ask: Ask) -> None:
+        """A region of which nothing is known.
+
+        Args:
+            name: of the region.
+            ask: asks the engine.
+        """
+        self.name = name
+        self.cache = RegionCache()
+        self.interests: dict[Interest, Registered] = {}
+        self.queries: dict[str, Callable[[RegionEvent], None]] = {}
+        self.created: dict[str, Any] = {}
+        self.listeners: tuple[RegionListener, ...] = ()
+        self.lock = threading.RLock()
+        self._ask = ask
+        self._through = 0  #: position up to which events were processed
+        self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
+
+    def __repr__(self) -> str:
+        return f"<RegionState {self.name!r}: {self.cache}>"
+
+    # What the engine is asked.
+
+    def read(
+        self,
+        keys: Sequence[str] | None = None,
+        *,
+        values: bool = True,
+        expression: str | None = None,
+        selector: str | None = None,
+    ) -> Iterator[tuple[str, int, KeyState, Message | None]]:
+        """(key, version, state, value) of keys that are there, as the server has them; asked page by page.
+
+        Args:
+            keys: which; None: all.
+            values: whether their values are wanted.
+            expression: of all keys, those that match this regular expression; None: all.
+            selector: of those, the ones whose values match it; None: all.
+
+        Raises:
+            JMSException: as requests.
+        """
+        parts: Iterable[Sequence[str] | None] = [None]
+        if keys is not None:
+            parts = (keys[first : first + KEYS_AT_ONCE] for first in range(0, len(keys), KEYS_AT_ONCE))
+        for part in parts:
+            after: str | None = None
+            rest = part
+            while True:
+                arguments = {
+                    "region": self.name,
+                    "keys": rest,
+                    "after": None if keys is not None else after,
+                    "values": values,
+                    "expression": expression,
+                    "selector": selector,
+                    "envelope_version": 2,
+                }
+                answer = self._ask("read_keys", arguments)
+                for key, version, state, form, payload in answer["entries"]:
+                    if form is not None:
+                        yield key, version, KeyState.VALID, _message(form, payload)
+                    elif state == 0:
+                        yield key, version, KeyState.UNREAD, None
+                    else:
+                        yield key, version, KeyState.INVALID, None
+                after = answer["next"]
+                if after is None:
+                    break
+                if rest is not None:
+                    rest = rest[list(rest).index(after) + 1 :]
+
+    # Keys.
+
+    def covers(self, key: str) -> bool:
+        """Whether the server tells of each change of a key; under the lock."""
+        interests = self.interests
+        if Interest(ALL_KEYS, "") in interests or Interest(KEY, key) in interests:
+            return True
+        return any(each.kind == EXPRESSION and key_expression(each.text)(key) for each in interests)
+
+    def changed(self, key: str, operation: int | None, version: int, message: Message | None) -> None:
+        """The application has changed a key; what the server answered comes into the cache."""
+        with self.lock:
+            if operation is not None and (self.cache.get(key) is not None or self.covers(key)):
+                self.cache.change(key, RegionOperation(operation), version, message)
+
+    def asking(self) -> _Asking:
+        """While the server is asked for what comes into the cache."""
+        return _Asking(self)
+
+    # Interest.
+
+    def fill(self, interests: Sequence[Interest], policy: ResultPolicy, *, is_refresh: bool = False) -> None:
+        """Read what interests cover into the cache.
+
+        Args:
+            interests: which.
+            policy: whether keys or values are read, or nothing.
+            is_refresh: whether the cache takes whatever is newer, because events may have been missed.
+        """
+        if policy is ResultPolicy.NONE:
+            return
+        values = policy is ResultPolicy.KEYS_VALUES
+        keys = [each.text for each in interests if each.kind == KEY]
+        sources = [self.read(keys, values=values)] if keys else []
+        if any(each.kind == ALL_KEYS for each in interests):
+            sources = [self.read(values=values)]
+        else:
+            expressions = [each.text for each in interests if each.kind == EXPRESSION]
+            sources += [self.read(values=values, expression=each) for each in expressions]
+        for source in sources:
+            for key, version, state, message in source:
+                with self.lock:
+                    if is_refresh:
+                        self.cache.refresh(key, version, state, message)
+                    else:
+                        self.cache.add_result(key, version, state, message)
+
+    def refresh(self) -> None:
+        """Events may have been missed: nothing is known any more but what is read now."""
+        with self.asking():
+            with self.lock:
+                self.cache.clear()
+                self._touched.clear()
+                self._through = 0
+                registered = dict(self.interests)
+            for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
+                wanted = [each for each, how in registered.items() if how.policy is policy]
+                self.fill(wanted, policy, is_refresh=True)
+
+    def uncovered(self) -> None:
+        """An interest has ended: what no other one covers is not known any more; under the lock."""
+        for key in self.cache:
+            if not self.covers(key):
+                self.cache.drop(key)
+
+    # Events, in the thread for events.
+
+    def process(self, delivery: EventDelivery, *, is_live: bool) -> None:
+        """An event has come, which is told to the listeners and, if it is live, to the cache.
+
+        Args:
+            delivery: the event.
+            is_live: whether the marker has come before it.
+        """
+        operation, key, position = RegionOperation(delivery.operation), delivery.key, delivery.position
+        has_value = operation in (RegionOperation.CREATE, RegionOperation.UPDATE)
+        message = None
+        with self.lock:
+            matched = [Interest(*each) for each in delivery.interests]
+            known = [self.interests[each] for each in matched if each in self.interests]
+            keeps = any(each.kind != SELECTOR and each in self.interests for each in matched)
+            receives = not known or any(each.receives_values for each in known)
+            listeners = self.listeners
+            queries = [(self.queries[name], operation) for name, operation in delivery.queries if name in self.queries]
+        if has_value and (receives or queries):
+            try:
+                message = message_of(delivery.envelope, 0)
+            except MessageFormatException as error:
+                log.error("! the value of key %r of region %r cannot be read: %s", key, self.name, error)
+        with self.lock:
+            found = self.cache.get(key)
+            old = None if found is None else found.message
+            if is_live and keeps:
+                is_kept = message is not None and receives
+                state = KeyState.VALID if is_kept else KeyState.UNREAD
+                self.cache.apply(key, operation, position, message if is_kept else None, state)
+            elif keeps and (found is None or found.version < position):
+                self._touched[key] = None
+            self._through = position
+        event = RegionEvent(self.name, key, operation, position, delivery.is_history, message, old)
+        for tell, of_query in queries:
+            tell(attrs.evolve(event, query_operation=RegionOperation(of_query)))
+        if not matched:
+            return  # it is only for queries
+        if has_value and not receives:
+            event = attrs.evolve(event, operation=RegionOperation.INVALIDATE, message=None)
+        for listener in listeners:
+            self._tell(listener, _METHODS[event.operation], event)
+
+    def catch_up(self) -> None:
+        """The marker has come: keys of which history is newer than the cache are read again.
+
+        Raises:
+            ConnectionLostException: the keys could not be read; this may be called again.
+        """
+        with self.lock:
+            touched, self._touched = self._touched, {}
+            policies = {how.policy for how in self.interests.values()}
+            values = ResultPolicy.KEYS_VALUES in policies
+            keys = [key for key in touched if self.cache.get(key) is not None or policies - {ResultPolicy.NONE}]
+        try:
+            self._read_again(keys, values=values)
+        except ConnectionLostException:
+            with self.lock:
+                self._touched = {**touched, **self._touched}
+            raise
+        except JMSException as error:
+            log.error("! region %r: keys that have changed cannot be read: %s; they leave the cache", self.name, error)
+            with self.lock:
+                for key in keys:
+                    self.cache.drop(key)
+
+    def tell_live(self) -> None:
+        """The marker has come: tell the listeners."""
+        for listener in self.listeners:
+            self._tell(listener, "after_region_live", self.name)
+
+    def forget(self) -> None:
+        """The link for events is lost: the server tells of nothing any more."""
+        with self.lock:
+            self.interests.clear()
+            self.cache.clear()
+            self._touched.clear()
+
+    def _read_again(self, keys: Sequence[str], *, values: bool) -> None:
+        if not keys:
+            return
+        with self.asking():
+            gone = dict.fromkeys(keys)
+            for key, version, state, message in self.read(keys, values=values):
+                del gone[key]
+                with self.lock:
+                    self.cache.refresh(key, version, state, message)
+            with self.lock:
+                for key in gone:
+                    self.cache.drop(key)
+
+    def _tell(self, listener: RegionListener, method: str, argument: object) -> None:
+        try:
+            getattr(listener, method)(argument)
+        except Exception:
+            log.exception("! a listener of region %r raised in %s", self.name, method)
+
+
+_METHODS: Final = {
+    RegionOperation.CREATE: "after_create",
+    RegionOperation.UPDATE: "after_update",
+    RegionOperation.INVALIDATE: "after_invalidate",
+    RegionOperation.DESTROY: "after_destroy",
+}
+
+
+class _Asking:
+    """While the server is asked for what comes into the cache, what is destroyed stays marked there."""
+
+    def __init__(self, state: RegionState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        with self._state.lock:
+            self._state.cache.begin_request()
+
+    def __exit__(self, *_: object) -> None:
+        with self._state.lock:
+            self._state.cache.end_request(self._state._through)
+
+
+def cached_value(found: CachedKey | None) -> Message | None:
+    """The value that the cache has of a key."""
+    return None if found is None or found.state is not KeyState.VALID else found.message
+
+
+def _message(form: int, payload: bytes) -> Message:
+    envelope = decode_payload(payload) if form == 0 else unpack(payload)
+    return message_of(envelope, 0)

@@ -1,0 +1,232 @@
+"""Continuous queries over the engine in the process: results, events, states, durable ones."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    QueryListener,
+    Region,
+    RegionEvent,
+)
+from tests.sdk.regions import WAIT, region
+
+CHEAP = "price < 10"
+
+
+class Followed(QueryListener):
+    """A listener that remembers what it was told, in words, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self._told = threading.Condition()
+
+    def on_event(self, event: RegionEvent) -> None:
+        assert event.query_operation is not None
+        replayed = "replayed " if event.replayed else ""
+        of_key = event.operation.name.lower()
+        self._note(f"{replayed}{event.query_operation.name.lower()} {event.key} by {of_key}")
+
+    def on_close(self, query: str) -> None:
+        self._note(f"close {query}")
+
+    def _note(self, word: str) -> None:
+        with self._told:
+            self.words.append(word)
+            self._told.notify_all()
+
+    def wait_for(self, count: int) -> list[str]:
+        with self._told:
+            assert self._told.wait_for(lambda: len(self.words) >= count, WAIT), self.words
+            return list(self.words)
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> ConnectionFactory:
+    return ConnectionFactory(f"embedded:{tmp_path / 'data'}")
+
+
+@pytest.fixture
+def quotes(factory: ConnectionFactory) -> Any:
+    """The region, as a connection without interest has it."""
+    with factory.create_connection() as connection:
+        yield connection.create_session().create_region("quotes")
+
+
+@pytest.fixture
+def desk(factory: ConnectionFactory, quotes: Region) -> Any:
+    with factory.create_connection() as connection:
+        yield connection
+
+
+def query(connection: Connection, selector: str = CHEAP, name: str = "cheap", **fields: Any) -> Any:
+    made, _ = region(connection)
+    found = made.create_query(name, selector, **fields)
+    followed = Followed()
+    found.add_listener(followed)
+    return found, followed
+
+
+def price(number: float) -> dict[str, Any]:
+    return {"price": number}
+
+
+def test_old_and_new_value_say_what_an_event_is_to_a_query(desk: Connection, quotes: Region) -> None:
+    cheap, followed = query(desk)
+    cheap.execute()
+    quotes.put("a", price(20))  # no, no
+    quotes.put("a", price(5))  # no, yes
+    quotes.put("a", price(6))  # yes, yes
+    quotes.put("a", price(30))  # yes, no
+    quotes.put("b", price(1))
+    quotes.invalidate("b")
+    quotes.put("b", price(2))
+    quotes.destroy("b")
+    assert followed.wait_for(7) == [
+        *("create a by update", "update a by update", "destroy a by update", "create b by create"),
+        *("destroy b by invalidate", "create b by update", "destroy b by destroy"),
+    ]
+
+
+def test_initial_results_and_events_leave_no_gap_and_no_double(desk: Connection, quotes: Region) -> None:
+    quotes.put_all({"a": price(1), "b": price(50), "c": price(3)})
+    cheap, followed = query(desk)
+    going = threading.Event()
+
+    def feed() -> None:
+        for number in range(300):
+            quotes.put(f"k{number:03}", price(number % 20))
+            going.set()
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    going.wait(WAIT)
+    results = cheap.execute_with_initial_results()
+    thread.join()
+    quotes.put("end", price(0))
+    while "create end by create" not in followed.words:
+        followed.wait_for(len(followed.words) + 1)
+    told = [word.split()[1] for word in followed.words if word.startswith("create k")]
+    from_results = [key for key in results if key.startswith("k")]
+    assert sorted(told + from_results) == [f"k{number:03}" for number in range(300) if number % 20 < 10]
+    assert {"a", "c"} <= set(results)
+    assert "b" not in results
+    assert results["a"] == price(1)
+
+
+def test_a_selector_names_key_properties_and_fields(desk: Connection, quotes: Region) -> None:
+    cheap, _ = query(desk, "key LIKE 'I%' AND desk = 'FX' AND price BETWEEN 1 AND 2")
+    quotes.put("IBM", price(1.5), properties={"desk": "FX"})
+    quotes.put("INTC", price(1.5), properties={"desk": "EQ"})
+    quotes.put("ABB", price(1.5), properties={"desk": "FX"})
+    quotes.put("INFY", "no map", properties={"desk": "FX", "price": 1.1})
+    assert list(cheap.execute_with_initial_results()) == ["IBM", "INFY"]
+
+
+def test_a_query_is_stopped_executed_again_and_closed(desk: Connection, quotes: Region) -> None:
+    cheap, followed = query(desk)
+    with pytest.raises(IllegalStateException, match="does not run"):
+        cheap.stop()
+    cheap.execute()
+    with pytest.raises(IllegalStateException, match="runs already"):
+        cheap.execute()
+    quotes.put("a", price(1))
+    followed.wait_for(1)
+    cheap.stop()
+    quotes.put("b", price(1))
+    assert list(cheap.execute_with_initial_results()) == ["a", "b"]
+    quotes.put("c", price(1))
+    assert followed.wait_for(2) == ["create a by create", "create c by create"]
+    cheap.close()
+    cheap.close()
+    assert followed.wait_for(3)[2:] == ["close cheap"]
+    for call in (cheap.execute, cheap.stop):
+        with pytest.raises(IllegalStateException, match="is closed"):
+            call()
+
+
+def test_queries_are_listed_until_they_are_closed(desk: Connection) -> None:
+    made, _ = region(desk)
+    one, two = made.create_query("one", CHEAP), made.create_query("two", CHEAP)
+    with pytest.raises(IllegalStateException, match="there is a query 'one'"):
+        made.create_query("one", CHEAP)
+    assert made.queries == [one, two]
+    one.close()
+    assert made.queries == [two]
+    assert [each.name for each in made.queries] == ["two"]
+    assert made.create_query("one", CHEAP).state.name == "STOPPED"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "\ud800"])
+def test_what_cannot_be_the_name_of_a_query_is_refused(desk: Connection, name: str) -> None:
+    with pytest.raises(InvalidDestinationException):
+        region(desk)[0].create_query(name, CHEAP)
+
+
+def test_a_selector_that_cannot_be_parsed_is_refused(desk: Connection) -> None:
+    with pytest.raises(InvalidSelectorException):
+        region(desk)[0].create_query("q", "price <")
+    with pytest.raises(IllegalStateException, match="durable client"):
+        region(desk)[0].create_query("q", CHEAP, durable=True).execute()
+
+
+def test_a_listener_that_raises_does_not_stop_the_others(desk: Connection, quotes: Region) -> None:
+    class Broken(QueryListener):
+        def on_event(self, event: RegionEvent) -> None:
+            raise ValueError("mine")
+
+        def on_close(self, query: str) -> None:
+            raise ValueError("mine too")
+
+    cheap, followed = query(desk)
+    cheap.remove_listener(followed)
+    cheap.add_listener(Broken())
+    cheap.add_listener(followed)
+    cheap.execute()
+    quotes.put("a", price(1))
+    quotes.put("a", price(2))
+    followed.wait_for(2)
+    cheap.close()
+    assert followed.words[2:] == ["close cheap"]
+    with pytest.raises(TypeError, match="not a QueryListener"):
+        cheap.add_listener(print)  # type: ignore[arg-type]
+
+
+def test_a_query_and_an_interest_are_told_of_the_same_event(desk: Connection, quotes: Region) -> None:
+    cheap, followed = query(desk)
+    _, told = region(desk, all_keys=True)
+    cheap.execute()
+    quotes.put("a", price(1))
+    quotes.put("b", price(100))
+    assert told.wait_for(3)[1:] == ["create a={'price': 1}", "create b={'price': 100}"]
+    assert followed.words == ["create a by create"]
+
+
+def test_a_durable_query_goes_on_by_its_name(factory: ConnectionFactory, quotes: Region) -> None:
+    desk = factory.create_connection(client_id="desk")
+    cheap, followed = query(desk, durable=True)
+    assert cheap.execute_with_initial_results() == {}
+    desk.ready_for_events()
+    quotes.put("a", price(1))
+    followed.wait_for(1)
+    desk.close(keep_alive=True)
+    quotes.put("a", price(2))
+    quotes.put("b", price(200))
+    quotes.put("a", price(200))
+    with factory.create_connection(client_id="desk") as desk:
+        assert desk.pending_event_count() == 2
+        cheap, followed = query(desk, durable=True)
+        cheap.execute()
+        desk.ready_for_events()
+        assert followed.wait_for(2) == ["replayed update a by update", "replayed destroy a by update"]
+        quotes.put("c", price(3))
+        assert followed.wait_for(3)[2:] == ["create c by create"]
