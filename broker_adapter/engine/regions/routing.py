@@ -49,6 +49,8 @@ class Audience:
         id: its number, which no other audience of the engine had, has or will have.
         region: number of the region.
         interests: what its clients want.
+        questions: what is asked of an event for that.
+        is_by_key: whether that is asked of its key alone.
         postings: how many postings it has had.
         events: how many events it has got since the engine was started.
         belonging: how many clients belong to it now.
@@ -66,10 +68,12 @@ class Audience:
         "events",
         "id",
         "interests",
+        "is_by_key",
         "live",
         "members",
         "passed",
         "postings",
+        "questions",
         "region",
     )
 
@@ -77,6 +81,9 @@ class Audience:
         self.id = number
         self.region = region
         self.interests = interests
+        self.is_by_key = not any(each.is_asked for each in interests)
+        has_names = not self.is_by_key and any(each.name for each in interests)
+        self.questions = frozenset(each.question for each in interests) if has_names else interests
         self.postings = 0
         self.events = 0
         self.belonging = 0
@@ -154,8 +161,10 @@ class Routing:
     def add(self, audience: Audience) -> None:
         """Let an audience get events."""
         self._audiences[audience.interests] = audience
-        for interest in {each.question for each in audience.interests}:
+        for interest in audience.questions:
             self._by_interest.setdefault(interest, []).append(audience)
+            if interest.kind is InterestKind.KEY:
+                continue
             if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
                 self._expressions[interest] = expression(interest.text)
                 self._matching.clear()
@@ -169,11 +178,13 @@ class Routing:
         if self._audiences.get(audience.interests) is not audience:
             return
         del self._audiences[audience.interests]
-        for interest in {each.question for each in audience.interests}:
+        for interest in audience.questions:
             having = self._by_interest[interest]
             having.remove(audience)
             if not having:
                 del self._by_interest[interest]
+                if interest.kind is InterestKind.KEY:
+                    continue
                 self.selectors.pop(interest, None)
                 self.queries.pop(interest, None)
                 if self._expressions.pop(interest, None) is not None:
