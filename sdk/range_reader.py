@@ -58,6 +58,7 @@ class Bounds:
         settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
         aging: whether the broker will forget the run that was asked about before long.  A client that keeps positions
             below ``kept`` should keep ``run`` with them instead.
+        events: position of the last event of all regions at the same moment; 0: there is none.
     """
 
     incarnation: str
@@ -67,6 +68,7 @@ class Bounds:
     kept: int
     settled: int
     aging: bool = False
+    events: int = 0
 
 
 @attrs.frozen
@@ -142,6 +144,7 @@ class RangeReader:
             answer.get("kept", position),
             answer.get("settled", 0),
             answer.get("aging", False),
+            answer.get("events", 0),
         )
 
     def read(
