@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from spark_connector.region_rows import region_projection
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import Changed, JmsRegionStreamWriter, RegionTaskWriter
 from spark_connector.rows import RowError
+from tests.server_process import ServerProcess
 from tests.spark_connector.schemas import schema
 from tests.spark_connector.served import Served
 
@@ -106,8 +109,12 @@ def stream(
 
 
 def tell(served: Served, *events: tuple[str, str, str]) -> None:
-    """What the server is to add to the events of a region, on its topic."""
-    with ConnectionFactory(served.options.url).create_connection() as connection:
+    tell_at(served.options.url, *events)
+
+
+def tell_at(url: str, *events: tuple[str, str, str]) -> None:
+    """Messages with what the server is to add to the events of a region, on its topic."""
+    with ConnectionFactory(url).create_connection() as connection:
         session = connection.create_session()
         producer = session.create_producer(session.create_topic("quotes"))
         for key, operation, text in events:
@@ -274,3 +281,25 @@ def test_a_killed_server_loses_and_repeats_no_change(served: Served, monkeypatch
         region = connection.create_session().create_region("quotes")
         assert region.get_all() == {"k0": "18", "k1": "19", "k2": "17"}
         assert region.put("k0", "x") == 21
+
+
+@pytest.mark.crash
+def test_kills_of_the_server_lose_and_repeat_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_writer, "CHANGES_AT_ONCE", 100)
+    values: list[tuple[str, str | None]] = [(f"k{number % 50}", str(number)) for number in range(6000)]
+    with ServerProcess(tmp_path / "data") as server:
+        options = SinkOptions(url=f"{server.url}?failover=nofailover", region="quotes", retry_seconds=60)
+        writing = threading.Thread(target=lambda: done.append(write(options, values)))
+        done: list[Changed] = []
+        writing.start()
+        for _ in range(3):
+            time.sleep(0.2)
+            server.kill()
+            server.start()
+        writing.join(120)
+        assert done[0].count == 6000
+        write(options, values, word="the next attempt")
+        with ConnectionFactory(server.url).create_connection() as connection:
+            region = connection.create_session().create_region("quotes")
+            assert region.get_all() == {f"k{number % 50}": str(number) for number in range(5950, 6000)}
+            assert region.put("k0", "x") == 6001  # each row was one event
