@@ -64,9 +64,9 @@ def open_snapshot(connection: Connection, region: str, keys_per_part: int = 0) -
     return RegionSnapshot(answer["snapshot"], answer["position"], list(answer["splits"]))
 
 
-def close_snapshot(connection: Connection, snapshot: str) -> bool:
-    """Close a snapshot; returns whether it was open."""
-    was_open: bool = connection.request("close_snapshot", {"snapshot": snapshot})
+def close_snapshot(connection: Connection, region: str, snapshot: str) -> bool:
+    """Close a snapshot of a region, by its token; returns whether it was open."""
+    was_open: bool = connection.request("close_snapshot", {"region": region, "snapshot": snapshot})
     return was_open
 
 

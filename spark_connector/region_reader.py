@@ -11,6 +11,7 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from broker_adapter import checked_interest
 from sdk import Connection, ConnectionLostException, OperationTimedOutException
 from sdk.region_reader import RegionKey, close_snapshot, open_snapshot, read_keys
 from spark_connector.connections import connection_for, drop_connection, with_retries
@@ -18,6 +19,10 @@ from spark_connector.options import SourceOptions
 from spark_connector.region_rows import RegionColumns, batch_of_keys
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+
+
+#: Kinds of interest that are patterns of keys, and selectors.
+_EXPRESSION, _SELECTOR = 2, 3
 
 
 @attrs.frozen
@@ -59,7 +64,7 @@ def partitions_of_keys(
 ) -> list[InputPartition]:
     """The tasks that read the keys that have not changed behind a version."""
     found = open_snapshot(connection, region_of(options), options.max_messages_per_partition)
-    close_snapshot(connection, found.token)  # it was only divided
+    close_snapshot(connection, region_of(options), found.token)  # it was only divided
     return [
         KeyRangePartition(options, columns, None, version, after, through)
         for after, through in pairwise([None, *found.splits, None])
@@ -128,6 +133,9 @@ class JmsRegionReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The snapshot: called once for each ``load()``."""
         options, columns = self._options, self._columns
+        for kind, text in ((_EXPRESSION, options.key_pattern), (_SELECTOR, options.selector)):
+            if text is not None:
+                checked_interest(kind, text)  # one that is wrong is told of here, and not by each task
         return with_retries(options, lambda connection: partitions_of_snapshot(connection, options, columns))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -78,7 +78,7 @@ REGION_COLUMNS: tuple[tuple[str, DataType, str], ...] = (
 )
 #: Columns of messages that regions have as well.
 _OF_MESSAGES: Final = (
-    *("messageId", "timestamp", "correlationId", "type", "bodyType", "text", "body", "properties"),
+    *("position", "messageId", "timestamp", "correlationId", "type", "bodyType", "text", "body", "properties"),
     *("problem", "_corrupt_record"),
 )
 REGION_SCHEMA = StructType(
@@ -86,7 +86,7 @@ REGION_SCHEMA = StructType(
     + [SCHEMA[name] for name in _OF_MESSAGES]
 )
 #: The columns for which no value is needed.
-_WITHOUT_VALUES: Final = frozenset(("key", "version", "operation"))
+_WITHOUT_VALUES: Final = frozenset(("key", "version", "operation", "position"))
 
 
 class RegionColumns(NamedTuple):

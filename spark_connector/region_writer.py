@@ -104,10 +104,8 @@ class RegionTaskWriter:
         chain = blake2b(f"{group}/{self.batch}/{self.attempt.partition}/{word}".encode(), digest_size=16)
         written = 0
         for chunk in _chunks(batches, region):
-            for change in chunk:
-                envelope = change.envelope._replace(message_id=None, sent_at_ms=None)
-                chain.update(pack(envelope._replace(correlation_id=None)))
-                chain.update(repr((change.key, change.wanted, envelope.correlation_id)).encode())
+            for row, change in enumerate(chunk, written):
+                chain.update(_content(change, row))
             self._send(chunk, f"spark/{chain.hexdigest()}", written)
             written += len(chunk)
         return Changed(group, written)
@@ -133,6 +131,16 @@ class RegionTaskWriter:
                     continue
                 raise RowError.of(first_row + start, "key", chunk[start].key, str(error)) from error
             start += len(part)
+
+
+def _content(change: Change, row: int) -> bytes:
+    """What a change says, without what is new each time that it is made; raises RowError where it has no form."""
+    envelope = change.envelope._replace(message_id=None, sent_at_ms=None)
+    try:
+        content = pack(envelope)
+    except MessageFormatException as error:
+        raise RowError.of(row, "key", change.key, str(error)) from error
+    return b"%d %d %s %d %s" % (change.wanted, len(change.key), change.key.encode(), len(content), content)
 
 
 def _part(chunk: Sequence[Change], start: int, room: int, producer: str) -> tuple[list[Change], int]:

@@ -107,8 +107,8 @@ or subscription; or None)
     needs the room, or the engine starts again; as long as no event of any region happens behind it, what is there then
     is read in its place, and else the request is refused.  ``position``: of its last event.  ``splits``: keys in order,
     so that up to each of them there are this many, those that were destroyed lately included.
-``close_snapshot`` with ``snapshot``
-    Whether it was open.
+``close_snapshot`` with ``region`` and ``snapshot``
+    Whether it was open, and one of this region.
 ``register_interest`` with ``region``, ``interests``: (kind, text, name) each, where the kind is 0 (one key), 1 (all
 keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name), and ``durable`` (default: false)
     The position behind which events are queued for the connection's durable client.
@@ -449,7 +449,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "through": Argument(str, None),
     },
     "open_snapshot": {"region": Argument(str), "keys_per_part": Argument(int, 0)},
-    "close_snapshot": {"snapshot": Argument(str)},
+    "close_snapshot": {"region": Argument(str), "snapshot": Argument(str)},
     "register_interest": {**_INTERESTS, "durable": Argument(bool, False)},
     "unregister_interest": {**_INTERESTS, "drop_queued": Argument(bool, False)},
     "ready_for_events": {},

@@ -115,7 +115,15 @@ def open_snapshot(arguments: Arguments) -> Steps:
 
 def close_snapshot(arguments: Arguments) -> Steps:
     """Close a snapshot."""
-    return (yield lambda reader: reader.snapshots.drop(arguments["snapshot"]))
+    token, name = arguments["snapshot"], arguments["region"]
+
+    def close(reader: Reader) -> bool:
+        region = reader.state.events.regions.get(name)
+        if region is None or reader.open_one(token, region.id) is None:
+            return False
+        return reader.snapshots.drop(token)
+
+    return (yield close)
 
 
 class _Choice(NamedTuple):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
@@ -134,7 +134,9 @@ class RegionSnapshot:
         used_ms: when it was used last, by the same clock.
     """
 
-    def __init__(self, region: int, position: int, source: _Source, close: Callable[[], None], elapsed_ms: int) -> None:
+    def __init__(
+        self, region: int, position: int, source: _Source, close: Callable[[], object], elapsed_ms: int
+    ) -> None:
         self.region = region
         self.position = position
         self.opened_ms = self.used_ms = elapsed_ms
@@ -237,9 +239,9 @@ class RegionSnapshots:
         if self._disk is None:
             made = RegionSnapshot(region, position, _MemorySource(self._memory, region), lambda: None, elapsed_ms)
         else:
-            stack = ExitStack()
-            source = _DiskSource(stack.enter_context(self._disk.snapshot()))
-            made = RegionSnapshot(region, position, source, stack.close, elapsed_ms)
+            held = self._disk.snapshot()
+            source = _DiskSource(held.__enter__())
+            made = RegionSnapshot(region, position, source, partial(held.__exit__, None, None, None), elapsed_ms)
         self._number += 1
         token = f"{position}/{self._number}/{run}"
         self._open[token] = made
@@ -270,6 +272,10 @@ class RegionSnapshots:
         unused, aged = elapsed_ms - self._most_unused_ms, elapsed_ms - _AGES * self._most_unused_ms
         for token in [token for token, each in self._open.items() if each.used_ms < unused or each.opened_ms < aged]:
             self.drop(token)
+
+    def forget(self) -> None:
+        """In a child made by fork: they are the parent's, and must not be closed here."""
+        self._open = {}
 
     def drop_all(self) -> int:
         """Close all; returns how many these were."""

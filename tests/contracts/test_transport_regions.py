@@ -121,8 +121,9 @@ def test_a_snapshot_stays_as_it_is_whatever_is_put(ours: Client) -> None:
     assert [each for part in parts for each in part] == was
     assert ask(ours, "read_keys", region="r", snapshot=token, keys=["k070"], envelope_version=2)["position"] == 103
     assert [each for each in entries(ours) if each[2] == "new"] != []
-    assert ask(ours, "close_snapshot", snapshot=token) is True
-    assert ask(ours, "close_snapshot", snapshot=token) is False
+    assert ask(ours, "close_snapshot", region="x", snapshot=token) is False
+    assert ask(ours, "close_snapshot", region="r", snapshot=token) is True
+    assert ask(ours, "close_snapshot", region="r", snapshot=token) is False
     with pytest.raises(InvalidDestinationException, match="there were events since"):
         of_snapshot(ours, token)
 
@@ -130,7 +131,7 @@ def test_a_snapshot_stays_as_it_is_whatever_is_put(ours: Client) -> None:
 def test_a_snapshot_that_is_gone_is_the_present_while_nothing_happens(ours: Client) -> None:
     change(ours, ("a", 0, "1"))
     token = ask(ours, "open_snapshot", region="r")["snapshot"]
-    ask(ours, "close_snapshot", snapshot=token)
+    ask(ours, "close_snapshot", region="r", snapshot=token)
     assert of_snapshot(ours, token) == [("a", 0, "1")]
     change(ours, ("b", 0, "1"))
     with pytest.raises(InvalidDestinationException, match="there were events since"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ from broker_adapter.engine import lmdb_store, region_snapshots
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import perform
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
-from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
+from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException, StoreException
 from broker_adapter.settings import EngineSettings
 
 
@@ -117,3 +119,20 @@ def test_a_region_and_a_token_that_are_unknown(broker: Broker) -> None:
     put(broker, ("a", "2"))
     with pytest.raises(InvalidDestinationException):
         values(broker, token)  # it is one of another region
+
+
+def test_a_child_made_by_fork_ends_no_snapshot_of_its_parent(tmp_path: Path) -> None:
+    with closing(Broker(EngineSettings(), str(tmp_path))) as broker:
+        ask(broker, "create_region", region="r")
+        names = [f"k{number}" for number in range(500)]
+        put(broker, *[(name, "old") for name in names])
+        token = ask(broker, "open_snapshot", region="r")["snapshot"]
+        child = os.fork()
+        if child == 0:
+            broker.disown(StoreException("in a child"))
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        for number in range(20):
+            put(broker, *[(name, f"new {number}") for name in names])
+        assert values(broker, token) == dict.fromkeys(names, "old")
