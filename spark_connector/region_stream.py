@@ -68,6 +68,10 @@ class JmsRegionStreamReader(JmsStreamReader):
             # What the subscription has by now is passed over, and settled with the rest.
             start = start._replace(next=bounds.next)
             if self._region_options.starting_position == SNAPSHOT:
+                if bounds.events is None:
+                    raise ValueError(
+                        "the server is of a version without snapshots of regions: say startingPosition=latest"
+                    )
                 return {**start.to_json(), _POSITION: bounds.events, _AHEAD: True}
             return start.to_json()
 
