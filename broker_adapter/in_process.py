@@ -316,7 +316,8 @@ class InProcessTransport:
             self._senders[link] = spec.destination
         elif isinstance(spec, EventsSpec):
             deliver = self._event_sink(link, cast(EventSink, sink))
-            broker.call(e.ConnectDurable(self._client, self._client_id, spec.timeout_ms, spec.window, deliver), limit)
+            client = self._client, self._client_id, spec.timeout_ms, spec.window, deliver
+            broker.call(e.ConnectDurable(*client, conflation=spec.conflation), limit)
             self._events_link = link
         else:
             if sink is None:

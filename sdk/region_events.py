@@ -30,6 +30,7 @@ from broker_adapter import (
     LinkInterrupted,
     LinkLost,
     LinkRestored,
+    ResourceAllocationException,
     Transport,
     UnconnectedException,
     uninterrupted,
@@ -265,6 +266,7 @@ class ClientEvents:
             if self._link is not None:
                 self._is_lost = True
                 self._arrived.clear()  # they come again
+                self.pending = None
             self._changed.notify_all()
 
     def restored(self, store: str | None) -> None:
@@ -293,8 +295,9 @@ class ClientEvents:
                 self._is_lost = True
             else:
                 self._arrived.clear()
+                self.pending = None
                 if isinstance(event, LinkLost):
-                    self._link = self.pending = self._marker = None
+                    self._link = self._marker = None
                     self._is_ready = self._is_live = self._is_lost = False
                     for region in list(self.regions.values()):
                         region.forget()
@@ -410,6 +413,14 @@ class ClientEvents:
                     self.register(region.name, interests, durable=durable)
                 if pending < 0:  # the queue began anew, so events were missed
                     region.refresh()
+            if pending < 0 and self.is_durable:
+                self._report(
+                    ResourceAllocationException(
+                        f"{self._name} has lost its queue of events, because it was away for longer than its"
+                        " durable_timeout, or the queue was too long, or this is another engine: events were missed,"
+                        " and the caches of its regions were read again"
+                    )
+                )
             if self._is_ready:
                 self._say_ready()
         except BaseException:

@@ -117,6 +117,7 @@ class Background:
             clients.behind.pop(client)
             clients.behind[client] = None  # the others come next
             commands.append(e.ReadEvents(client.id))
+        commands += [e.WalkEvents(client.id) for client in itertools.islice(clients.walks.walking, READERS)]
         for client_id, why in clients.alerts:
             _log.warning(
                 "! durable client %r %s: its queue is dropped, and it is a new client when it comes back",

@@ -542,14 +542,14 @@ class Broker:
     def _read_what_is_taken(self, effects: Effects) -> list[list[c.Handout] | None]:
         """The deliveries that settle themselves, each in its place: the commit takes their messages away."""
         return [
-            self._handouts(messages, None, effects) if consumer.presettled else None
+            self._handouts(messages, None, effects, consumer.began_at) if consumer.presettled else None
             for consumer, messages in effects.deliveries
         ]
 
     def _deliver(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> None:
         for (consumer, messages), handouts in zip(effects.deliveries, taken, strict=True):
             if handouts is None:
-                handouts = self._handouts(messages, consumer.id)
+                handouts = self._handouts(messages, consumer.id, began_at=consumer.began_at)
                 if suspects := consumer.queue.suspects:
                     handouts = [each._replace(suspect=each.position in suspects) for each in handouts]
             if handouts:

@@ -333,7 +333,14 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self.directory.changed or self.wait_queues.is_matching or self.events.clients.behind)
+        clients = self.events.clients
+        return bool(
+            self.directory.changed
+            or self.wait_queues.is_matching
+            or clients.behind
+            or clients.walks.walking
+            or clients.walks.answers
+        )
 
     @property
     def waits_engine_wide(self) -> bool:
@@ -349,6 +356,7 @@ class BrokerState:
         """The replies that are still due, of blocked sends and drains.  For the end of the engine."""
         replies = [blocked.command.reply for blocked in self.wait_queues]
         replies += [reply for _, reply in self.consumers.drains]
+        replies += self.events.clients.walks.waiting()
         replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
 

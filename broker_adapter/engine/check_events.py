@@ -41,13 +41,16 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.regions.event_records import (
     LANE,
+    POSITION_KEY_BYTES,
     EventRecord,
     decode_event,
     decode_posting,
-    decode_superseded,
+    decode_run,
     encode_posting,
+    encode_run,
     position_key,
     posting_key,
+    run_key,
 )
 from broker_adapter.engine.regions.key_records import (
     KeyState,
@@ -98,7 +101,7 @@ class EventCheck:
         yield from self._check_postings()
         yield from self._check_keys()
         yield from self._check_tombstones()
-        yield from self._check_superseded()
+        yield from self._check_runs()
         yield from self._check_regions()
         yield from self._check_entries()
 
@@ -361,17 +364,25 @@ class EventCheck:
 
     # What follows from events and keys.
 
-    def _check_superseded(self) -> Iterator[Finding]:
-        for key, value in self._tables.items("superseded"):
+    def _check_runs(self) -> Iterator[Finding]:
+        """Each update that is of a run is found by it."""
+        for key, value in self._tables.items("runs"):
             try:
-                by = position_key(decode_superseded(key, value))
-                for each in (key, by):
-                    if each in self._damaged_events or self._tables.get("events", each) is None:
-                        raise StoreCorruptException(f"there is no event {int.from_bytes(each)}")
+                run, position = decode_run(key, value)
+                event = self._event(position)
+                if event is None or event.run != run or position_key(position) in self._damaged_events:
+                    raise StoreCorruptException(f"there is no update {position} of it")
             except _DAMAGE as error:
-                yield _damaged(
-                    "damaged superseded update", "superseded", key, value, "what supersedes an update", error
-                )
+                yield _damaged("damaged run", "runs", key, value, "a place in a run of updates", error)
+        for key, _ in self._tables.items("events"):
+            event = self._event(int.from_bytes(key)) if len(key) == POSITION_KEY_BYTES else None
+            if event is None or not event.run or key in self._damaged_events:
+                continue
+            of_run = run_key(event.run, int.from_bytes(key))
+            found = self._tables.get("runs", of_run)
+            if found != encode_run(of_run):
+                text = f"update {int.from_bytes(key)} has no place in its run; it gets one"
+                yield Finding("run missing", "runs", of_run, text, (("runs", of_run, encode_run(of_run)),))
 
     def _check_regions(self) -> Iterator[Finding]:
         """What is counted of each region."""

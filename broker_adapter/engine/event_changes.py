@@ -6,16 +6,17 @@ one, and the places in the subscriptions of the topic that has the region's name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.admission import Admission
-from broker_adapter.engine.clients.durable_clients import DurableClient, Marker, OutgoingEvent
+from broker_adapter.engine.clients.durable_client import DurableClient, Marker, OutgoingEvent, conflation_of
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, Leaving
+from broker_adapter.engine.event_descriptions import EventDescriptions
 from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.failures import message_too_large
 from broker_adapter.engine.identities import Sequences
@@ -33,6 +34,7 @@ from broker_adapter.engine.regions.event_records import (
     Operation,
     position_key,
     posting_key,
+    run_key,
 )
 from broker_adapter.engine.regions.interests import (
     Interest,
@@ -56,6 +58,7 @@ from broker_adapter.engine.regions.routing import NOTHING, Matched
 from broker_adapter.engine.selection import RegionFields, Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY, VERSION_PROPERTY
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 
 #: In the names of streams of identities: a region is no queue and no topic.
@@ -93,6 +96,7 @@ class EventChanges:
         self._payloads: dict[tuple[int, str], tuple[int, bytes]] = {}
         #: what the events that leave in this decision match, by position and audience
         self._matched: dict[tuple[int, int], Matched] = {}
+        descriptions = EventDescriptions(state, time)
         self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
             e.MakeRegion: self._make_region,
             e.ChangeKeys: self._change_keys,
@@ -103,6 +107,11 @@ class EventChanges:
             e.AcknowledgeEvents: self._acknowledge,
             e.LeaveDurable: self._leave,
             e.CloseDurable: self._close,
+            e.CloseQuery: self._close_query,
+            e.DescribeClients: descriptions.clients,
+            e.DescribeRegions: descriptions.regions,
+            e.EventTotals: descriptions.totals,
+            e.WalkEvents: self._walk,
             e.ReadEvents: self._read,
             e.TrimEvents: self._trim,
             e.ForgetKeys: self._forget,
@@ -115,6 +124,7 @@ class EventChanges:
         self._records.clear()
         self._payloads.clear()
         self._matched.clear()
+        self._answer_drains(effects)
 
     # Regions.
 
@@ -173,25 +183,33 @@ class EventChanges:
         answers = self._answers(region, change, message, operation, before)
         wanting = region.routing.wanting(change.key, answers)
         is_wanted = bool(wanting)  # clients whose queues are too long by it are taken out
+        run = 0
+        if operation is Operation.UPDATE:
+            run = (0 if before is None else before.run) or position
         queues: list[QueueState] = [events] if is_wanted else []
         place = 0
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        queues += self._subscriptions(region, Selectable(self._matching.formats, message.format, message.payload))
+        annotations = {
+            REGION_PROPERTY: region.name,
+            KEY_PROPERTY: change.key,
+            OPERATION_PROPERTY: operation.name.lower(),
+            VERSION_PROPERTY: position,
+        }
+        queues += self._subscriptions(region, message, annotations)
         number = self._intake.next_message
-        self._intake.store(message, queues, now_ms, effects)
+        self._intake.store(message, queues, now_ms, effects, annotations)
         if is_wanted:
             stored = [(digest(each), what) for each, what in answers.items()]
-            event = EventRecord(region.id, operation, number, len(message.payload), change.key, (), stored)
+            conflated = run if self._clients.conflating.is_asked_for(region) else 0
+            event = EventRecord(region.id, operation, number, len(message.payload), change.key, (), stored, conflated)
             append_event(event, position, region.broad, wanting, self._state.batch.put)
             region.events += 1
             for client in self._clients.came(position, event, wanting):
                 self._hand_out(client, [OutgoingEvent(position, event, False)], effects)
-            for client in self._clients.overflowing(wanting):
-                sink = self._clients.overflow(client)
-                if sink is not None:
-                    effects.events.append((sink, [Leaving(0, e.QueueDroppedHandout(_TOO_LONG))]))
+            for client in self._clients.overflowing(wanting, position):
+                self._overflow(client, effects)
         else:
             events.next_position = position + 1
             events.counters_due = True
@@ -199,10 +217,7 @@ class EventChanges:
             self._directory.changed[queue.id] = queue
         if before is not None and before.place:
             self._drop_value(region, before.place, change.value, effects)
-        last_update = position if is_wanted and operation is Operation.UPDATE else 0
-        if operation is Operation.UPDATE and not is_wanted and before is not None:
-            last_update = before.last_update
-        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], last_update)
+        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run)
         if operation is Operation.CREATE:
             region.keys += 1
         elif operation is Operation.DESTROY:
@@ -268,9 +283,12 @@ class EventChanges:
         self._intake.note_stream(stream, seen, now_ms, effects)
         return True
 
-    def _subscriptions(self, region: Region, fields: Selectable) -> list[QueueState]:
+    def _subscriptions(self, region: Region, message: NewMessage, annotations: Mapping[str, Any]) -> list[QueueState]:
         """The subscriptions of the topic of this name that want an event."""
         found = self._directory.topics.get(_topic(region), ())
+        if not found:
+            return []
+        fields = Selectable(self._matching.formats, message.format, message.payload, annotations=annotations)
         is_selected = self._matching.is_selected
         return [each for each in found if each.selector is None or is_selected(each.selector, fields)]
 
@@ -290,9 +308,14 @@ class EventChanges:
         has = self._clients.of_connection(command.client)
         if has is not None:
             raise IllegalStateException(f"the connection is that of durable client {has.id!r} already")
+        if command.window < 1:
+            raise IllegalStateException(
+                f"a durable client may have 1 event under way or more, and not {command.window}"
+            )
         pending = self._clients.connect(
             *(command.client_id, command.client, command.timeout_ms, command.window, command.sink),
-            *(command.too_many, self._state.head, command.window_bytes),
+            *(conflation_of(command.conflation), command.counted, self._state.head),
+            window_bytes=command.window_bytes,
         )
         effects.answer(command, pending)
 
@@ -308,8 +331,40 @@ class EventChanges:
 
     def _unregister(self, command: e.UnregisterInterest, now_ms: int, effects: Effects) -> None:
         client, region = self._client(command.client), self._state.region(command.region)
-        self._clients.unregister(client, region, command.interests, self._state.head)
+        interests, reply = command.interests, command.reply
+        if not self._clients.unregister(
+            client, region, interests, self._state.head, drop=command.drop_queued, answer=reply
+        ):
+            effects.answer(command, 0)
+
+    def _close_query(self, command: e.CloseQuery, now_ms: int, effects: Effects) -> None:
+        self._clients.close_query(command.client_id, command.name, self._state.head, command.reply)
+
+    def _walk(self, command: e.WalkEvents, now_ms: int, effects: Effects) -> None:
+        client = self._clients.clients.get(command.client_id)
+        if client is not None and command.walk is not None:
+            walks, head = self._clients.walks, self._state.head
+            is_counted = walks.looked_at(client, command.walk, command.found, command.through, head)
+            if is_counted and self._clients.is_too_long(client):
+                self._overflow(client, effects)
+        self._answer_drains(effects)
         effects.answer(command, None)
+
+    def _answer_drains(self, effects: Effects) -> None:
+        """Answer those that wait for events to be taken out of a queue."""
+        answers = self._clients.walks.answers
+        for answer, count in answers:
+            gone = IllegalStateException(
+                "the client's queue was dropped before the query's events were taken out of it"
+            )
+            effects.replies.append((answer, gone if count is None else count))
+        answers.clear()
+
+    def _overflow(self, client: DurableClient, effects: Effects) -> None:
+        """A client's queue is too long."""
+        sink = self._clients.overflow(client)
+        if sink is not None:
+            effects.events.append((sink, [Leaving(0, e.QueueDroppedHandout(_TOO_LONG))]))
 
     def _ready(self, command: e.ReadyForEvents, now_ms: int, effects: Effects) -> None:
         self._clients.ready(self._client(command.client), self._state.head)
@@ -402,6 +457,8 @@ class EventChanges:
             if batch.tables.get("events", {}).get(key, b"") is None:
                 continue  # another of its postings was found in this decision
             batch.put("events", key, None)
+            if event.run:
+                batch.put("runs", run_key(event.run, position), None)
             entry = None if place is None else events.find(place, effects)
             if entry is not None:
                 events.remove(entry, effects)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import Read
+from broker_adapter.engine.clients.durable_client import Counted, Counters
+from broker_adapter.engine.clients.queue_looks import Walk
 from broker_adapter.engine.new_message import EventSink, NewMessage, Reply
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
 from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
+
+#: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
+COUNTED_AT_ONCE: Final = 20_000
+#: Clients and regions of which one answer tells, at most, and interests of one client.
+MOST_DESCRIBED: Final = 1000
 
 
 class EventHandout(NamedTuple):
@@ -74,16 +81,18 @@ class ChangeKeys(NamedTuple):
 class ConnectDurable(NamedTuple):
     """The client of a connection is a durable one.
 
-    Replies with how many events wait for it; -1: it was away for too long, -2: it had no queue.
+    Replies with how many events wait for it; -1: it was away for too long, -2: it had no queue.  Where updates are
+    conflated for it, and more than :data:`COUNTED_AT_ONCE` events are queued, this is what it gets at most.
     """
 
     client: int  #: number of the connection
     client_id: str
     timeout_ms: int | None  #: how long it may be away; None: for ever; 0: it keeps no queue
-    window: int  #: most events under way
+    window: int  #: most events under way, from 1 on
     sink: EventSink
     reply: Reply | None = None
-    too_many: int | None = None  #: supplied by the driver: by how many its queue is counted as longer; None: by none
+    conflation: str = "server"  #: whether updates are conflated for it: "true", "false", or as the region says
+    counted: Counted | None = None  #: supplied by the driver, where its queue is not known exactly
     window_bytes: int | None = None  #: most bytes that the events under way may take, but for the last; None: no limit
 
 
@@ -101,12 +110,19 @@ class RegisterInterest(NamedTuple):
 
 
 class UnregisterInterest(NamedTuple):
-    """A durable client does not want something any more.  Replies None."""
+    """A durable client does not want something any more; what is queued of it stays.
+
+    With ``drop_queued``, what was queued for queries only that are among the interests is taken out, as far as it is
+    not under way.  That takes several cycles.
+
+    Replies with how many events were taken out, when that is done.
+    """
 
     client: int
     region: str
     interests: Sequence[Interest]
     reply: Reply | None = None
+    drop_queued: bool = False
 
 
 class ReadyForEvents(NamedTuple):
@@ -139,12 +155,107 @@ class CloseDurable(NamedTuple):
     reply: Reply | None = None
 
 
+class CloseQuery(NamedTuple):
+    """An administrator closes a query of a durable client that is away, and takes out what is queued for it only.
+
+    The client cannot connect until that is done, which takes several cycles; a restart goes on with it.
+
+    Replies with how many events were taken out, when that is done.
+    """
+
+    client_id: str
+    name: str  #: of the query
+    reply: Reply | None = None
+
+
+class DescribeClients(NamedTuple):
+    """What there is to know of durable clients, by their ids.  Replies with a list of :class:`ClientDescription`."""
+
+    client_id: str | None = None  #: only of this one; None: of all
+    after: str = ""  #: of those whose ids stand behind this one
+    limit: int = 100  #: most clients
+    reply: Reply | None = None
+
+
+class DescribeRegions(NamedTuple):
+    """What there is to know of regions, by their names.  Replies with a list of :class:`RegionDescription`."""
+
+    after: str = ""  #: of those whose names stand behind this one
+    limit: int = 100  #: most regions
+    reply: Reply | None = None
+
+
+class EventTotals(NamedTuple):
+    """What is counted of all durable clients.  Replies with an :class:`EventStatistics`."""
+
+    reply: Reply | None = None
+
+
+class InterestDescription(NamedTuple):
+    """What a durable client wants."""
+
+    region: str
+    interest: Interest
+    durable: bool  #: it outlives the client's connection
+
+
+class ClientDescription(NamedTuple):
+    """A durable client.
+
+    Of the events that came for it, each is removed, conflated, drained, dropped or in its queue:
+    ``queued == counters.removed + counters.conflated + counters.drained + counters.dropped + size``.
+    """
+
+    client_id: str
+    state: str  #: name of its :class:`~broker_adapter.engine.clients.states.State`, in small letters
+    timeout_ms: int | None  #: how long it may be away; None: for ever
+    away_ms: int | None  #: for how long it has been; None: it is here
+    conflation: str  #: whether updates are conflated for it: "server", "true" or "false"
+    interests: Sequence[InterestDescription]  #: the first ones, :data:`MOST_DESCRIBED` at most
+    interest_count: int  #: how many it has
+    queued: int  #: events that came for it, since it came first
+    counters: Counters
+    size: int  #: events in its queue, under way or not
+    in_hand: int  #: of these, under way
+    is_exact: bool  #: whether ``size`` is exact, and what follows from it; else it may be less
+
+
+class RegionDescription(NamedTuple):
+    """A region."""
+
+    name: str
+    conflates: bool  #: whether updates are conflated for clients that leave it to the region
+    keys: int  #: keys that are there, those without a valid value included
+    clients: int  #: durable clients that want something of it
+    events: int  #: events that are stored
+
+
+class EventStatistics(NamedTuple):
+    """What is counted of all durable clients; the last three since the engine was started."""
+
+    clients: Mapping[str, int]  #: how many there are in each state
+    events: int  #: events that are stored
+    dropped_by_timeout: int  #: queues of clients that were away for too long
+    dropped_by_overflow: int  #: queues that were too long
+    markers: int  #: clients that were told their marker
+
+
 class ReadEvents(NamedTuple):
     """The next events of a client that is behind; of the driver.  Replies None."""
 
     client_id: str
     after: int = 0  #: supplied by the driver
     read: Read = Read([], 0)  #: supplied by the driver
+    reply: Reply | None = None
+
+
+class WalkEvents(NamedTuple):
+    """A part of a look at the whole queue of a client; of the driver.  Replies None."""
+
+    client_id: str
+    walk: Walk | None = None  #: supplied by the driver: the look
+    found: Sequence[int] = ()  #: supplied by the driver: positions that it asks for
+    through: int = 0  #: supplied by the driver: up to where the part goes
     reply: Reply | None = None
 
 
@@ -186,7 +297,12 @@ EventCommand = (
     | AcknowledgeEvents
     | LeaveDurable
     | CloseDurable
+    | CloseQuery
+    | DescribeClients
+    | DescribeRegions
+    | EventTotals
     | ReadEvents
+    | WalkEvents
     | TrimEvents
     | ForgetKeys
     | ExpireClients

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
-from broker_adapter.engine.clients.client_queue import Part
+from broker_adapter.engine.clients.client_queue import LeftOut, Part
 from broker_adapter.engine.clients.client_records import (
     AudienceRecord,
     ClientRecord,
@@ -19,7 +21,10 @@ from broker_adapter.engine.clients.client_records import (
     decode_interest,
     moved,
 )
+from broker_adapter.engine.clients.durable_client import CONFLATIONS, Conflation, Counted, DurableClient
 from broker_adapter.engine.clients.durable_clients import EVERYTHING
+from broker_adapter.engine.clients.left_out import Closed, LeavingOut
+from broker_adapter.engine.clients.states import State
 from broker_adapter.engine.effects import Leaving
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.event_state import EventState
@@ -50,6 +55,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Events that are read for one client in one cycle, at most.
 READ_AT_ONCE = 500
+#: Events that are looked at in one cycle, of one queue that is looked at as a whole.
+WALKED_AT_ONCE = 500
 #: Postings that are looked at in one cycle, to end events.
 TRIMMED_AT_ONCE = 500
 #: Keys that were destroyed and are forgotten in one cycle, at most.
@@ -75,9 +82,10 @@ class EventReads:
         self._expecting: set[int] = set()  #: regions of which queries may be asked from this cycle on
         self.by_kind: dict[type, Callable[[Any], c.Command]] = {
             e.ChangeKeys: self._keys,
-            e.ConnectDurable: self._size,
+            e.ConnectDurable: self._counted,
             e.RegisterInterest: self._expect_queries,
             e.ReadEvents: self._events,
+            e.WalkEvents: self._walk,
             e.TrimEvents: self._postings,
             e.ForgetKeys: self._tombstones,
         }
@@ -94,7 +102,7 @@ class EventReads:
                     streams.append((number, audience, log.last_ordinal(number)))
             found = [self._client(records, *each) for each in records.items_from("clients", b"\0")]
             head = self._state.stored_head()
-            clients = [(each, _size_of(each, log, head)) for each in found if each is not None]
+            clients = [(each, _sizes_of(each, log, head)) for each in found if each is not None]
             wanted = [
                 self._decoded(decode_interest, "interests", *each) for each in records.items_from("interests", b"\0")
             ]
@@ -161,13 +169,88 @@ class EventReads:
             self._expecting.add(region.id)
         return command
 
-    def _size(self, command: e.ConnectDurable) -> c.Command:
-        client = self._state.clients.clients.get(command.client_id)
-        if client is None or client.is_exact:
+    def _counted(self, command: e.ConnectDurable) -> c.Command:
+        clients = self._state.clients
+        client = clients.clients.get(command.client_id)
+        wish = CONFLATIONS.get(command.conflation)
+        if client is None or client.state is not State.PAUSED or wish is None:
             return command
+        conflates = clients.conflates(client, wish)
+        if client.is_exact and not conflates:
+            return command
+        queue, head = client.queue, self._state.head
+        came, size = client.came(clients.audiences), client.raw_size(clients.audiences)
+        too_many = too_many_away = 0
+        conflated, is_all = array("Q"), True
         with self._stores.records() as records:
-            size = client.queue.size(StoredLog(records), self._state.head)
-        return command._replace(too_many=self._state.clients.size(client) - size)
+            log = StoredLog(records)
+            if not client.is_exact:
+                too_many = size - queue.size(log, head)
+                away_at = max(queue.cursor, client.away_at or 0)
+                too_many_away = came - client.came_by - queue.size(log, head, away_at)
+            if conflates:
+                leave_out = self._leaving_out(client, log, wish)
+                looked_at = islice(queue.examine(log, queue.cursor, head), e.COUNTED_AT_ONCE)
+                for count, (position, audience, event) in enumerate(looked_at, 1):
+                    is_all = count < e.COUNTED_AT_ONCE
+                    if event is not None and leave_out(position, event, audience) is LeftOut.CONFLATED:
+                        conflated.append(position)
+        counted = Counted(too_many, too_many_away, conflated, came - too_many if is_all else -1)
+        return command._replace(counted=counted)
+
+    def _leaving_out(
+        self,
+        client: DurableClient,
+        log: StoredLog,
+        conflation: Conflation | None = None,
+        closed: Sequence[Closed] | None = None,
+    ) -> LeavingOut:
+        """Says what is left out of a client's queue.
+
+        Args:
+            client: the client.
+            log: of the engine.
+            conflation: what it asks for; None: what it has asked for.
+            closed: its queries that have ended; None: those that have.
+        """
+        state = self._state
+        wish = client.conflation if conflation is None else conflation
+
+        def conflates(number: int) -> bool:
+            region = state.by_number.get(number)
+            return region is not None and wish.holds(region.conflates)
+
+        return LeavingOut(
+            log, client.queue, state.clients.audiences.get, client.closed if closed is None else closed, conflates
+        )
+
+    def _walk(self, command: e.WalkEvents) -> c.Command:
+        client = self._state.clients.clients.get(command.client_id)
+        walk = None if client is None else client.walk
+        if client is None or walk is None:
+            return command
+        drain = walk.drain
+        found: list[int] = []
+        through = walk.through
+        with self._stores.records() as records:
+            log = StoredLog(records)
+            before = self._leaving_out(client, log)
+            closed = () if drain is None else (Closed(drain.region, drain.names, 0, drain.through),)
+            then = self._leaving_out(client, log, closed=[*client.closed, *closed])
+            for count, (position, audience, event) in enumerate(client.queue.examine(log, walk.after, walk.through), 1):
+                if event is not None:
+                    if drain is None:
+                        is_found = before(position, event, audience) is LeftOut.CONFLATED
+                    else:
+                        is_found = then.is_drained(position, event, audience) and not before.is_drained(
+                            position, event, audience
+                        )
+                    if is_found:
+                        found.append(position)
+                if count == WALKED_AT_ONCE:
+                    through = position
+                    break
+        return command._replace(walk=walk, found=found, through=through)
 
     def _events(self, command: e.ReadEvents) -> c.Command:
         client = self._state.clients.clients.get(command.client_id)
@@ -180,7 +263,8 @@ class EventReads:
             return command._replace(after=-1)
         with self._stores.records() as records:
             log = StoredLog(records)
-            read = queue.read(log, self._state.head, limit, None, room, client.size_of)
+            leave_out = self._leaving_out(client, log)
+            read = queue.read(log, self._state.head, limit, None, leave_out, room, client.size_of)
         self._note_damage(log)
         return command._replace(after=queue.read_through, read=read)
 
@@ -267,15 +351,25 @@ class EventReads:
             _log.error("! record %s of table %s cannot be trusted; its event is passed over", key.hex(), table)
 
 
-def _size_of(client: ClientRecord, log: StoredLog, head: int) -> tuple[int, bool]:
-    """How many events wait for a client at most, and whether that is exact: of what many want, all are counted."""
+def _sizes_of(client: ClientRecord, log: StoredLog, head: int) -> tuple[int, int, bool]:
+    """What the queue of a client has: how many events at most, how many of them came while it was away, and whether
+    that is exact: of what many want, all are counted."""
+    size, many = _events_behind(client, log, client.cursor, head)
+    of_away = 0
+    if client.away_at is not None:
+        of_away, _ = _events_behind(client, log, max(client.cursor, client.away_at), head)
+    return size, of_away, not many
+
+
+def _events_behind(client: ClientRecord, log: StoredLog, after: int, head: int) -> tuple[int, int]:
+    """How many events a client may have behind a position, and how many of them many want."""
     own = many = 0
     for part in map(_part, client.parts):
-        first, last = part.within(client.cursor, head)
+        first, last = part.within(after, head)
         if first <= last:
             own += log.postings_through(part.audience, last) - log.postings_through(part.audience, first - 1)
             many += log.postings_through(part.broad, last) - log.postings_through(part.broad, first - 1)
-    return own + many, not many
+    return own + many, many
 
 
 def _part(fields: Sequence[Any]) -> Part:

@@ -18,7 +18,8 @@ from broker_adapter.engine.clients.client_records import (
     encode_interest,
     interest_key,
 )
-from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClient, DurableClients
+from broker_adapter.engine.clients.durable_client import DurableClient
+from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClients
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, StoreBatch
 from broker_adapter.engine.queue_state import QueueState
@@ -100,7 +101,7 @@ class EventState:
         self,
         regions: Mapping[int, RegionRecord],
         streams: Iterable[tuple[int, AudienceRecord, int]],
-        clients: Iterable[tuple[ClientRecord, tuple[int, bool]]],
+        clients: Iterable[tuple[ClientRecord, tuple[int, int, bool]]],
         interests: Iterable[InterestRecord],
         next_stream: int,
         age_ms: int,
@@ -110,7 +111,8 @@ class EventState:
         Args:
             regions: what is known of each, by number.
             streams: number and record of each audience and each stream of what many want, and how many postings it had.
-            clients: the record of each, with how many events wait for it, and whether that is exact.
+            clients: the record of each, with how many events its queue has, how many of them came while it was away,
+                and whether these are exact.
             interests: of all clients.
             next_stream: the number of the next of the former.
             age_ms: the age of the store.
@@ -147,7 +149,8 @@ class EventState:
             if each.region in self.by_number:
                 of_client = wanted.setdefault(each.client_id, {})
                 of_client.setdefault(each.region, {})[_interest(each[2:5])] = each.durable
-        for client, (size, is_exact) in clients:
+        head = self.head
+        for client, (size, of_away, is_exact) in clients:
             found = wanted.get(client.client_id, {})
             parts = [each for each in client.parts if each[0] in self.by_number]
             for of, _, number, *_ in parts:
@@ -155,11 +158,14 @@ class EventState:
                     _log.error("! the record of audience %d is missing or damaged; run 'holdfast check'", number)
                     self.clients.audiences[number] = Audience(number, of, frozenset(found.get(of, ())))
                     self.clients.audiences[number].passed = EVERYTHING
-            self.clients.restore(client._replace(parts=parts), found, age_ms, size, is_exact=is_exact)
+            self.clients.restore(
+                *(client._replace(parts=parts), found, age_ms, head, (size, of_away)), is_exact=is_exact
+            )
         self.clients.worn_regions |= dict.fromkeys(self.by_number)
         for audience in self.clients.audiences.values():
             if audience.belonging:
                 self.by_number[audience.region].routing.add(audience)
+        self.clients.restored(head)
 
     # Regions.
 
@@ -191,6 +197,7 @@ class EventState:
             found = self._add(self._make_queue(CatalogRecord("region", name)), None)
         if conflates is not None and found.conflates is not conflates:
             found.conflates = conflates
+            self.clients.flag_changed()
             self.store_region(found)
         return found
 
@@ -236,7 +243,9 @@ class EventState:
 
     def _store_cursor(self, client: DurableClient) -> None:
         key = last_key(client.id)
-        self.batch.put("cursors", key, encode_cursor(key, CursorRecord(client.queue.cursor, client.counters)))
+        self.batch.put(
+            "cursors", key, encode_cursor(key, CursorRecord(client.queue.cursor, client.drained, client.counters))
+        )
 
     def _store_audience(self, audience: Audience, is_there: bool) -> None:
         key = queue_key(audience.id)

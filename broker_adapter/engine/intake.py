@@ -41,15 +41,31 @@ class Intake:
         self._totals.expired += 1
         return True
 
-    def store(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
-        """Store one copy, and an entry for each queue."""
+    def store(
+        self,
+        message: c.NewMessage,
+        queues: Sequence[QueueState],
+        now_ms: int,
+        effects: Effects,
+        annotations: dict[str, Any] | None = None,
+    ) -> None:
+        """Store one copy, and an entry for each queue.
+
+        Args:
+            message: the message.
+            queues: that get it.
+            now_ms: the time of the day.
+            effects: of the decision.
+            annotations: properties that the engine adds in those of the queues that are subscriptions; None: none.
+        """
         number = self.next_message
         if len(queues) == 1:
             queue = queues[0]
             self.next_message = number + 1
             store = effects.durable if message.persistent and queue.durable else effects.volatile
             store.messages[number] = message
-            queue.append(number, message, False, now_ms, effects)
+            added = annotations if annotations is not None and _is_subscription(queue) else None
+            queue.append(number, message, False, now_ms, effects, added)
             return
         if not queues:
             return
@@ -62,7 +78,9 @@ class Intake:
                     batch.references.append((number, count))
         for queue in queues:
             in_durable = message.persistent and queue.durable
-            queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
+            is_shared = (durable if in_durable else len(queues) - durable) > 1
+            added = annotations if annotations is not None and _is_subscription(queue) else None
+            queue.append(number, message, is_shared, now_ms, effects, added)
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""
@@ -76,3 +94,7 @@ class Intake:
             oldest, _ = streams.popitem(last=False)
             if self._durable:
                 effects.durable.put("producers", stream_key(*oldest), None)
+
+
+def _is_subscription(queue: QueueState) -> bool:
+    return queue.record.kind == "subscription"

@@ -65,7 +65,13 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
-from broker_adapter.engine.regions.event_records import decode_event, decode_posting, decode_superseded
+from broker_adapter.engine.regions.event_records import (
+    decode_event,
+    decode_posting,
+)
+from broker_adapter.engine.regions.event_records import (
+    decode_run as decode_run_of_updates,
+)
 from broker_adapter.engine.regions.key_records import decode_key_record, decode_tombstone
 from broker_adapter.engine.regions.region_records import decode_region
 from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of
@@ -490,7 +496,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
     (("events",), lambda key, value: len(key) == 8 and decode_event(key, value)),
-    (("superseded",), lambda key, value: decode_superseded(key, value)),
+    (("runs",), lambda key, value: decode_run_of_updates(key, value)),
     (("postings",), lambda key, value: decode_posting(key, value)),
     (("keys",), lambda key, value: decode_key_record(key, value)),
     (("tombstones",), lambda key, value: decode_tombstone(key, value)),

@@ -12,6 +12,7 @@ from broker_adapter.engine.records import FLAG_ANNOTATED, RawEntry, entry_key, u
 from broker_adapter.engine.selection import Formats, Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.stores import Stores
+from broker_adapter.envelope import REGION_PROPERTY, REPLAYED_PROPERTY
 
 #: What a named tuple does, without the call of a function of Python.
 _new = tuple.__new__
@@ -36,7 +37,11 @@ class MessageReads:
         self._commands: deque[c.Command | c.DeferredCommands] = inbox.commands
 
     def handouts(
-        self, messages: Sequence[Outgoing], consumer: int | None, pending: Effects | None = None
+        self,
+        messages: Sequence[Outgoing],
+        consumer: int | None,
+        pending: Effects | None = None,
+        began_at: int | None = None,
     ) -> list[c.Handout]:
         """Deliveries with their payloads; those whose record cannot be trusted are left out and reported.
 
@@ -44,6 +49,7 @@ class MessageReads:
             messages: what to deliver.
             consumer: that holds them, so that they can be taken back; None where none does.
             pending: what is not in the stores yet, where the cycle takes them away; None: a browser reads them.
+            began_at: the position of the first message that came when the consumer was there; None: a browser reads.
         """
         bodies = self._bodies([(each.message, each.flags) for each in messages], pending)
         handouts = []
@@ -54,6 +60,8 @@ class MessageReads:
                 distrusted.append(each)
                 continue
             annotations = self._annotations(key, flags, pending) if flags & FLAG_ANNOTATED else None
+            if annotations is not None and began_at is not None and REGION_PROPERTY in annotations:
+                annotations = {**annotations, REPLAYED_PROPERTY: position < began_at}
             handouts.append(_new(c.Handout, (number, position, count, body[0], body[1], annotations, False)))
         if distrusted:
             self._pass_over(distrusted, consumer, pending)

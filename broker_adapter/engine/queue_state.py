@@ -30,6 +30,7 @@ from broker_adapter.engine.effects import Candidate, Effects
 from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect
 from broker_adapter.engine.queue_memory import QueueMemory
 from broker_adapter.engine.records import (
+    FLAG_ANNOTATED,
     FLAG_HANDED,
     FLAG_PERSISTENT,
     FLAG_SHARED,
@@ -39,6 +40,7 @@ from broker_adapter.engine.records import (
     Counters,
     RawEntry,
     delayed_flags,
+    encode_annotations,
     entry_key,
     lane_of_delayed,
     schedule_line,
@@ -56,6 +58,7 @@ class Consumer:
 
     __slots__ = (
         "attached",
+        "began_at",
         "client",
         "credit",
         "ended",
@@ -98,6 +101,7 @@ class Consumer:
         self.slice_bytes = inf if slice_bytes is None else slice_bytes
         self.room_bytes = self.slice_bytes  #: what is left of the slice; below 0 by a part of the last message
         self.next_number = 1
+        self.began_at = queue.next_position  #: the position of the first message that came when it was there
         self.unsettled: dict[int, Entry] = {}
         self.attached = True
         self.exclusive = exclusive
@@ -256,8 +260,25 @@ class QueueState(QueueEntries):
 
     # Messages come in.
 
-    def append(self, number: int, message: NewMessage, shared: bool, now_ms: int, effects: Effects) -> None:
-        """Take a new message at the end of its lane, or among those that are not due yet."""
+    def append(
+        self,
+        number: int,
+        message: NewMessage,
+        shared: bool,
+        now_ms: int,
+        effects: Effects,
+        annotations: dict[str, Any] | None = None,
+    ) -> None:
+        """Take a new message at the end of its lane, or among those that are not due yet.
+
+        Args:
+            number: of the message.
+            message: the message.
+            shared: whether other queues of the same store have it as well.
+            now_ms: the time of the day.
+            effects: of the decision.
+            annotations: properties that the engine adds; None: none.
+        """
         position = self.next_position
         self.next_position = position + 1
         size = len(message.payload)
@@ -277,6 +298,9 @@ class QueueState(QueueEntries):
             flags = delayed_flags(flags, lane_number)
             lane = self.delayed
         key = entry_key(self.id, lane.number, position)
+        if annotations is not None:
+            flags |= FLAG_ANNOTATED
+            batch.put("annotations", key, encode_annotations(key, annotations))
         expires_at_ms = message.expires_at_ms
         expires_at_ms = 0 if expires_at_ms is None else min(expires_at_ms, LATEST_EXPIRY_MS)
         entry = Entry(key, lane, position, number, 0, flags, expires_at_ms, size, message.group)

@@ -87,7 +87,7 @@ EVENT_TABLES = (
     "keys",
     "tombstones",
     "events",
-    "superseded",
+    "runs",
     "postings",
     "audiences",
     "clients",

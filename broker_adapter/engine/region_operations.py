@@ -38,7 +38,7 @@ _MOST_PARTS: Final = 10_000
 
 def create_region(arguments: Arguments) -> Steps:
     """Make sure that a region exists."""
-    yield e.MakeRegion(arguments["region"])
+    yield e.MakeRegion(arguments["region"], conflates=arguments["conflates"])
     return True
 
 
@@ -255,7 +255,8 @@ def register_interest(arguments: Arguments) -> Steps:
 
 def unregister_interest(arguments: Arguments) -> Steps:
     """What the client of the connection does not want any more."""
-    yield e.UnregisterInterest(arguments.client, arguments["region"], _interests(arguments))
+    interests, drops = _interests(arguments), arguments["drop_queued"]
+    yield e.UnregisterInterest(arguments.client, arguments["region"], interests, drop_queued=drops)
     return True
 
 

@@ -90,6 +90,8 @@ class Selectable:
         Raises:
             MessageFormatException: the message cannot be decoded.
         """
+        if self._annotations is not None and name in self._annotations:
+            return self._annotations[name]
         envelope = self._envelope
         if envelope is None:
             envelope = self._envelope = self._read()
@@ -102,8 +104,6 @@ class Selectable:
             return value
         if name == "JMSXDeliveryCount":
             return self._failures + 1
-        if self._annotations is not None and name in self._annotations:
-            return self._annotations[name]
         properties = envelope.properties
         return None if properties is None else properties.get(name)
 

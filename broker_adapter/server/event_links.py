@@ -146,6 +146,7 @@ class EventLinks:
             e.ConnectDurable(
                 *(calls.known_client, client_id, request.timeout_ms, request.window, sink),
                 calls.reply(self._on_connected, event, link),
+                conflation=request.conflation,
                 window_bytes=self._window_bytes,
             )
         )

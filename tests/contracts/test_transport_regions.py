@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from broker_adapter.errors import (
     InvalidClientIDException,
     InvalidDestinationException,
     MessageFormatException,
+    ResourceAllocationException,
 )
-from broker_adapter.transport import EventDelivery, EventsSpec
-from tests.contracts.transports import WAIT, Client, Engine
+from broker_adapter.transport import EventDelivery, EventsSpec, LinkInterrupted, LinkLost, LinkRestored
+from tests.contracts.transports import KINDS, WAIT, Client, Engine, eventually
+from tests.contracts.transports import engine as opened_engine
 
 ALL_KEYS = (1, "", "")
 
@@ -267,3 +270,164 @@ def test_a_region_that_was_not_created_is_refused(ours: Client, operation: str) 
         Events(ours)
     with pytest.raises(InvalidDestinationException, match="region"):
         ask(ours, operation, region="none", **rest[operation])
+
+
+def acknowledged(client: Client, events: Events, count: int) -> list[str]:
+    """What has come once there are so many, each acknowledged as it comes."""
+    done = 0
+    while len(events.got) < count:
+        events.wait_for(done + 1)
+        done = len(events.got)
+        ask(client, "acknowledge_events", through=events.got[done - 1].position)
+    return events.wait_for(count)
+
+
+@pytest.mark.parametrize("is_behind", [False, True], ids=["live", "from the store"])
+def test_many_events_come_through_a_small_window_in_order(ours: Client, engine: Engine, is_behind: bool) -> None:
+    events = Events(ours, window=3)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS])
+    names = [f"k{number}" for number in range(500)]
+    if not is_behind:
+        ask(ours, "ready_for_events")
+    change(engine.open(), *[(name, 0, "x") for name in names])
+    if is_behind:
+        ask(ours, "ready_for_events")
+    history = "history " if is_behind else ""
+    expected = [f"{history}r 0 {name}=x" for name in names]
+    expected.insert(len(names) if is_behind else 0, "marker")
+    assert acknowledged(ours, events, 501) == expected
+
+
+def test_ten_thousand_keys_change_at_once(ours: Client) -> None:
+    events = Events(ours, window=10_000)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS])
+    ask(ours, "ready_for_events")
+    names = [f"k{number:05}" for number in range(10_000)]
+    answers = change(ours, *[(name, 0, "x") for name in names])
+    assert [operation for operation, _ in answers] == [0] * 10_000
+    versions = [version for _, version in answers]
+    events.wait_for(10_001)
+    assert [each.key for each in events.got[1:]] == names
+    assert [each.position for each in events.got[1:]] == versions
+    assert ask(ours, "acknowledge_events", through=versions[-1]) == 10_000
+    with pytest.raises(MessageFormatException, match="10000 is the limit"):
+        change(ours, *[(name, 0, "x") for name in (*names, "one more")])
+
+
+def test_ten_thousand_interests_are_wanted_at_once_and_one_more_is_refused(ours: Client) -> None:
+    events = Events(ours)
+    interests = [(0, f"k{number}", "") for number in range(10_000)]
+    ask(ours, "register_interest", region="r", interests=interests)
+    with pytest.raises(ResourceAllocationException, match="max_client_interests"):
+        ask(ours, "register_interest", region="r", interests=[(0, "one more", "")])
+    ask(ours, "ready_for_events")
+    change(ours, ("k9999", 0, "1"), ("one more", 0, "2"))
+    assert events.wait_for(2) == ["marker", "r 0 k9999=1"]
+
+
+def test_a_link_that_is_detached_keeps_the_queue_for_the_next_one(ours: Client) -> None:
+    events = Events(ours)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS], durable=True)
+    ask(ours, "ready_for_events")
+    events.wait_for(1)
+    ours.transport.detach(events.link, WAIT)
+    change(ours, ("a", 0, "1"))
+    with pytest.raises(IllegalStateException, match="attach a link for them first"):
+        ask(ours, "ready_for_events")
+    again = Events(ours)
+    assert ask(ours, "pending_events") == 1
+    ask(ours, "ready_for_events")
+    assert again.wait_for(2) == ["history r 0 a=1", "marker"]
+    assert len(events.got) == 1
+    ours.transport.detach(events.link, WAIT)  # once more: it is ignored
+    change(ours, ("b", 0, "2"))
+    assert again.wait_for(3)[2:] == ["r 0 b=2"]
+
+
+def test_a_session_that_ends_keeps_the_queue(ours: Client, engine: Engine) -> None:
+    Events(ours)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS], durable=True)
+    ours.transport.end_session(1, WAIT)
+    change(ours, ("a", 0, "1"))
+    other = engine.open("another")
+    Events(other)
+    assert ask(other, "pending_events") == -2
+    again = Events(ours)
+    assert ask(ours, "pending_events") == 1
+    ask(ours, "ready_for_events")
+    assert again.wait_for(2) == ["history r 0 a=1", "marker"]
+
+
+def test_a_second_link_on_a_connection_is_refused(ours: Client) -> None:
+    events = Events(ours)
+    with pytest.raises(IllegalStateException, match="is that of durable client 'desk' already"):
+        Events(ours)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS])
+    ask(ours, "ready_for_events")
+    change(ours, ("a", 0, "1"))
+    assert events.wait_for(2) == ["marker", "r 0 a=1"]
+
+
+def test_two_clients_get_what_each_of_them_wants(ours: Client, engine: Engine) -> None:
+    other = engine.open("other")
+    mine, others = Events(ours), Events(other, window=2)
+    ask(ours, "register_interest", region="r", interests=[(2, "a.*", "")])
+    ask(other, "register_interest", region="r", interests=[ALL_KEYS, (2, "a.*", "")])
+    for client in (ours, other):
+        ask(client, "ready_for_events")
+    change(ours, *[(f"{'ab'[number % 2]}{number}", 0, "x") for number in range(20)])
+    assert mine.wait_for(11)[1:] == [f"r 0 a{number}=x" for number in range(0, 20, 2)]
+    acknowledged(other, others, 21)
+    assert [each.key for each in others.got[1:]] == [f"{'ab'[number % 2]}{number}" for number in range(20)]
+    assert {len(each.interests) for each in others.got[1:]} == {1, 2}
+
+
+def test_the_threads_of_a_connection_ask_and_acknowledge_at_once(ours: Client) -> None:
+    events = Events(ours, window=10)
+    ask(ours, "register_interest", region="r", interests=[ALL_KEYS])
+    ask(ours, "ready_for_events")
+    errors: list[Exception] = []
+
+    def put(number: int) -> None:
+        try:
+            for each in range(25):
+                change(ours, (f"{number}-{each}", 0, "x"))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    acknowledged(ours, events, 101)
+    for each in threads:
+        each.join(WAIT)
+    assert errors == []
+    for number in range(4):
+        own = [event.key for event in events.got[1:] if event.key.startswith(f"{number}-")]
+        assert own == [f"{number}-{each}" for each in range(25)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_that_is_too_long_is_dropped_and_its_link_ends_or_is_attached_again(kind: str, tmp_path: Path) -> None:
+    with opened_engine(kind, tmp_path, "max_client_queue_events=64") as made:
+        client = made.open("desk")
+        ask(client, "create_region", region="r")
+        events = Events(client, window=5)
+        ask(client, "register_interest", region="r", interests=[ALL_KEYS], durable=True)
+        ask(client, "ready_for_events")
+        change(made.open(), *[(f"k{number}", 0, "x") for number in range(80)])
+        restores = kind == "failover over loopback"
+        expected = [LinkInterrupted, LinkRestored] if restores else [LinkLost]
+        eventually(lambda: len(client.events) == len(expected))
+        assert [type(each) for each in client.events] == expected
+        lost = client.events[0]
+        assert isinstance(lost, LinkInterrupted | LinkLost)
+        assert lost.link == events.link
+        assert isinstance(lost.error, ResourceAllocationException)
+        assert "max_client_queue_events" in lost.error.reason
+        again = events if restores else Events(client)
+        assert ask(client, "pending_events") == -1
+        ask(client, "register_interest", region="r", interests=[ALL_KEYS])
+        ask(client, "ready_for_events")
+        change(client, ("new", 0, "x"))
+        eventually(lambda: again.got[-1].key == "new")

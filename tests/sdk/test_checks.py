@@ -125,19 +125,20 @@ def test_misspelt_attributes_are_errors(connection: Connection) -> None:
 _API = {
     Session: "acknowledge acknowledge_mode close commit create_browser create_bytes_message create_consumer"
     " create_durable_consumer create_map_message create_message create_object_message create_producer create_queue"
-    " create_shared_consumer create_shared_durable_consumer create_stream_message create_temporary_queue"
+    " create_region create_shared_consumer create_shared_durable_consumer create_stream_message create_temporary_queue"
     " create_temporary_topic create_text_message create_topic delete_temporary recover rollback transacted unsubscribe",
     MessageConsumer: "close destination listener no_local receive receive_nowait selector",
     MessageProducer: "close delivery_delay delivery_mode destination disable_message_id disable_timestamp priority send"
     " time_to_live",
     QueueBrowser: "close destination selector",
-    Connection: "client_id close create_session event_listener exception_listener is_holdfast meta_data request start"
-    " statistics stop",
+    Connection: "client_id close create_session event_listener exception_listener is_holdfast meta_data"
+    " pending_event_count ready_for_events request start statistics stop",
     JMSContext: "acknowledge auto_start client_id close commit create_browser create_bytes_message create_consumer"
-    " create_context create_durable_consumer create_map_message create_message create_object_message create_producer"
-    " create_queue create_shared_consumer create_shared_durable_consumer create_stream_message create_temporary_queue"
-    " create_temporary_topic create_text_message create_topic delete_temporary event_listener exception_listener"
-    " meta_data recover rollback session_mode start stop transacted unsubscribe",
+    " create_context create_durable_consumer create_map_message create_message create_object_message"
+    " create_producer create_queue create_region create_shared_consumer create_shared_durable_consumer"
+    " create_stream_message create_temporary_queue create_temporary_topic create_text_message create_topic"
+    " delete_temporary event_listener exception_listener meta_data pending_event_count ready_for_events recover"
+    " rollback session_mode start stop transacted unsubscribe",
     JMSConsumer: "close listener receive receive_body receive_body_nowait receive_nowait selector",
     JMSProducer: "clear_properties correlation_id delivery_delay delivery_mode disable_message_id disable_timestamp"
     " on_completion priority properties reply_to send set_async set_correlation_id set_delivery_delay"

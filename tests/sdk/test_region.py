@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -27,27 +28,34 @@ from sdk import (
     TextMessage,
 )
 from tests.sdk.regions import Told, cached, region
+from tests.server_process import ServerProcess
 
 Connect = Callable[..., Connection]
 
 
-@pytest.fixture
-def connect(tmp_path: Path) -> Iterator[Connect]:
-    """Connects to one engine, whose options are those of the first connection."""
+@pytest.fixture(params=["embedded", "amqp"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """Connects to one engine: options of the client, and of the engine, are those of the first connection."""
     made: list[Connection] = []
-    options = ""
+    with contextlib.ExitStack() as servers:
+        url = f"embedded:{tmp_path / 'data'}"
+        options = ""
 
-    def connect(client_id: str | None = None, query: str = "", **arguments: Any) -> Connection:
-        nonlocal options
-        options = options or query
-        url = f"embedded:{tmp_path / 'data'}{options}"
-        made.append(ConnectionFactory(url).create_connection(client_id=client_id, **arguments))
-        return made[-1]
+        def connect(client_id: str | None = None, client: str = "", engine: str = "", **arguments: Any) -> Connection:
+            nonlocal url, options
+            if not made:
+                if request.param == "amqp":
+                    of_engine = ("--option", engine) if engine else ()
+                    url = servers.enter_context(ServerProcess(tmp_path / "data", *of_engine)).url
+                    engine = ""
+                options = "&".join(each for each in (client, engine) if each)
+            whole = f"{url}?{options}".rstrip("?")
+            made.append(ConnectionFactory(whole).create_connection(client_id=client_id, **arguments))
+            return made[-1]
 
-    keeper = connect
-    yield keeper
-    for each in made:
-        each.close()
+        yield connect
+        for each in made:
+            each.close()
 
 
 @pytest.fixture
@@ -486,7 +494,7 @@ def test_a_client_that_is_away_for_too_long_is_new(connect: Connect, quotes: Reg
 
 
 def test_what_was_processed_does_not_come_again(connect: Connect, quotes: Region) -> None:
-    desk = connect("desk", query="?event_acknowledge_seconds=60&event_window_messages=2")
+    desk = connect("desk", client="event_acknowledge_seconds=60&event_window_messages=2")
     _, told = region(desk, all_keys=True, durable=True)
     desk.ready_for_events()
     quotes.put_all({f"k{number}": "x" for number in range(50)})
@@ -513,7 +521,7 @@ def test_an_interest_that_is_kept_alive_goes_on_without_the_cache(connect: Conne
 
 
 def test_a_queue_that_grows_too_long_is_dropped_and_the_client_can_begin_anew(connect: Connect) -> None:
-    desk = connect("desk", query="?max_client_queue_events=64")
+    desk = connect("desk", engine="max_client_queue_events=64")
     errors: list[JMSException] = []
     desk.exception_listener = errors.append
     made, told = region(desk, all_keys=True, durable=True)  # and is not ready: all of it stays queued

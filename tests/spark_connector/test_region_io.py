@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -108,21 +109,6 @@ def stream(
     return JmsRegionStreamReader(options, region_projection(schema(text)))
 
 
-def tell(served: Served, *events: tuple[str, str, str]) -> None:
-    tell_at(served.options.url, *events)
-
-
-def tell_at(url: str, *events: tuple[str, str, str]) -> None:
-    """Messages with what the server is to add to the events of a region, on its topic."""
-    with ConnectionFactory(url).create_connection() as connection:
-        session = connection.create_session()
-        producer = session.create_producer(session.create_topic("quotes"))
-        for key, operation, text in events:
-            message = session.create_text_message(text)
-            message.properties.update({"JMS_Holdfast_Key": key, "JMS_Holdfast_Operation": operation})
-            producer.send(message)
-
-
 def follow(reader: JmsRegionStreamReader, start: Any, limit: Any = None) -> tuple[list[tuple[Any, Any, Any]], Any]:
     end = json.loads(json.dumps(reader.latestOffset(start, limit or ReadAllAvailable())))
     found = [] if end == start else rows(reader, reader.partitions(start, end))
@@ -130,21 +116,43 @@ def follow(reader: JmsRegionStreamReader, start: Any, limit: Any = None) -> tupl
 
 
 def test_a_stream_begins_with_the_keys_and_goes_on_with_the_events(served: Served, region: Region) -> None:
+    reader = stream(served)
+    reader.initialOffset()  # from here on there is a subscription
     region.put_all({"a": "1", "b": "1"})
     region.invalidate("b")
-    reader = stream(served)
-    tell(served, ("x", "create", "before the query"))
     start = reader.initialOffset()
-    tell(served, ("a", "update", "2"))
+    region.put("a", "2")
+    region.destroy("b")
     found, end = follow(reader, start)
-    assert found == [("a", "snapshot", "1"), ("b", "invalidate", None)]
-    again = rows(reader, reader.partitions(start, end))
-    assert [row["key"] for row in again] == ["a", "b"]
+    # What has changed meanwhile comes as an event.
+    assert found == []
     found, after = follow(reader, end)
-    assert found == [("a", "update", "2")]
+    assert found == [("a", "update", "2"), ("b", "destroy", None)]
     assert follow(reader, after) == ([], after)
     reader.commit(after)
     assert follow(reader, after) == ([], after)
+    assert region.put("c", {"bid": 1.5}) == 6
+    with_fields = stream(served, "key string, operation string, version bigint, bid double, text string")
+    new = with_fields.latestOffset(after, ReadAllAvailable())
+    assert rows(with_fields, with_fields.partitions(after, new)) == [
+        {"key": "c", "operation": "create", "version": 6, "bid": 1.5, "text": '{"bid": 1.5}'}
+    ]
+
+
+def test_the_first_batch_has_each_key_and_is_the_same_again(served: Served, region: Region) -> None:
+    region.put_all({f"k{number}": str(number) for number in range(9)})
+    region.invalidate("k3")
+    reader = stream(served)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    partitions = reader.partitions(start, end)
+    assert len(partitions) == 3
+    found = rows(reader, partitions)
+    assert [(row["key"], row["operation"], row["text"]) for row in found] == [
+        (f"k{number}", "invalidate" if number == 3 else "snapshot", None if number == 3 else str(number))
+        for number in range(9)
+    ]
+    assert rows(reader, reader.partitions(start, end)) == found
 
 
 def test_a_first_batch_that_is_repeated_leaves_out_what_follows_as_events(served: Served, region: Region) -> None:
@@ -162,19 +170,66 @@ def test_a_first_batch_that_is_repeated_leaves_out_what_follows_as_events(served
     found = rows(reader, reader.partitions(again, json.loads(json.dumps(end))))
     assert [row["key"] for row in found] == ["c"]
     events, _ = follow(reader, end)
-    assert [text for _, _, text in events] == ["2", None, "1"]
+    assert events == [("a", "update", "2"), ("b", "destroy", None), ("d", "create", "1")]
+
+
+def test_rows_and_events_together_are_the_region_whatever_happens_meanwhile(served: Served, region: Region) -> None:
+    chosen = random.Random(7)
+    region.put_all({f"k{number}": "0" for number in range(20)})
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            key = f"k{chosen.randrange(30)}"
+            if chosen.random() < 0.2:
+                region.destroy(key)
+            else:
+                region.put(key, str(number))
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        reader = stream(served)
+        at: Any = reader.initialOffset()
+        copy: dict[str, str] = {}
+        end = at
+        for _ in range(8):
+            end = json.loads(json.dumps(reader.latestOffset(at, ReadMaxRows(50))))
+            if end != at:
+                if chosen.random() < 0.5:  # it was killed after the end was logged
+                    reader = stream(served)
+                    at = reader.initialOffset() if "ahead" in at else at
+                apply(copy, rows(reader, reader.partitions(at, end)))
+                at = end
+    finally:
+        stop.set()
+        changing.join()
+    while (end := json.loads(json.dumps(reader.latestOffset(at, ReadAllAvailable())))) != at:
+        apply(copy, rows(reader, reader.partitions(at, end)))
+        at = end
+    assert copy == region.get_all()
+
+
+def apply(copy: dict[str, str], changes: list[dict[str, Any]]) -> None:
+    for row in changes:
+        if row["operation"] == "destroy":
+            copy.pop(row["key"], None)
+        else:
+            copy[row["key"]] = row["text"]
 
 
 def test_a_stream_may_begin_with_the_next_event_or_with_the_oldest(served: Served, region: Region) -> None:
     region.put("a", "1")
     earliest = stream(served, starting_position="earliest")
     earliest.initialOffset()
-    tell(served, ("a", "update", "2"))
+    region.put("a", "2")
     assert follow(earliest, earliest.initialOffset())[0] == [("a", "update", "2")]
     latest = stream(served, starting_position="latest")
     start = latest.initialOffset()
     assert follow(latest, start) == ([], start)
-    tell(served, ("a", "update", "3"))
+    region.put("a", "3")
     assert follow(latest, start)[0] == [("a", "update", "3")]
 
 

@@ -11,7 +11,6 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from sdk import ConnectionFactory, Region
-from tests.spark_connector.test_region_io import tell_at
 
 
 @pytest.fixture
@@ -85,6 +84,8 @@ def test_a_stream_of_a_region_keeps_another_one_alike(
         copies = connection.create_session().create_region("copies")
         assert copies.get_all() == {"a": "1", "b": "1"}
         # While the query is away.
-        tell_at(url, ("a", "update", "2"), ("b", "destroy", ""), ("c", "create", "1"))
+        quotes.put("a", "2")
+        quotes.destroy("b")
+        quotes.put("c", "1")
         copy()
         assert copies.get_all() == {"a": "2", "c": "1"}

@@ -5,7 +5,7 @@ table       key                    value
 ==========  =====================  ====================================================================================
 clients     client id, or its      crc u32, msgpack array of the fields of :class:`ClientRecord`
             hash where it is long
-cursors     as in ``clients``      crc u32, the fields of :class:`CursorRecord`, u64 each
+cursors     as in ``clients``      crc u32, msgpack array of the fields of :class:`CursorRecord`
 interests   hash of the client     crc u32, msgpack array of the fields of :class:`InterestRecord`
             id, region u32, hash
             of the interest
@@ -45,7 +45,12 @@ class ClientRecord(NamedTuple):
     timed_out: bool  #: it was away for too long: only this is left of it
     cursor: int  #: up to this position it has processed everything
     parts: Sequence[Sequence[Any]] = ()  #: as :class:`client_queue.Part`
-    counters: Sequence[int] = ()  #: of :class:`durable_clients.Counters`
+    counters: Sequence[int] = ()  #: of :class:`durable_client.Counters`
+    drained: int = 0  #: events behind the cursor that were taken out of the queue
+    away_at: int | None = None  #: the last position of the log as it went away; None: it was connected
+    conflation: int = 0  #: of :class:`durable_client.Conflation`
+    closed: Sequence[Sequence[Any]] = ()  #: as :class:`left_out.Closed`
+    draining: Sequence[Sequence[Any]] = ()  #: as :class:`queue_looks.Drain`
 
 
 class InterestRecord(NamedTuple):
@@ -63,7 +68,8 @@ class CursorRecord(NamedTuple):
     """How far a durable client has come."""
 
     cursor: int  #: up to this position it has processed everything
-    counters: Sequence[int]  #: of :class:`durable_clients.Counters`
+    drained: int  #: events behind the cursor that were taken out of the queue
+    counters: Sequence[int]  #: of :class:`durable_client.Counters`
 
 
 class AudienceRecord(NamedTuple):
@@ -110,17 +116,17 @@ def decode_interest(key: bytes, value: bytes) -> InterestRecord:
 
 def encode_cursor(key: bytes, record: CursorRecord) -> bytes:
     """The record of a client's cursor."""
-    body = b"".join([number.to_bytes(8) for number in (record.cursor, *record.counters)])
+    body: bytes = msgpack.packb((record.cursor, record.drained, *record.counters))
     return crc32(body, crc32(key)).to_bytes(4) + body
 
 
 def decode_cursor(key: bytes, value: bytes) -> CursorRecord:
     """The record of a client's cursor; raises StoreCorruptException where it cannot be trusted."""
     body = value[4:]
-    if len(body) < 8 or len(body) % 8 or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
+    if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
         raise StoreCorruptException(f"record {key.hex()} of a cursor fails its checksum")
-    cursor, *counters = (int.from_bytes(body[first : first + 8]) for first in range(0, len(body), 8))
-    return CursorRecord(cursor, tuple(counters))
+    cursor, drained, *counters = msgpack.unpackb(body)
+    return CursorRecord(cursor, drained, tuple(counters))
 
 
 def moved(client: ClientRecord, cursor: CursorRecord) -> ClientRecord:

@@ -8,21 +8,41 @@ Theory of operation
     As a client says that it is ready, a *marker* is set behind the events that its queue has by then: these are
     history.  The marker is told between the last of them and the first one that is live.
 
+    The events of a query that was closed are taken out of a queue by a *drain*: a look at all of it, in slices
+    (:mod:`walks`), behind which one note says which events are left out from then on (:mod:`left_out`).  A client that
+    is away cannot come back meanwhile; one that is connected goes on, and what is dispatched meanwhile is not taken
+    out.
+
     Everything that a restart needs is in the client's record, which is stored with each change of it.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from broker_adapter.engine.clients.client_queue import ClientQueue, Part, Read
+from broker_adapter.engine.clients.client_queue import ClientQueue, LeftOut, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
-from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, Event, Refusal, State, after, pending_count
+from broker_adapter.engine.clients.conflating import Conflating
+from broker_adapter.engine.clients.durable_client import (
+    Conflation,
+    Counted,
+    Counters,
+    DurableClient,
+    Marker,
+    OutgoingEvent,
+    Totals,
+)
+from broker_adapter.engine.clients.expiries import Expiries
+from broker_adapter.engine.clients.left_out import Closed
+from broker_adapter.engine.clients.queue_looks import Answer, Drain
+from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
+from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
-from broker_adapter.engine.regions.interests import Interest, InterestKind
+from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
@@ -31,140 +51,8 @@ from broker_adapter.errors import IllegalStateException, ResourceAllocationExcep
 MOST_TIMED_OUT: Final = 10_000
 #: How often the queues of an audience's clients are measured while as many events come as one of them may have.
 _CHECKS: Final = 64
-#: What an event takes beside its message and its key, and for each interest that matches it, in bytes, about.
-_EVENT_BYTES: Final = 500
-_INTEREST_BYTES: Final = 16
 #: How far an audience has passed that has no clients.
 EVERYTHING: Final = LAST_POSITION
-
-
-class OutgoingEvent(NamedTuple):
-    """An event that leaves for a client; the driver adds its message."""
-
-    position: int
-    event: EventRecord
-    is_history: bool  #: it came before the marker
-
-
-class Marker(NamedTuple):
-    """Everything before it is history, and everything behind it is live."""
-
-    position: int
-
-
-class Counters(NamedTuple):
-    """What has happened to a client's queue since the client came first."""
-
-    dispatched: int = 0  #: events that left for it, again ones included
-    removed: int = 0  #: events that it has processed
-    again: int = 0  #: events that had left for a connection that was lost
-    reconnections: int = 0  #: how often it has come back
-
-
-class DurableClient:
-    """A durable client.
-
-    Attributes:
-        id: its client id.
-        state: where it is in its life.
-        timeout_ms: how long it may be away; None: for ever.
-        away_ms: since when it is, by the age of the store; None: it is here.
-        queue: its events.
-        interests: region → what it wants of it, and whether that outlives its connection.
-        connection: the number of its connection; None: it is away.
-        sink: where its events go.
-        window: most events under way.
-        window_bytes: most bytes that these may take, but for the last one; None: no limit.
-        pending: what it was told of its queue as it connected.
-        marker: the position of the last event that is history; None: it was told, or the client is not ready.
-        is_behind: whether it gets its events from the store.
-        counters: what has happened.
-        counted: how many events its queue had, by what was seen of its audiences at ``seen``.
-        is_exact: whether that is exact; else it may be less.
-        asked: region → how many of its interests are not a key: so many may match one event beside that of its key.
-        seen: by audience that it belongs to, how many events that had got by then.
-    """
-
-    __slots__ = (
-        "asked",
-        "away_ms",
-        "connection",
-        "counted",
-        "counters",
-        "id",
-        "interests",
-        "is_behind",
-        "is_exact",
-        "marker",
-        "pending",
-        "queue",
-        "seen",
-        "sink",
-        "state",
-        "timeout_ms",
-        "window",
-        "window_bytes",
-    )
-
-    def __init__(self, client_id: str, queue: ClientQueue) -> None:
-        self.id = client_id
-        self.state = State.ABSENT
-        self.timeout_ms: int | None = None
-        self.away_ms: int | None = None
-        self.queue = queue
-        self.interests: dict[int, dict[Interest, bool]] = {}
-        self.connection: int | None = None
-        self.sink: EventSink | None = None
-        self.window = 0
-        self.window_bytes: int | None = None
-        self.pending = NO_QUEUE_COUNT
-        self.marker: int | None = None
-        self.is_behind = True
-        self.counters = Counters()
-        self.counted = 0
-        self.is_exact = True
-        self.seen: dict[int, int] = {}
-        self.asked: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<DurableClient {self.id!r}, {self.state.name}, processed up to {self.queue.cursor}>"
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a further event may be under way."""
-        queue = self.queue
-        return len(queue.in_hand) < self.window and (
-            self.window_bytes is None or queue.in_hand_bytes < self.window_bytes
-        )
-
-    def size_of(self, event: EventRecord) -> int:
-        """What an event takes that is under way, in bytes: with its key, and all interests that may match it."""
-        return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * self.asked.get(event.region, 0)
-
-    def want(self, region: int, wanted: Mapping[Interest, bool]) -> None:
-        """Note what it wants of a region."""
-        self.interests.pop(region, None)
-        self.asked.pop(region, None)
-        if wanted:
-            self.interests[region] = dict(wanted)
-            self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
-
-    def query_names(self) -> dict[str, tuple[int, Interest]]:
-        """Name → region and interest of each of its queries."""
-        found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
-        return {each.name: (region, each) for region, each in found if each.name}
-
-    def record(self) -> ClientRecord:
-        """For the store."""
-        return ClientRecord(
-            self.id,
-            self.timeout_ms,
-            self.away_ms,
-            self.state is State.TIMED_OUT,
-            self.queue.cursor,
-            [tuple(part) for part in self.queue.parts],
-            self.counters,
-        )
 
 
 class DurableClients:
@@ -187,7 +75,10 @@ class DurableClients:
         behind: clients that have room, and events to be read.
         worn: audiences whose members have processed something since they were trimmed.
         worn_regions: regions of which an audience has passed something since what many want was trimmed.
+        walks: the looks at whole queues.
+        conflating: in which regions updates are conflated for any of them.
         alerts: clients that lost their queues, and why, to be logged.
+        totals: what has happened to all of them.
     """
 
     def __init__(
@@ -207,6 +98,7 @@ class DurableClients:
         self.worn: dict[int, Audience] = {}
         self.worn_regions: dict[int, None] = {}
         self.alerts: list[tuple[str, str]] = []
+        self.totals = Totals()
         self._region = region
         self._store_client = store_client
         self._store_cursor = store_cursor
@@ -219,7 +111,10 @@ class DurableClients:
         self._by_connection: dict[int, DurableClient] = {}
         self._queues = 0  #: clients that have a queue
         self._timed_out: dict[str, None] = {}  #: the ids of those that have none any more, the first ones first
-        self._next_expiry_ms: int | None = None  #: not later than the next client is over
+        self.walks = Walks(self.audiences, self._drained)
+        self._expiries = Expiries(self.clients)
+        self._interrupted: list[DurableClient] = []  #: after a start: those that were connected
+        self.conflating = Conflating()
 
     # What a restart finds.
 
@@ -228,7 +123,8 @@ class DurableClients:
         record: ClientRecord,
         interests: Mapping[int, Mapping[Interest, bool]],
         age_ms: int,
-        size: int,
+        head: int,
+        sizes: tuple[int, int],
         *,
         is_exact: bool,
     ) -> None:
@@ -238,25 +134,30 @@ class DurableClients:
             record: of the client.
             interests: region → what it wants of it, and whether that outlives its connection.
             age_ms: now, by the age of the store.
-            size: of its queue.
-            is_exact: whether that is exact; else it may be less.
+            head: the last position of the log.
+            sizes: how many events its queue has, and how many of them came while it was away.
+            is_exact: whether these are exact; else they may be less.
         """
         client = self.clients[record.client_id] = DurableClient(
             record.client_id, ClientQueue(record.cursor, [Part(*part) for part in record.parts])
         )
         client.timeout_ms = record.timeout_ms
+        client.conflation = Conflation(record.conflation)
         client.counters = Counters(*record.counters)
         if record.timed_out:
             client.state = State.TIMED_OUT
             self._timed_out[client.id] = None
             return
         self._queues += 1
-        client.counted, client.is_exact = size, is_exact
-        client.state = State.PAUSED
-        client.away_ms = age_ms if record.away_ms is None else record.away_ms
-        self._note_expiry(client)
+        client.drained = record.drained
+        client.closed = [Closed(*each) for each in record.closed]
+        client.drains = [Drain(*each) for each in record.draining]
+        client.counted, client.is_exact = sizes[0], is_exact
+        client.state = State.DRAINING if client.drains else State.PAUSED
+        client.away_ms, client.away_at = record.away_ms, record.away_at
         for region, wanted in interests.items():
             client.want(region, wanted)
+            self.conflating.wants(region, client.conflation, 1)
         for part in client.queue.parts:
             audience = self.audiences[part.audience]
             audience.members[client] = None
@@ -265,6 +166,20 @@ class DurableClients:
                 client.seen[audience.id] = audience.events
             audience.passed = min(audience.passed, max(record.cursor, part.first - 1))
             self.worn[audience.id] = audience
+        client.came_by = client.came(self.audiences)
+        if client.away_ms is None or client.away_at is None:  # it was connected
+            client.away_ms, client.away_at = age_ms, head
+            self._interrupted.append(client)
+        else:
+            client.came_by -= sizes[1]
+        self._expiries.note(client)
+        self.walks.go_on(client)
+
+    def restored(self, head: int) -> None:
+        """All clients are there, and regions have their audiences: those that were connected are away now."""
+        for client in self._interrupted:
+            self._end_connection(client, head)
+        self._interrupted.clear()
 
     # Clients come and go.
 
@@ -275,7 +190,8 @@ class DurableClients:
         timeout_ms: int | None,
         window: int,
         sink: EventSink,
-        too_many: int | None,
+        conflation: Conflation,
+        counted: Counted | None,
         head: int,
         window_bytes: int | None = None,
     ) -> int:
@@ -285,11 +201,12 @@ class DurableClients:
             client_id: its id.
             connection: the number of its connection.
             timeout_ms: how long it may be away after this connection; None: for ever; 0: it keeps no queue.
-            window: most events under way.
+            window: most events under way, from 1 on.
             sink: where its events go.
-            too_many: by how many its queue was counted as longer than it is; None: it is not known to be.
+            conflation: whether updates are conflated for it.
+            counted: what was counted of its queue; None: that is known.
             head: the last position of the log.
-            window_bytes: most bytes that these may take, but for the last one; None: no limit.
+            window_bytes: most bytes that the events under way may take, but for the last one; None: no limit.
 
         Returns:
             How many events wait for it; below 0: why it had no queue (:mod:`states`).
@@ -302,7 +219,7 @@ class DurableClients:
         client = self.clients.get(client_id)
         before = State.ABSENT if client is None else client.state
         state = after(before, Event.CONNECT, client_id)
-        if not before.has_queue:
+        if client is None or not before.has_queue:
             if self._queues >= self._max_clients:
                 raise ResourceAllocationException(
                     f"no more than {self._max_clients} durable clients (option max_durable_clients): close those that"
@@ -310,20 +227,37 @@ class DurableClients:
                 )
             self._queues += 1
             self._timed_out.pop(client_id, None)
+            counters = Counters() if client is None else client.counters
             client = self.clients[client_id] = DurableClient(client_id, ClientQueue(head))
-        assert client is not None
-        if before is State.PAUSED:
-            client.counters = client.counters._replace(reconnections=client.counters.reconnections + 1)
+            client.counters = counters
+        else:
+            self._come_back(client, counted, head)
         client.state = state
-        client.connection, client.timeout_ms, client.away_ms = connection, timeout_ms, None
+        client.connection, client.timeout_ms, client.away_ms, client.away_at = connection, timeout_ms, None, None
         client.window, client.window_bytes, client.sink = window, window_bytes, sink
+        for region in client.interests if client.conflation is not conflation else ():
+            self.conflating.wants(region, client.conflation, -1)
+            self.conflating.wants(region, conflation, 1)
+        client.conflation = conflation
         self._by_connection[connection] = client
-        if too_many is not None:
-            client.counted -= too_many
-            client.is_exact = True
         self._store_client(client, True)
         client.pending = pending_count(before, self.size(client))
         return client.pending
+
+    def _come_back(self, client: DurableClient, counted: Counted | None, head: int) -> None:
+        """A client comes that was away."""
+        too_many_away = 0
+        client.foresee(array("Q"), -1)
+        if counted is not None:
+            client.counted -= counted.too_many
+            client.is_exact = True
+            client.foresee(counted.conflated, counted.came)
+            too_many_away = counted.too_many_away - counted.too_many
+        while_away = max(0, client.came(self.audiences) - client.came_by - too_many_away)
+        counters = client.counters
+        client.counters = counters._replace(
+            reconnections=counters.reconnections + 1, while_away=counters.while_away + while_away
+        )
 
     def of_connection(self, connection: int) -> DurableClient | None:
         """The client of a connection."""
@@ -363,13 +297,16 @@ class DurableClients:
         client.state = after(client.state, Event.AWAY if keep else Event.CLOSE, client.id)
         self._note_head(client, head)
         self._no_longer_live(client)
-        again = client.queue.rewind()
-        client.counters = client.counters._replace(again=client.counters.again + again)
+        client.rewind()
         if not keep:
             self._end(client)
             return
-        client.away_ms = age_ms
-        self._note_expiry(client)
+        client.away_ms, client.away_at, client.came_by = age_ms, head, client.came(self.audiences)
+        self._expiries.note(client)
+        self._end_connection(client, head)
+
+    def _end_connection(self, client: DurableClient, head: int) -> None:
+        """A client is away: what it wants only as long as it is connected ends, and what is queued by it stays."""
         for region, interests in list(client.interests.items()):
             durable = {interest: True for interest, outlives in interests.items() if outlives}
             if len(durable) < len(interests):
@@ -392,25 +329,16 @@ class DurableClients:
         self._end(client)
 
     def expire(self, age_ms: int) -> None:
-        """End the clients that were away for too long."""
-        if self._next_expiry_ms is None or age_ms < self._next_expiry_ms:
-            return
-        over = [client for client in self.clients.values() if (_expiry_ms(client) or EVERYTHING) <= age_ms]
-        for client in over:
+        """End the clients that were away for too long; it costs what these cost, however many others there are."""
+        for client in self._expiries.over(age_ms):
             client.state = after(client.state, Event.EXPIRE, client.id)
+            self.totals = self.totals._replace(timed_out=self.totals.timed_out + 1)
             self._end(client)
             self.alerts.append((client.id, "was away for longer than its durable_timeout"))
-        left = [_expiry_ms(client) for client in self.clients.values()]
-        self._next_expiry_ms = min((each for each in left if each is not None), default=None)
 
     def next_expiry_ms(self) -> int | None:
         """When to look for clients that are over, by the age of the store; None: there is none that can be."""
-        return self._next_expiry_ms
-
-    def _note_expiry(self, client: DurableClient) -> None:
-        expiry_ms = _expiry_ms(client)
-        if expiry_ms is not None:
-            self._next_expiry_ms = min(self._next_expiry_ms or EVERYTHING, expiry_ms)
+        return self._expiries.next_ms()
 
     def _end(self, client: DurableClient) -> None:
         """A client has no queue any more."""
@@ -418,9 +346,8 @@ class DurableClients:
             self._want(client, self._region(region), {}, EVERYTHING)
         for number in {part.audience for part in client.queue.parts}:
             self._leave_audience(client, number)
-        client.queue = ClientQueue(0)
-        client.counted = 0
-        client.is_behind = True
+        client.lose_queue(self.audiences)
+        self.walks.give_up(client)
         self._queues -= 1
         if client.state is State.TIMED_OUT:
             self._store_client(client, True)
@@ -464,13 +391,86 @@ class DurableClients:
         self._want(client, region, wanted, head)
         self._store_client(client, True)
 
-    def unregister(self, client: DurableClient, region: Region, interests: Iterable[Interest], head: int) -> None:
-        """Let a client not want something any more; what is queued by it stays."""
+    def unregister(
+        self,
+        client: DurableClient,
+        region: Region,
+        interests: Iterable[Interest],
+        head: int,
+        *,
+        drop: bool = False,
+        answer: Answer | None = None,
+    ) -> bool:
+        """Let a client not want something any more.
+
+        Args:
+            client: the client.
+            region: of which it wanted it.
+            interests: what it does not want any more.
+            head: the last position of the log.
+            drop: whether what is queued by queries only that are among these is taken out, as far as it is not under
+                way; else everything stays that is queued.
+            answer: gets how many events were taken out, when that is done.
+
+        Returns:
+            Whether something is to be taken out.
+        """
         left = dict(client.interests.get(region.id, {}))
-        for interest in interests:
-            left.pop(interest, None)
+        ended = [interest for interest in interests if left.pop(interest, None) is not None]
         self._want(client, region, left, head)
+        names = [interest.name for interest in ended if interest.name] if drop else []
+        if names:
+            client.drains.append(Drain(region.id, names, head, answer))
+            self.walks.go_on(client)
         self._store_client(client, True)
+        return bool(names)
+
+    def close_query(self, client_id: str, name: str, head: int, answer: Answer | None) -> None:
+        """An administrator closes a query of a client that is away, and has its events taken out of the queue.
+
+        Args:
+            client_id: of the client.
+            name: of the query.
+            head: the last position of the log.
+            answer: gets how many events were taken out, when that is done.
+
+        Raises:
+            IllegalStateException: there is no such client or query; or the table of :mod:`states` says so.
+        """
+        client = self.clients.get(client_id)
+        state = after(State.ABSENT if client is None else client.state, Event.BEGIN_DRAIN, client_id)
+        assert client is not None
+        found = client.query_names().get(name)
+        if found is None:
+            raise IllegalStateException(f"durable client {client_id!r} has no query {name!r}")
+        client.state = state
+        region, interest = found
+        self.unregister(client, self._region(region), [interest], head, drop=True, answer=answer)
+
+    def _drained(self, client: DurableClient) -> None:
+        """Events were taken out of a client's queue."""
+        if client.state is State.DRAINING and not client.drains:
+            client.state = after(client.state, Event.END_DRAIN, client.id)
+            self._expiries.note(client)
+        self._store_client(client, True)
+
+    def flag_changed(self) -> None:
+        """Whether updates of a region are conflated has changed: what was foreseen does not hold any more."""
+        for client in self.clients.values():
+            if client.conflation is Conflation.SERVER:
+                client.foresee(array("Q"), -1)
+
+    def conflates(self, client: DurableClient, conflation: Conflation | None = None) -> bool:
+        """Whether updates of a region that it gets events of are conflated for a client.
+
+        Args:
+            client: the client.
+            conflation: what it asks for; None: what it has asked for.
+        """
+        wish = client.conflation if conflation is None else conflation
+        if wish is not Conflation.SERVER:
+            return wish is Conflation.TRUE
+        return any(self._region(part.region).conflates for part in client.queue.parts)
 
     def _want(self, client: DurableClient, region: Region, wanted: Mapping[Interest, bool], head: int) -> None:
         """Give a client these interests in a region, and none besides."""
@@ -481,6 +481,7 @@ class DurableClients:
         for interest, durable in wanted.items():
             if had.get(interest) is not durable:
                 self._store_interest(client, region.id, interest, durable)
+        self.conflating.wants(region.id, client.conflation, bool(wanted) - bool(had))
         client.want(region.id, wanted)
         queue = client.queue
         self._note_head(client, head)
@@ -534,20 +535,36 @@ class DurableClients:
     # What a client gets.
 
     def size(self, client: DurableClient) -> int:
-        """How many events a client's queue has, under way or not; exact where ``client.is_exact``, else at most."""
-        return client.counted + sum([self.audiences[each].events - seen for each, seen in client.seen.items()])
+        """How many events a client's queue has, under way or not; exact where ``is_exact`` says so, else at most."""
+        return client.size(self.audiences)
 
-    def overflowing(self, wanting: Iterable[Audience]) -> list[DurableClient]:
+    def is_exact(self, client: DurableClient) -> bool:
+        """Whether the size of a client's queue is exact, and what follows from it."""
+        if not client.is_exact:
+            return False
+        if not client.is_behind or not self.conflates(client):
+            return True
+        return client.foreseen_of == client.came(self.audiences) or client.raw_size(self.audiences) == client.drained
+
+    def overflowing(self, wanting: Iterable[Audience], head: int) -> list[DurableClient]:
         """An event has come for some audiences: the clients whose queues are longer now than they may be.
 
-        It is not looked at with each event: a queue may have a 64th more than its limit for each of its regions.
+        It is not looked at with each event: a queue may have a 64th more than its limit for each of its regions.  Where
+        updates are conflated, it is counted first how many are left.
         """
         found: dict[DurableClient, None] = {}
         for audience in wanting:
             if audience.events >= audience.check_at:
                 audience.check_at = audience.events + self._check_step
                 found |= {each: None for each in audience.members if self.size(each) > self._max_events}
+        for client in [each for each in found if self.conflates(each)]:
+            del found[client]
+            self.walks.count(client, head)
         return list(found)
+
+    def is_too_long(self, client: DurableClient) -> bool:
+        """Whether the queue of a client is longer than it may be."""
+        return self.size(client) > self._max_events
 
     def overflow(self, client: DurableClient) -> EventSink | None:
         """The queue of a client is too long, and is dropped; returns where the client is told."""
@@ -557,6 +574,7 @@ class DurableClients:
         client.connection = client.sink = client.marker = None
         client.state = after(client.state, Event.OVERFLOW, client.id)
         self._no_longer_live(client)
+        self.totals = self.totals._replace(overflowed=self.totals.overflowed + 1)
         self._end(client)
         self.alerts.append((client.id, f"has more than {self._max_events} events (option max_client_queue_events)"))
         return sink
@@ -567,7 +585,7 @@ class DurableClients:
         for audience in wanting:
             for client in list(audience.live):
                 if client.has_room:
-                    client.queue.dispatched((position,), position, (client.size_of(event),))
+                    client.queue.dispatched((position,), position, (), (client.size_of(event),))
                     self._count(client, 1)
                     found.append(client)
                 else:
@@ -596,17 +614,18 @@ class DurableClients:
         leaving: list[OutgoingEvent | Marker] = []
         for position, event in read.events:
             if marker is not None and position > marker:
-                leaving.append(Marker(marker))
-                client.marker = marker = None
+                leaving.append(self._marker(client, marker))
+                marker = None
             leaving.append(OutgoingEvent(position, event, marker is not None))
         if marker is not None and read.through >= marker:
-            leaving.append(Marker(marker))
-            client.marker = None
+            leaving.append(self._marker(client, marker))
         before = queue.cursor
         sizes = [client.size_of(event) for _, event in read.events]
-        queue.dispatched([position for position, _ in read.events], read.through, sizes)
+        queue.dispatched([position for position, _ in read.events], read.through, read.left_out, sizes)
+        client.conflated += sum([why is LeftOut.CONFLATED for _, why in read.left_out])
         self._count(client, len(read.events))
         if queue.cursor > before:  # nothing was for it
+            client.passed(0)
             self._processed(client)
         if queue.read_through >= head:
             client.is_behind = False
@@ -618,12 +637,17 @@ class DurableClients:
             self.behind.pop(client, None)
         return leaving
 
+    def _marker(self, client: DurableClient, position: int) -> Marker:
+        """A client is told its marker."""
+        client.marker = None
+        self.totals = self.totals._replace(markers=self.totals.markers + 1)
+        return Marker(position)
+
     def acknowledge(self, client: DurableClient, through: int) -> int:
         """A client has processed what it got up to a position; returns how many events these were."""
         count = client.queue.acknowledged(through)
         if count:
-            client.counted -= count
-            client.counters = client.counters._replace(removed=client.counters.removed + count)
+            client.passed(count)
             self._processed(client)
             if client.state is State.LIVE and client.is_behind:
                 self.behind[client] = None
@@ -667,12 +691,7 @@ class DurableClients:
 
     def measure(self, audience: Audience) -> int:
         """How far an audience has passed: its slowest member says it."""
-        slowest = EVERYTHING
-        for client in audience.members:
-            cursor = client.queue.cursor
-            for part in client.queue.parts:
-                if part.audience == audience.id:
-                    slowest = min(slowest, max(cursor, part.first - 1))
+        slowest = min((each.queue.passed_of(audience.id) for each in audience.members), default=EVERYTHING)
         if slowest != audience.passed:
             audience.passed = slowest
             self.worn_regions[audience.region] = None
@@ -683,10 +702,3 @@ class DurableClients:
         self.worn_regions[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
-
-
-def _expiry_ms(client: DurableClient) -> int | None:
-    """When the time of a client is over that is away, by the age of the store; None: never, or it is not away."""
-    if client.state is not State.PAUSED or client.away_ms is None or client.timeout_ms is None:
-        return None
-    return client.away_ms + client.timeout_ms

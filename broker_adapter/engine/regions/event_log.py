@@ -22,8 +22,10 @@ from broker_adapter.engine.regions.event_records import (
     encode_event,
     encode_numbers,
     encode_posting,
+    encode_run,
     position_key,
     posting_key,
+    run_key,
 )
 from broker_adapter.engine.regions.routing import Audience
 
@@ -53,7 +55,7 @@ def append_event(
     wanting: Sequence[Audience],
     put: Put,
 ) -> None:
-    """Write the record and the postings of an event.
+    """Write the record and the postings of an event, and the place in its run that an update has.
 
     Args:
         event: without its audiences.
@@ -76,3 +78,6 @@ def append_event(
         broad.postings += 1
         posting = posting_key(broad.id, position)
         put("postings", posting, encode_posting(posting, broad.postings))
+    if event.run:
+        update = run_key(event.run, position)
+        put("runs", update, encode_run(update))

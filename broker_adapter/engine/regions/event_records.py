@@ -3,16 +3,20 @@
 ==========  ============================  =====================================================================
 table       key                           value
 ==========  ============================  =====================================================================
-events      position u64                  crc u32, head (:data:`_head`), numbers of the audiences u32 each, of each
-                                          distinct selector and query that is true of it a digest and what it is for
-                                          that u8, key of the region (UTF-8)
-superseded  position u64 of an update     crc u32, position u64 of the next update of its key, with no other event of
-                                          the key between the two
+events      position u64                  crc u32, head (:data:`_head`), what its flags say, numbers of the audiences
+                                          u32 each, of each distinct selector and query that is true of it a digest
+                                          and what it is for that u8, key of the region (UTF-8)
+runs        number of a run u64,          crc u32
+            position u64
 postings    stream u32, position u64      crc u32, ordinal u64: how many postings the stream had up to this one
 ==========  ============================  =====================================================================
 
 Keys are big-endian, so that they sort as numbers; the numbers in a value are little-endian, as an array has them in
 memory.  A checksum covers key and value.
+
+The updates of a key between which nothing else happened to it are a *run*, whose number is the position of the first
+one.  As long as a client has updates of the region conflated, each update that is stored has a record in ``runs``, so
+that the newer ones of its run are found.
 
 An event that few audiences want has a *posting* in the stream of each of them, so that the queue of a client is read
 without passing over what is for others.  One that many want has one posting in the *broad* stream of its region, and
@@ -40,11 +44,16 @@ FEW: Final = 8
 #: Bytes of the digest of a selector or query.
 DIGEST_BYTES: Final = 8
 
-#: Region, operation, message, size, audiences, selectors and queries, bytes of the key.
-_head: Final = struct.Struct("<IBQIIIH")
+#: Region, operation and flags, message, size, audiences, bytes of the key.
+_head: Final = struct.Struct("<IBQIIH")
+#: Flags beside the operation: numbers that follow the head, in this order.
+_HAS_ANSWERS: Final = 0x10  #: how many selectors and queries are true of it
+_HAS_RUN: Final = 0x20  #: the number of its run
+_FLAGS: Final = _HAS_ANSWERS | _HAS_RUN
+_answers: Final = struct.Struct("<I")
+_run: Final = struct.Struct("<Q")
 _ANSWER_BYTES: Final = DIGEST_BYTES + 1
 _posting: Final = struct.Struct(">IQ")
-_superseded: Final = struct.Struct(">IQ")
 _crc: Final = struct.Struct(">I")
 _NUMBER_BYTES: Final = 4
 _swapped: Final = sys.byteorder != "little"
@@ -52,8 +61,11 @@ _swapped: Final = sys.byteorder != "little"
 position_key: Final = struct.Struct(">Q").pack
 posting_key: Final = struct.Struct(">IQ").pack
 _unpack_posting_key: Final = struct.Struct(">IQ").unpack
+run_key: Final = struct.Struct(">QQ").pack
+_unpack_run_key: Final = struct.Struct(">QQ").unpack
 POSTING_KEY_BYTES: Final = 12
 POSITION_KEY_BYTES: Final = 8
+RUN_KEY_BYTES: Final = 16
 
 
 class Operation(IntEnum):
@@ -79,6 +91,7 @@ class EventRecord(NamedTuple):
     key: str
     audiences: Sequence[int]  #: who wants it, in order
     answers: Sequence[Answer] = ()  #: of the distinct selectors and queries that are true of it
+    run: int = 0  #: of an update that has a record in ``runs``: the number of its run
 
     @property
     def is_broad(self) -> bool:
@@ -113,17 +126,20 @@ def encode_event(key: bytes, event: EventRecord, audiences: bytes | None = None)
     """
     name = event.key.encode()
     packed = encode_numbers(event.audiences) if audiences is None else audiences
+    flags = (_HAS_ANSWERS if event.answers else 0) | (_HAS_RUN if event.run else 0)
     head = _head.pack(
         event.region,
-        event.operation,
+        event.operation | flags,
         event.message,
         event.size,
         len(packed) // _NUMBER_BYTES,
-        len(event.answers),
         len(name),
     )
-    answers = [each + bytes((operation,)) for each, operation in event.answers]
-    body = b"".join((head, packed, *answers, name))
+    if flags:
+        numbers = _answers.pack(len(event.answers)) if event.answers else b""
+        head += numbers + (_run.pack(event.run) if event.run else b"")
+        packed += b"".join([each + bytes((operation,)) for each, operation in event.answers])
+    body = b"".join((head, packed, name))
     return _crc.pack(crc32(body, crc32(key))) + body
 
 
@@ -132,8 +148,15 @@ def decode_event(key: bytes, value: bytes) -> EventRecord:
     body = value[_crc.size :]
     if len(body) < _head.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
         raise StoreCorruptException(f"event {key.hex()} fails its checksum")
-    region, operation, message, size, audiences, asked, key_bytes = _head.unpack_from(body)
-    answers = _head.size + audiences * _NUMBER_BYTES
+    region, operation, message, size, audiences, key_bytes = _head.unpack_from(body)
+    first = _head.size
+    asked = run = 0
+    if operation & _HAS_ANSWERS:
+        asked, first = _number(_answers, body, first)
+    if operation & _HAS_RUN:
+        run, first = _number(_run, body, first)
+    operation &= ~_FLAGS
+    answers = first + audiences * _NUMBER_BYTES
     end = answers + asked * _ANSWER_BYTES
     if len(key) != POSITION_KEY_BYTES or end + key_bytes != len(body) or operation >= len(Operation):
         raise StoreCorruptException(f"event {key.hex()} has a form that is not known")
@@ -143,9 +166,17 @@ def decode_event(key: bytes, value: bytes) -> EventRecord:
         message,
         size,
         body[end:].decode(),
-        decode_numbers(body[_head.size : answers]),
+        decode_numbers(body[first:answers]),
         _decode_answers(body[answers:end]),
+        run,
     )
+
+
+def _number(form: struct.Struct, body: bytes, first: int) -> tuple[int, int]:
+    """A number behind the head, and where the next one stands; raises StoreCorruptException where it is cut short."""
+    if len(body) < first + form.size:
+        raise StoreCorruptException("an event has a form that is not known")
+    return form.unpack_from(body, first)[0], first + form.size
 
 
 def _decode_answers(body: bytes) -> Sequence[Answer]:
@@ -159,19 +190,17 @@ def _decode_answers(body: bytes) -> Sequence[Answer]:
         raise StoreCorruptException(f"an event has an answer of a form that is not known: {error}") from None
 
 
-def encode_superseded(key: bytes, by: int) -> bytes:
-    """The record of an update that position ``by`` supersedes."""
-    return _superseded.pack(crc32(by.to_bytes(8), crc32(key)), by)
+def encode_run(key: bytes) -> bytes:
+    """The value of a record that says of which run an update is."""
+    return _crc.pack(crc32(key))
 
 
-def decode_superseded(key: bytes, value: bytes) -> int:
-    """By which position an update is superseded; raises StoreCorruptException where that cannot be trusted."""
-    if len(key) != POSITION_KEY_BYTES or len(value) != _superseded.size:
-        raise StoreCorruptException(f"record {key.hex()} of table superseded has a form that is not known")
-    crc, by = _superseded.unpack(value)
-    if crc != crc32(by.to_bytes(8), crc32(key)) or by <= int.from_bytes(key):
-        raise StoreCorruptException(f"record {key.hex()} of table superseded fails its checksum")
-    return int(by)
+def decode_run(key: bytes, value: bytes) -> tuple[int, int]:
+    """(run, position) of an update; raises StoreCorruptException where it cannot be trusted."""
+    if len(key) != RUN_KEY_BYTES or value != _crc.pack(crc32(key)):
+        raise StoreCorruptException(f"record {key.hex()} of a run of updates fails its checksum")
+    run, position = _unpack_run_key(key)
+    return run, position
 
 
 def encode_posting(key: bytes, ordinal: int) -> bytes:

@@ -44,8 +44,7 @@ class KeyRecord(NamedTuple):
     place: int  #: position of its value in the region's queue; 0: it has none
     changed_ms: int  #: when that event happened, by the age of the store
     state: KeyState
-    #: position of its last event that is stored, where that was an update and nothing else happened since; else 0
-    last_update: int = 0
+    run: int = 0  #: position of the first of its last updates, behind which nothing else happened to it; 0: none
 
 
 class Wanted(IntEnum):
@@ -77,10 +76,10 @@ def decode_key_record(key: bytes, value: bytes) -> KeyRecord:
     body = value[_crc.size :]
     if len(body) != _record.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
         raise StoreCorruptException(f"record of key {key.hex()} fails its checksum")
-    version, place, changed_ms, state, last_update = _record.unpack(body)
+    version, place, changed_ms, state, run = _record.unpack(body)
     if state >= len(KeyState):
         raise StoreCorruptException(f"record of key {key.hex()} has a state that is not known")
-    return KeyRecord(version, place, changed_ms, KeyState(state), last_update)
+    return KeyRecord(version, place, changed_ms, KeyState(state), run)
 
 
 def tombstone(due_ms: int, key: bytes, version: int) -> tuple[bytes, bytes]:

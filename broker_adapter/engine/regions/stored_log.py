@@ -9,8 +9,10 @@ from broker_adapter.engine.regions.event_records import (
     EventRecord,
     decode_event,
     decode_posting,
+    decode_run,
     position_key,
     posting_key,
+    run_key,
 )
 from broker_adapter.errors import StoreCorruptException
 
@@ -66,6 +68,18 @@ class StoredLog:
         except StoreCorruptException:
             self.damaged.append(("events", key))
             return None
+
+    def updates_behind(self, run: int, position: int) -> Iterator[int]:
+        """The positions of the updates of a run behind one, in order."""
+        for key, value in self._records.items_from("runs", run_key(run, position + 1)):
+            try:
+                of, found = decode_run(key, value)
+            except StoreCorruptException:
+                self.damaged.append(("runs", key))
+                continue
+            if of != run:
+                return
+            yield found
 
     def postings_through(self, stream: int, position: int) -> int:
         """How many postings a stream had when this position was given, those that are gone by now included.

@@ -44,14 +44,22 @@ class Desk:
         client_id: str = "desk",
         timeout_ms: int | None = None,
         window: int = 100,
+        conflation: str = "server",
         window_bytes: int | None = None,
     ) -> None:
         self.broker = broker
         self.client_id = client_id
         self.got: list[Any] = []
         self.connection = connect(broker)
-        connecting = e.ConnectDurable(self.connection, client_id, timeout_ms, window, self.got.extend)
-        command = connecting._replace(window_bytes=window_bytes)
+        command = e.ConnectDurable(
+            self.connection,
+            client_id,
+            timeout_ms,
+            window,
+            self.got.extend,
+            conflation=conflation,
+            window_bytes=window_bytes,
+        )
         self.pending: int = broker.call(command, WAIT)
 
     def want(self, region: str, *interests: Interest, durable: bool = True) -> int:
@@ -60,8 +68,11 @@ class Desk:
         head: int = self.broker.call(command, WAIT)
         return head
 
-    def drop(self, region: str, *interests: Interest) -> None:
-        self.broker.call(e.UnregisterInterest(self.connection, region, interests), WAIT)
+    def drop(self, region: str, *interests: Interest, queued: bool = False) -> int:
+        """Want something no more; returns how many events were taken out of the queue."""
+        command = e.UnregisterInterest(self.connection, region, interests, drop_queued=queued)
+        count: int = self.broker.call(command, WAIT)
+        return count
 
     def ready(self) -> None:
         self.broker.call(e.ReadyForEvents(self.connection), WAIT)
@@ -83,6 +94,15 @@ class Desk:
         come_to_rest(self.broker)
         words = {e.MarkerHandout: "marker", e.QueueDroppedHandout: "dropped"}
         return [words.get(type(each)) or f"{each.key}={each.payload.decode()}" for each in self.got]
+
+    def described(self) -> e.ClientDescription:
+        """What the engine says of it; each event that came for it is accounted for."""
+        (found,) = self.broker.call(e.DescribeClients(self.client_id), WAIT)
+        assert isinstance(found, e.ClientDescription)
+        counters = found.counters
+        gone = counters.removed + counters.conflated + counters.drained + counters.dropped
+        assert found.queued == gone + found.size
+        return found
 
     def handouts(self) -> Sequence[e.EventHandout]:
         come_to_rest(self.broker)

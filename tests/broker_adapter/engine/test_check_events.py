@@ -13,7 +13,7 @@ from broker_adapter.engine.clients.client_records import CursorRecord, decode_cl
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.records import NEXT_STREAM, encode_meta
-from broker_adapter.engine.regions.event_records import FEW, encode_posting, encode_superseded, position_key
+from broker_adapter.engine.regions.event_records import FEW, encode_posting, encode_run, run_key
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted, decode_key_record
 from broker_adapter.engine.regions.region_records import RegionRecord, decode_region, encode_region
@@ -125,19 +125,22 @@ def test_what_is_counted_of_a_region_is_counted_again(path: Path) -> None:
     assert decode_region(*table(path, "regions")[1]) == RegionRecord(True, 2, 6)
 
 
-def test_what_supersedes_an_update_is_an_event_that_is_there(path: Path) -> None:
-    (first, _), (second, _), *_ = table(path, "events")
-    good = encode_superseded(first, int.from_bytes(second))
-    for key, value in (
-        (first, good[:-1]),
-        (second, good),
-        (first, encode_superseded(first, 99)),
-        (position_key(98), encode_superseded(position_key(98), 99)),
-    ):
-        damage(path, "superseded", lambda _, record=(key, value): [("superseded", *record)])  # type: ignore[misc]
-        assert problems(path) == ["damaged superseded update"]
-    damage(path, "superseded", lambda _: [("superseded", first, good)])
-    assert problems(path) == []
+def test_each_update_of_a_run_is_found_by_it(path: Path) -> None:
+    broker = Broker(SETTINGS, str(path))
+    conflating = Desk(broker, "conflating", conflation="true")
+    conflating.want("quotes")
+    for number in range(3):
+        put(broker, "quotes", "IBM", number)
+    broker.close()
+    assert check_store(path, SETTINGS).is_sound
+    assert len(table(path, "runs")) == 3
+    damage(path, *without("runs", 1))
+    assert problems(path) == ["run missing"]
+    damage(path, *garbled("runs", 0))
+    assert problems(path) == ["damaged run", "run missing"]
+    of_none = run_key(1, 2)
+    damage(path, "runs", lambda _: [("runs", of_none, encode_run(of_none))])
+    assert problems(path) == ["damaged run"]
 
 
 def test_a_damaged_message_takes_its_event_and_the_value_of_its_key_away(path: Path) -> None:
@@ -151,14 +154,14 @@ def test_a_cursor_that_is_damaged_or_of_no_client_goes_into_quarantine(path: Pat
     (key, _), *_ = table(path, "clients")
     damage(path, "cursors", lambda _: [("cursors", key, b"damaged")])
     assert problems(path) == ["damaged cursor"]
-    damage(path, "cursors", lambda _: [("cursors", b"=nobody", encode_cursor(b"=nobody", CursorRecord(1, ())))])
+    damage(path, "cursors", lambda _: [("cursors", b"=nobody", encode_cursor(b"=nobody", CursorRecord(1, 0, ())))])
     assert problems(path) == ["damaged cursor"]
 
 
 def test_a_cursor_that_has_moved_counts_for_what_is_queued(path: Path) -> None:
     before = queued(path)
     (key, _), *_ = table(path, "clients")
-    damage(path, "cursors", lambda _: [("cursors", key, encode_cursor(key, CursorRecord(1 << 40, (1, 2, 3, 4))))])
+    damage(path, "cursors", lambda _: [("cursors", key, encode_cursor(key, CursorRecord(1 << 40, 0, (1, 2, 3, 4))))])
     damage(path, "postings", lambda items: [("postings", each, None) for each, _ in items])
     check_store(path, SETTINGS, repair=True)
     found = queued(path)

@@ -1,12 +1,13 @@
 """Random histories of regions and durable clients, against a plain model.
 
-In the model each client has a list that gets each event as it comes.
+In the model each client has a list that gets each event as it comes, with what the event matched then.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,23 +16,37 @@ from typing import Any
 import attrs
 import pytest
 
+from broker_adapter.destination import topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.clients.durable_client import CONFLATIONS
 from broker_adapter.engine.records import queue_key
 from broker_adapter.engine.regions.event_records import FEW, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_key_record
+from broker_adapter.engine.regions.region_records import decode_region
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.regions.values import values_of
 
 REGIONS = ("quotes", "orders")
 KEYS = ("a", "b", "ab", "c")
+#: Queries by name, and selectors, with what they ask in the model.
+QUERIES = {
+    "dear": ("price > 5", lambda key, price: price > 5),
+    "same": ("price > 5", lambda key, price: price > 5),
+    "cheap": ("price <= 5", lambda key, price: price <= 5),
+    "b": ("key LIKE '%b' AND price > 2", lambda key, price: key.endswith("b") and price > 2),
+}
+SELECTORS = {"price > 7": lambda key, price: price > 7, "price < 4": lambda key, price: price < 4}
 INTERESTS = (
     ALL_KEYS,
     *(Interest(InterestKind.KEY, key) for key in KEYS),
     Interest(InterestKind.EXPRESSION, "a.*"),
     Interest(InterestKind.EXPRESSION, "[bc]"),
+    *(Interest(InterestKind.SELECTOR, text) for text in SELECTORS),
+    *(Interest(InterestKind.QUERY, text, name) for name, (text, _) in QUERIES.items()),
 )
 #: So many that want all keys, each with another set of interests: what they want is broad.
 CROWD = FEW + 3
@@ -39,54 +54,189 @@ WINDOW = 3
 
 
 @attrs.define
+class ModelEvent:
+    """An event in the queue of a client."""
+
+    position: int
+    region: str
+    operation: Operation
+    key: str
+    run: int  #: which updates of the key it belongs to
+    interests: list[Interest]
+    queries: list[tuple[str, Operation]]
+    closed: set[str] = attrs.field(factory=set)  #: queries that were closed as it was queued
+    conflated: bool = False  #: as it was read
+
+    @property
+    def drained(self) -> bool:
+        return not self.interests and all(name in self.closed for name, _ in self.queries)
+
+    @property
+    def left_out(self) -> bool:
+        return self.drained or self.conflated
+
+
+@attrs.define
 class ModelClient:
     """A durable client as the model has it."""
 
-    queue: list[tuple[int, str, Operation, str]] = attrs.field(factory=list)  #: not acknowledged
-    sent: int = 0  #: of these, dispatched on this connection
+    queue: list[ModelEvent] = attrs.field(factory=list)  #: not acknowledged
+    read: int = 0  #: of these, dispatched on this connection, or left out
     interests: dict[str, dict[Interest, bool]] = attrs.field(factory=dict)
     connection: int | None = None
     ready: bool = False
+    live: bool = False  #: it has got everything, and gets the next event at once
     marker: int | None = None  #: it is due
+    conflation: str = "server"
+    conflating: dict[str, bool] = attrs.field(factory=dict)  #: of the world, by region
     received: list[Any] = attrs.field(factory=list)
     expected: list[Any] = attrs.field(factory=list)
+    came: int = 0
+    removed: int = 0
+    drained: int = 0
+    while_away: int = 0
+    reconnections: int = 0
 
-    def wants(self, region: str, key: str) -> bool:
-        return any(
-            each == ALL_KEYS
-            or (each.kind is InterestKind.KEY and each.text == key)
-            or (each.kind is InterestKind.EXPRESSION and re.fullmatch(each.text, key) is not None)
-            for each in self.interests.get(region, {})
+    @property
+    def in_hand(self) -> list[ModelEvent]:
+        return [each for each in self.queue[: self.read] if not each.left_out]
+
+    def conflates(self, region: str) -> bool:
+        return {"true": True, "false": False, "server": self.conflating[region]}[self.conflation]
+
+    def is_conflated(self, index: int) -> bool:
+        """Whether an event would be left out if it were read now, since a newer update supersedes it."""
+        mine = self.queue[index]
+        if (
+            not self.conflates(mine.region)
+            or not mine.run
+            or any(operation is not Operation.UPDATE for _, operation in mine.queries)
+        ):
+            return False
+        for newer in self.queue[index + 1 :]:
+            if (newer.region, newer.key, newer.run) == (mine.region, mine.key, mine.run) and not newer.drained:
+                return (not mine.interests or bool(newer.interests)) and all(
+                    (name, Operation.UPDATE) in newer.queries for name, _ in mine.queries
+                )
+        return False
+
+    def size(self) -> int:
+        return len(self.in_hand) + sum(
+            not self.queue[index].drained and not self.is_conflated(index)
+            for index in range(self.read, len(self.queue))
         )
+
+    def matched(self, region: str, key: str, old: int | None, new: int | None, price: int) -> tuple[Any, Any]:
+        """Interests and queries that an event matches: ``old`` and ``new`` are prices, ``price`` is its message's."""
+        interests, queries = [], []
+        for each in self.interests.get(region, {}):
+            if each.kind is InterestKind.QUERY:
+                ask = QUERIES[each.name][1]
+                was, now = old is not None and ask(key, old), new is not None and ask(key, new)
+                if was or now:
+                    operation = Operation.UPDATE if was and now else Operation.CREATE if now else Operation.DESTROY
+                    queries.append((each.name, operation))
+            elif (
+                each == ALL_KEYS
+                or (each.kind is InterestKind.KEY and each.text == key)
+                or (each.kind is InterestKind.EXPRESSION and re.fullmatch(each.text, key) is not None)
+                or (each.kind is InterestKind.SELECTOR and SELECTORS[each.text](key, price))
+            ):
+                interests.append(each)
+        return sorted(interests), sorted(queries)
+
+    def add(self, event: ModelEvent) -> None:
+        """An event comes."""
+        self.queue.append(event)
+        self.came += 1
+        self.while_away += self.connection is None
+        if self.live and len(self.in_hand) < WINDOW:
+            self.dispatch_next()
+        else:
+            self.live = False
+
+    def dispatch_next(self) -> None:
+        event = self.queue[self.read]
+        if self.marker is not None and event.position > self.marker:
+            self.expected.append(("marker", self.marker))
+            self.marker = None
+        told = event.position, event.region, event.operation, event.key, self.marker is not None
+        self.expected.append((*told, event.interests, event.queries))
+        self.read += 1
 
     def dispatch(self) -> None:
         """What the client must have got by now."""
-        while self.ready and self.sent < min(len(self.queue), WINDOW):
-            position, region, operation, key = self.queue[self.sent]
-            if self.marker is not None and position > self.marker:
-                self.expected.append(("marker", self.marker))
-                self.marker = None
-            self.expected.append((position, region, operation, key, self.marker is not None))
-            self.sent += 1
-        if self.ready and self.marker is not None and all(each[0] > self.marker for each in self.queue[self.sent :]):
+        if not self.ready or self.live or (len(self.in_hand) >= WINDOW and self.marker is None):
+            return
+        had_room = len(self.in_hand) < WINDOW
+        while had_room and self.read < len(self.queue):
+            event = self.queue[self.read]
+            event.conflated = self.is_conflated(self.read)
+            if event.left_out:
+                self.read += 1
+            elif len(self.in_hand) < WINDOW:
+                self.dispatch_next()
+            else:
+                break
+        self.live = had_room and self.read == len(self.queue)
+        if self.marker is not None and all(each.position > self.marker for each in self.queue[self.read :]):
             self.expected.append(("marker", self.marker))
             self.marker = None
+        if not self.in_hand:
+            self.pop(self.read)
+
+    def pop(self, count: int) -> None:
+        """The cursor has passed some events."""
+        del self.queue[:count]
+        self.read -= count
+
+    def acknowledge(self, count: int) -> None:
+        """So many of those that are in hand were processed."""
+        self.removed += count
+        hand = self.in_hand
+        if count == len(hand):
+            self.pop(self.read)
+        elif count:
+            self.pop(self.queue.index(hand[count - 1]) + 1)
+
+    def rewind(self) -> None:
+        self.connection, self.ready, self.live, self.read, self.marker = None, False, False, 0, None
+        for event in self.queue:
+            event.conflated = False
+
+    def close_queries(self, region: str, names: set[str]) -> int:
+        """Queries are closed: what is queued for them only, and is not under way, is taken out."""
+        count = 0
+        for event in self.queue[self.read :]:
+            if event.region == region and not event.drained:
+                event.closed |= names
+                count += event.drained
+        self.drained += count
+        return count
 
 
 class World:
     """An engine, and a model of it."""
 
-    def __init__(self, path: Path | None, seed: int) -> None:
+    def __init__(self, path: Path | None, seed: int, *, conflates: bool) -> None:
         self.random = random.Random(seed)
         self.path = path
+        self.conflates = conflates
+        self.starts = 0
         self.broker = self.open()
         self.clients: dict[str, ModelClient] = {}
-        self.keys: dict[tuple[str, str], tuple[KeyState, bytes]] = {}
+        self.keys: dict[tuple[str, str], tuple[KeyState, bytes, int | None]] = {}
+        self.runs: dict[tuple[str, str], int] = {}
+        self.conflating = dict.fromkeys(REGIONS, False)
         self.count = 0
         for region in REGIONS:
             self.call(e.MakeRegion(region))
+        if conflates:  # as long as one client has updates conflated, it is known which ones supersede others
+            self.connect("keeper", "true")
+            for region in REGIONS:
+                self.register("keeper", region, [ALL_KEYS], True)
+            self.lose("keeper")
         for number in range(CROWD):
-            self.clients[f"crowd {number}"] = ModelClient()
             self.connect(f"crowd {number}")
             self.register(f"crowd {number}", "quotes", [ALL_KEYS, Interest(InterestKind.KEY, f"x{number}")], True)
             if self.random.random() < 0.7:
@@ -103,29 +253,38 @@ class World:
     def change(self) -> None:
         region, key = self.random.choice(REGIONS), self.random.choice(KEYS)
         wanted = self.random.choice([Wanted.PUT, Wanted.PUT, Wanted.PUT, Wanted.INVALIDATE, Wanted.DESTROY])
-        changes = []
+        changes, prices = [], []
         for _ in range(self.random.choice([1, 1, 1, 4])):
             self.count += 1
-            changes.append(e.KeyChange(key, wanted, c.NewMessage(0, b"%d" % self.count)))
-            key = self.random.choice(KEYS)
+            prices.append(self.random.randint(0, 10))
+            payload = pack(Envelope(topic(region), BodyKind.MAP, {"price": prices[-1], "n": self.count}))
+            changes.append(e.KeyChange(key, wanted, c.NewMessage(ENVELOPE_FORMAT, payload)))
+            key = self.random.choice([key, *KEYS])
         answers = self.call(e.ChangeKeys(region, changes))
-        for change, (operation, position) in zip(changes, answers, strict=True):
-            before = self.keys.get((region, change.key))
+        for change, price, (operation, position) in zip(changes, prices, answers, strict=True):
+            name = region, change.key
+            before = self.keys.get(name)
             assert operation is self.expected_operation(change.wanted, before)
             if operation is None:
                 continue
-            self.keys[region, change.key] = {
-                Operation.CREATE: (KeyState.VALID, change.message.payload),
-                Operation.UPDATE: (KeyState.VALID, change.message.payload),
-                Operation.INVALIDATE: (KeyState.INVALID, b""),
-                Operation.DESTROY: (KeyState.TOMBSTONE, b""),
+            state, value, new = {
+                Operation.CREATE: (KeyState.VALID, change.message.payload, price),
+                Operation.UPDATE: (KeyState.VALID, change.message.payload, price),
+                Operation.INVALIDATE: (KeyState.INVALID, b"", None),
+                Operation.DESTROY: (KeyState.TOMBSTONE, b"", None),
             }[operation]
+            self.keys[name] = state, value, new
+            is_update = operation is Operation.UPDATE
+            self.runs[name] = (self.runs.get(name) or position) if is_update else 0
+            old = None if before is None else before[2]
             for client in self.clients.values():
-                if client.wants(region, change.key):
-                    client.queue.append((position, region, operation, change.key))
+                interests, queries = client.matched(region, change.key, old, new, price)
+                if interests or queries:
+                    run = self.runs[name]
+                    client.add(ModelEvent(position, region, operation, change.key, run, interests, queries))
 
     @staticmethod
-    def expected_operation(wanted: Wanted, before: tuple[KeyState, bytes] | None) -> Operation | None:
+    def expected_operation(wanted: Wanted, before: tuple[KeyState, bytes, int | None] | None) -> Operation | None:
         exists = before is not None and before[0] is not KeyState.TOMBSTONE
         if wanted is Wanted.PUT:
             return Operation.UPDATE if exists else Operation.CREATE
@@ -133,29 +292,51 @@ class World:
             return None
         return Operation.DESTROY if wanted is Wanted.DESTROY else Operation.INVALIDATE
 
-    def connect(self, name: str) -> None:
-        client = self.clients[name]
+    def connect(self, name: str, conflation: str | None = None) -> None:
+        if conflation is None:
+            conflation = self.random.choice(list(CONFLATIONS)) if self.conflates else "false"
+        client = self.clients.setdefault(name, ModelClient(conflating=self.conflating))
         client.connection = self.call(c.Connect(name))
-        client.received, client.expected, client.sent = [], [], 0
-        client.ready, client.marker = False, None
+        client.received, client.expected, client.conflation = [], [], conflation
         known = name in self.broker._state.events.clients.clients
-        pending = self.call(e.ConnectDurable(client.connection, name, None, WINDOW, client.received.extend))
-        assert pending == (len(client.queue) if known else -2)
+        client.reconnections += known
+        command = e.ConnectDurable(client.connection, name, None, WINDOW, client.received.extend, conflation=conflation)
+        assert self.call(command) == (client.size() if known else -2)
 
     def register(self, name: str, region: str, interests: list[Interest], durable: bool) -> None:
         client = self.clients[name]
         assert client.connection is not None
+        elsewhere = {each for other, had in client.interests.items() if other != region for each in had if each.name}
+        interests = [each for each in interests if each not in elsewhere]  # the name of a query is given once
         self.call(e.RegisterInterest(client.connection, region, interests, durable))
         had = client.interests.setdefault(region, {})
         for each in interests:
             had[each] = durable or had.get(each, False)
 
-    def unregister(self, name: str, region: str, interests: list[Interest]) -> None:
+    def unregister(self, name: str, region: str, interests: list[Interest], drop: bool) -> None:
         client = self.clients[name]
         assert client.connection is not None
-        self.call(e.UnregisterInterest(client.connection, region, interests))
-        for each in interests:
-            client.interests.get(region, {}).pop(each, None)
+        had = client.interests.get(region, {})
+        ended = [each for each in interests if had.pop(each, None) is not None]
+        command = e.UnregisterInterest(client.connection, region, interests, drop_queued=drop)
+        names = {each.name for each in ended if each.name} if drop else set()
+        assert self.call(command) == (client.close_queries(region, names) if names else 0)
+
+    def close_query(self, client_id: str) -> None:
+        """An administrator closes a query of a client that is away."""
+        client = self.clients[client_id]
+        queries = [(region, each) for region, had in client.interests.items() for each in had if each.name]
+        if queries:
+            region, query = self.random.choice(queries)
+            del client.interests[region][query]
+            count = client.close_queries(region, {query.name})
+            assert self.call(e.CloseQuery(client_id, query.name)) == count
+
+    def conflate(self) -> None:
+        region, conflates = self.random.choice(REGIONS), self.random.random() < 0.5
+        self.call(e.MakeRegion(region, conflates))
+        self.conflating[region] = conflates
+        self.settle()
 
     def ready(self, name: str) -> None:
         client = self.clients[name]
@@ -167,14 +348,14 @@ class World:
     def acknowledge(self, name: str) -> None:
         client = self.clients[name]
         assert client.connection is not None
-        count = self.random.randint(0, client.sent)
-        through = client.queue[count - 1][0] if count else 0
+        hand = client.in_hand
+        count = self.random.randint(0, len(hand))
+        through = hand[count - 1].position if count else 0
         assert self.call(e.AcknowledgeEvents(client.connection, through)) == count
-        del client.queue[:count]
-        client.sent -= count
+        client.acknowledge(count)
 
     def away(self, client: ModelClient) -> None:
-        client.connection, client.ready, client.sent, client.marker = None, False, 0, None
+        client.rewind()
         for had in client.interests.values():
             for each in [each for each, durable in had.items() if not durable]:
                 del had[each]
@@ -191,12 +372,20 @@ class World:
         if keeps:
             self.away(client)
         else:
-            self.clients[name] = ModelClient()
+            del self.clients[name]
 
-    def restart(self) -> None:
+    def restart(self, *, crashes: bool) -> None:
+        """The engine is stopped, or killed: then another one finds the store as it is now."""
         if self.path is None:
             return
-        self.broker.close()
+        before = self.broker
+        if crashes:
+            self.settle()
+            self.starts += 1
+            path = self.path.with_name(f"data {self.starts}")
+            shutil.copytree(self.path, path)
+            self.path = path
+        before.close()
         self.broker = self.open()
         for client in self.clients.values():
             self.away(client)
@@ -205,19 +394,25 @@ class World:
 
     def step(self) -> None:
         name = self.random.choice([*("one", "two", "three") * 3, "crowd 0", "crowd 1"])
-        client = self.clients.setdefault(name, ModelClient())
+        client = self.clients.get(name)
         what = self.random.random()
         if what < 0.4:
             self.change()
         elif what < 0.42:
-            self.restart()
-        elif client.connection is None:
-            self.connect(name)
+            self.restart(crashes=self.random.random() < 0.5)
+        elif what < 0.43 and self.conflates:
+            self.conflate()
+        elif client is None or client.connection is None:
+            if client is not None and self.random.random() < 0.3:
+                self.close_query(name)
+            else:
+                self.connect(name)
         elif what < 0.6:
-            interests = self.random.sample(INTERESTS, self.random.randint(1, 2))
+            interests = self.random.sample(INTERESTS, self.random.randint(1, 3))
             self.register(name, self.random.choice(REGIONS), interests, self.random.random() < 0.6)
         elif what < 0.66:
-            self.unregister(name, self.random.choice(REGIONS), self.random.sample(INTERESTS, 2))
+            drop = self.random.random() < 0.5
+            self.unregister(name, self.random.choice(REGIONS), self.random.sample(INTERESTS, 3), drop)
         elif what < 0.76:
             self.ready(name)
         elif what < 0.92:
@@ -239,11 +434,31 @@ class World:
             found = [
                 ("marker", each.position)
                 if isinstance(each, e.MarkerHandout)
-                else (each.position, each.region, each.operation, each.key, each.is_history)
+                else (
+                    *(each.position, each.region, each.operation, each.key, each.is_history),
+                    *(each.interests, each.queries),
+                )
                 for each in client.received
             ]
             if client.connection is not None:
                 assert found == client.expected, name
+        described = {each.client_id: each for each in self.call(e.DescribeClients(limit=100))}
+        assert sorted(described) == sorted(self.clients)
+        for name, client in self.clients.items():
+            self.check_counters(client, described[name])
+
+    @staticmethod
+    def check_counters(client: ModelClient, found: e.ClientDescription) -> None:
+        counters = found.counters
+        gone = counters.removed + counters.conflated + counters.drained + counters.dropped
+        assert found.queued == gone + found.size
+        assert (counters.removed, counters.drained, counters.dropped) == (client.removed, client.drained, 0)
+        assert (counters.reconnections, found.in_hand) == (client.reconnections, len(client.in_hand))
+        if found.is_exact:
+            assert (found.size, found.queued) == (client.size(), client.came)
+            assert counters.while_away == client.while_away
+        else:
+            assert found.size >= client.size()
 
     def finish(self) -> None:
         """Everybody processes everything and goes: nothing is left but the values."""
@@ -253,13 +468,14 @@ class World:
             self.ready(name)
             while True:
                 self.check()
-                if not client.queue:
+                hand = client.in_hand
+                if not hand:
+                    assert not client.queue
                     break
-                through = client.queue[client.sent - 1][0]
-                self.call(e.AcknowledgeEvents(client.connection or 0, through))
-                del client.queue[: client.sent]
-                client.sent = 0
+                self.call(e.AcknowledgeEvents(client.connection or 0, hand[-1].position))
+                client.acknowledge(len(hand))
             self.check()
+        for client in self.clients.values():
             self.call(e.LeaveDurable(client.connection or 0, False))
         state = self.broker._state.events
         end = time.monotonic() + 300
@@ -268,9 +484,8 @@ class World:
             self.call(c.Statistics())
         self.settle()
         with self.broker._stores.records() as records:
-            assert list(records.items_from("events", b"\0")) == []
-            assert list(records.items_from("postings", b"\0")) == []
-            assert list(records.items_from("clients", b"\0")) == []
+            for table in ("events", "postings", "clients", "interests", "runs"):
+                assert list(records.items_from(table, b"\0")) == [], table
             broad = [queue_key(region.broad.id) for region in state.by_number.values()]
             assert [key for key, _ in records.items_from("audiences", b"\0")] == sorted(broad)
             known = {
@@ -279,10 +494,17 @@ class World:
                 for key, value in records.items_from("keys", queue_key(region.id))
                 if key[:4] == queue_key(region.id)
             }
-        assert known == {name: state for name, (state, _) in self.keys.items()}
+            regions = {
+                state.by_number[int.from_bytes(key)].name: decode_region(key, value)
+                for key, value in records.items_from("regions", b"\0")
+            }
+        assert known == {name: state for name, (state, *_) in self.keys.items()}
+        for name, region in regions.items():
+            there = [each for (of, _), (each, *_) in self.keys.items() if of == name and each is not KeyState.TOMBSTONE]
+            assert region == (self.conflating[name], len(there), 0)
         assert state.events is not None
         assert state.events.depth == 0
-        valid = {name: value for name, (state, value) in self.keys.items() if state is KeyState.VALID}
+        valid = {name: value for name, (state, value, _) in self.keys.items() if state is KeyState.VALID}
         assert values_of(self.broker) == valid
         assert sum(self.broker._directory.queues[number].depth for number in state.by_number) == len(valid)
 
@@ -292,10 +514,13 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path / "data" if request.param == "disk" else None
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_each_client_gets_what_it_wanted_in_order_until_it_has_processed_it(path: Path | None, number: int) -> None:
+@pytest.mark.parametrize("conflates", [False, True], ids=["plain", "conflating"])
+@pytest.mark.parametrize("number", range(3))
+def test_each_client_gets_what_it_wanted_in_order_until_it_has_processed_it(
+    path: Path | None, number: int, conflates: bool
+) -> None:
     seed = random.randrange(2**32)
-    world = World(path, seed)
+    world = World(path, seed, conflates=conflates)
     try:
         for step in range(250):
             world.step()

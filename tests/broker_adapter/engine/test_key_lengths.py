@@ -86,7 +86,7 @@ def filled(path: Path) -> None:
     broker.close()
     cursors = [last_key(f"desk {region}") for region in ("quotes", "trades")]
     store = LmdbStore(path, SETTINGS)
-    store.apply([("cursors", key, encode_cursor(key, CursorRecord(0, (0, 0, 0, 0)))) for key in cursors])
+    store.apply([("cursors", key, encode_cursor(key, CursorRecord(0, 0, (0, 0, 0, 0)))) for key in cursors])
     store.close()
 
 
@@ -96,10 +96,10 @@ def fill_regions(broker: Broker) -> None:
         broker.call(e.MakeRegion(region), WAIT)
         for name in ("desk", "office"):
             client = connect(broker, f"{name} {region}")
-            broker.call(e.ConnectDurable(client, f"{name} {region}", None, 10, lambda _: None), WAIT)
+            broker.call(e.ConnectDurable(client, f"{name} {region}", None, 10, lambda _: None, conflation="true"), WAIT)
             interest = ALL_KEYS if name == "desk" else Interest(InterestKind.KEY, "a")
             broker.call(e.RegisterInterest(client, region, [interest], True), WAIT)
-        change(broker, region, *"abca")
+        change(broker, region, *"abcaa")
         broker.call(e.ChangeKeys(region, [e.KeyChange("b", Wanted.DESTROY, message("gone"))]), WAIT)
 
 

@@ -20,6 +20,7 @@ from broker_adapter.errors import (
     JMSSecurityException,
     OperationTimedOutException,
     ResourceAllocationException,
+    UnsupportedOperationException,
 )
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.links import Attachment, Link, LinkState
@@ -478,12 +479,13 @@ def test_a_link_is_gone_where_the_broker_would_refuse_it_again_or_it_is_that_of_
         failover.reattacher.wait_until_attached(link.number, failover.now, "it")
 
 
-def test_a_link_that_is_refused_for_good_as_it_is_attached_again_is_gone() -> None:
+@pytest.mark.parametrize("kind", [JMSSecurityException, UnsupportedOperationException])
+def test_a_link_that_is_refused_for_good_as_it_is_attached_again_is_gone(kind: type[JMSException]) -> None:
     failover = Failover()
     answers: list[Any] = []
     link = failover.sender()
     send = failover.send(link, 1, answers)
-    failover.inner.refuses[QUEUE] = JMSSecurityException("not yours any more")
+    failover.inner.refuses[QUEUE] = kind("not yours any more, or not of this broker")
     failover.inner.before["attach"] = lambda: send(BUSY)
     closed(failover, link, BUSY)
     assert [type(each) for each in failover.events] == [LinkInterrupted, LinkLost]

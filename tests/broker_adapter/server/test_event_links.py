@@ -9,6 +9,7 @@ import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteClose, RemoteOpen, Terminus
+from broker_adapter.amqp.management import Request, pack_request, unpack_answer
 from broker_adapter.amqp.region_events import (
     EVENTS_ADDRESS,
     EVENTS_CAPABILITY,
@@ -16,6 +17,7 @@ from broker_adapter.amqp.region_events import (
     as_properties,
     decode,
 )
+from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.destination import Destination, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
@@ -30,6 +32,7 @@ from tests.broker_adapter.engine.desks import Desk, make
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.protocol_client import OWN_CLIENT, Client
 
+ALL_KEYS_OF_REQUEST = (1, "", "")
 SOURCE = Terminus(EVENTS_ADDRESS, capabilities=(EVENTS_CAPABILITY,))
 
 
@@ -181,6 +184,25 @@ def test_input_waits_while_events_are_above_the_budget_and_the_socket_is_full(br
     raw.client.server.resume()
     assert raw.keys(link) == ["marker", "big"]
     assert raw.client.server.wants_input
+
+
+def test_a_request_is_carried_out_after_the_attach_that_came_before_it(raw: Raw) -> None:
+    asking = raw.client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = raw.client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    link = raw.attach()
+    for number, (operation, arguments) in enumerate(
+        (
+            ("pending_events", {}),
+            ("register_interest", {"region": "r", "interests": [ALL_KEYS_OF_REQUEST]}),
+            ("ready_for_events", {}),
+        )
+    ):
+        raw.client.peer.send(asking, pack_request(Request(number, operation, arguments)), settled=True)
+    found = [unpack_answer(each.payload) for each in raw.client.receive(answers, 3)]
+    assert [each.error for each in found] == [None] * 3
+    assert found[0].result == -2
+    raw.put("a")
+    assert raw.keys(link) == ["marker", "a"]
 
 
 # One on a connection, and one of a client id.

@@ -25,7 +25,7 @@ from broker_adapter.server.permissions import NAMING, NOT_NAMING, asked_of_reque
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
-from broker_adapter.transport import Subscription
+from broker_adapter.transport import EventsSpec, Subscription
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -175,6 +175,16 @@ def stage(connection: Connection) -> None:
     connection.request("stage", {"transaction": "x", "queue": "q", "first": 0, "messages": []})
 
 
+def receive_events(connection: Connection) -> None:
+    transport = connection._transport
+    link = transport.attach(EventsSpec(1, 0, 1), lambda _events: None, WAIT)
+    transport.detach(link, WAIT)
+
+
+def make_a_region(connection: Connection) -> None:
+    connection.request("create_region", {"region": "t"})
+
+
 def ask_in_general(connection: Connection) -> None:
     connection.statistics()
 
@@ -194,6 +204,8 @@ WAYS = pytest.mark.parametrize(
         (replace_a_subscription_with_another_selector, [("consume", T), ("unsubscribe", topic("s"))]),
         (unsubscribe, [("unsubscribe", topic("s"))]),
         (make_temporary, [("create_temporary", TEMPORARY)]),
+        (receive_events, [("receive_events", topic("me"))]),
+        (make_a_region, [("create_region", T)]),
         (ask, [("purge", Q)]),
         (ask_in_general, [("statistics", None)]),
         (stage, [("stage", Q), ("send", Q)]),

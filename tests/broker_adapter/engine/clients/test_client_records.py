@@ -26,7 +26,10 @@ from broker_adapter.engine.clients.client_records import (
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
-CLIENT = ClientRecord("desk", 300_000, None, False, 2**63, ((1, 101, 5, 3, None), (1, 101, 6, 9, 12)), (1, 2))
+CLIENT = ClientRecord(
+    *("desk", 300_000, None, False, 2**63, ((1, 101, 5, 3, None), (1, 101, 6, 9, 12)), (1, 2), 7, 2**62, 1),
+    *(((1, ("dear",), 3, 9),), ((1, ("dear", "cheap"), 12),)),
+)
 WISH = InterestRecord("desk", 7, 4, "price > 3", "dear", True)
 
 
@@ -57,7 +60,7 @@ def test_an_interest_is_read_as_it_was_written_and_from_its_own_place_only() -> 
 
 
 def test_a_cursor_is_read_as_it_was_written_and_nothing_else() -> None:
-    record = CursorRecord(2**63, (1, 2, 3, 4))
+    record = CursorRecord(2**63, 7, (1, 2, 3, 4))
     value = encode_cursor(b"=desk", record)
     assert decode_cursor(b"=desk", value) == record
     for key, wrong in ((b"=other", value), (b"=desk", value[:-1]), (b"=desk", value[:-8]), (b"=desk", b"")):

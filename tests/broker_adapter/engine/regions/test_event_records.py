@@ -13,13 +13,14 @@ from broker_adapter.engine.regions.event_records import (
     decode_event,
     decode_numbers,
     decode_posting,
-    decode_superseded,
+    decode_run,
     encode_event,
     encode_numbers,
     encode_posting,
-    encode_superseded,
+    encode_run,
     position_key,
     posting_key,
+    run_key,
 )
 from broker_adapter.errors import StoreCorruptException
 
@@ -33,6 +34,7 @@ EVENTS = st.builds(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=100),
     NUMBERS,
     st.lists(st.tuples(st.binary(min_size=8, max_size=8), st.sampled_from(Operation)), max_size=5),
+    st.integers(0, 2**64 - 1),
 )
 
 
@@ -79,17 +81,13 @@ def test_an_answer_that_is_no_operation_is_not_trusted() -> None:
         decode_event(key, encode_event(key, event))
 
 
-def test_an_update_says_by_which_one_it_is_superseded() -> None:
-    key = position_key(7)
-    assert decode_superseded(key, encode_superseded(key, 9)) == 9
-    for wrong_key, value in (
-        (position_key(8), encode_superseded(key, 9)),
-        (key[:-1], encode_superseded(key, 9)),
-        (key, encode_superseded(key, 9)[:-1]),
-        (key, encode_superseded(key, 7)),
-    ):
+def test_an_update_has_a_place_in_its_run() -> None:
+    key = run_key(7, 9)
+    assert decode_run(key, encode_run(key)) == (7, 9)
+    assert run_key(7, 255) < run_key(7, 256) < run_key(8, 0)
+    for wrong_key, value in ((run_key(7, 8), encode_run(key)), (key[:-1], encode_run(key[:-1])), (key, b"")):
         with pytest.raises(StoreCorruptException):
-            decode_superseded(wrong_key, value)
+            decode_run(wrong_key, value)
 
 
 def test_an_event_for_many_audiences_is_broad() -> None:

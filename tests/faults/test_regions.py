@@ -1,0 +1,266 @@
+"""Regions when the network or the server fails: the cache, what waits, what is told, once and in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    ConnectionLostException,
+    InvalidClientIDException,
+    Region,
+    ResourceAllocationException,
+    UnconnectedException,
+)
+from tests.faults.conftest import Connect
+from tests.faults.losses import cut, lose
+from tests.faults.proxy import Proxy
+from tests.sdk.regions import Told, cached, region
+from tests.server_process import ServerProcess
+
+pytestmark = pytest.mark.crash
+
+
+def feed(direct: Connection, name: str) -> Region:
+    return direct.create_session().create_region(name)
+
+
+def test_reads_are_answered_from_the_cache_while_the_network_is_away(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str
+) -> None:
+    quotes = feed(direct, name)
+    quotes.put_all({"a": "1", "b": "2"})
+    quotes.invalidate("b")
+    client = connect()
+    made, _ = region(client.connection, name, all_keys=True)
+    lose(client, proxy)
+    start = time.monotonic()
+    assert made.get("a") == "1"
+    assert made.get("b", "none") == "none"
+    assert made.keys() == ["a", "b"]
+    assert made.get_all() == {"a": "1"}
+    assert made.get_all(["a"]) == {"a": "1"}
+    assert "a" in made
+    for change in (lambda: made.put("a", "2"), lambda: made.destroy("a"), lambda: made.invalidate("a")):
+        with pytest.raises(UnconnectedException):
+            change()
+    for read in (lambda: made.get("none"), lambda: made.get_all(["a", "none"]), lambda: "none" in made):
+        with pytest.raises(UnconnectedException):
+            read()
+    assert time.monotonic() - start < 30
+    quotes.put("a", "3")
+    proxy.refuse(False)
+    client.wait_for_restore()
+    made.put("c", "1")
+    while cached(made) != {"a": "3", "b": None, "c": "1"}:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("client_id", [None, "durable"])
+def test_the_cache_is_that_of_the_engine_after_each_loss(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str, client_id: str | None
+) -> None:
+    quotes = feed(direct, name)
+    client = connect(client_id=client_id and f"{client_id} {name}")
+    made, told = region(client.connection, name, all_keys=True, durable=client_id is not None)
+    if client_id:
+        client.connection.ready_for_events()
+    told.wait_for(1)
+    chance = random.Random(7)
+    for turn in range(5):
+        lose(client, proxy)
+        for _ in range(20):
+            key = f"k{chance.randrange(10)}"
+            (quotes.put if chance.random() < 0.7 else lambda key, _: quotes.destroy(key))(key, str(chance.random()))
+        proxy.refuse(False)
+        client.wait_for_restore(turn + 1)
+        quotes.put("last", str(turn))
+        wanted = quotes.get_all()
+        deadline = time.monotonic() + 60
+        while cached(made) != wanted:
+            assert time.monotonic() < deadline, (cached(made), wanted)
+            time.sleep(0.01)
+    assert told.words.count(f"live {name}") == 1
+    if client_id:  # what happened meanwhile was queued: each event is told once, in order
+        versions = [event.version for event in told.events]
+        assert versions == sorted(set(versions))
+        told.wait_until(lambda: told.words[-1].endswith("last=4"))
+
+
+def test_a_durable_client_gets_in_while_the_server_has_its_old_connection(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str
+) -> None:
+    quotes = feed(direct, name)
+    client = connect(client_id=f"desk {name}")
+    _, told = region(client.connection, name, all_keys=True, durable=True)
+    client.connection.ready_for_events()
+    told.wait_for(1)
+    assert proxy.leave_half_open()
+    quotes.put("a", "1")
+    client.wait_for_restore()
+    assert told.wait_for(2)[1].endswith("create a=1")
+    with pytest.raises(InvalidClientIDException):
+        ConnectionFactory(f"{proxy.url}?failover=nofailover").create_connection(client_id=f"desk {name}")
+
+
+def test_an_acknowledgement_that_is_lost_brings_no_event_twice(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str
+) -> None:
+    quotes = feed(direct, name)
+    client = connect("&event_acknowledge_seconds=1000&event_window_messages=1000", client_id=f"desk {name}")
+    _, told = region(client.connection, name, all_keys=True, durable=True)
+    client.connection.ready_for_events()
+    quotes.put_all({f"k{number}": "x" for number in range(100)})
+    told.wait_for(101)
+    cut(client, proxy)
+    quotes.put("last", "x")
+    told.wait_until(lambda: told.words[-1].endswith("create last=x"))
+    assert [event.key for event in told.events] == [*(f"k{number}" for number in range(100)), "last"]
+
+
+def test_a_queue_that_is_dropped_meanwhile_is_told_and_the_cache_read_again(
+    tmp_path: Path, name: str, connect: Connect
+) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--option", "max_client_queue_events=64") as server,
+        Proxy(server.port) as proxy,
+    ):
+        client = connect(url=proxy.url, client_id="desk")
+        made, told = region(client.connection, name, all_keys=True, durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        lose(client, proxy)
+        with ConnectionFactory(server.url).create_connection() as direct:
+            quotes = feed(direct, name)
+            quotes.put_all({f"k{number}": str(number) for number in range(300)})
+            proxy.refuse(False)
+            client.wait_for_restore()
+            wanted = quotes.get_all()
+            deadline = time.monotonic() + 60
+            while cached(made) != wanted:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            quotes.put("k1", "new")
+            told.wait_until(lambda: bool(told.events) and told.events[-1].value == "new")
+        assert any(isinstance(each, ResourceAllocationException) for each in client.told)
+
+
+class Desk:
+    """A durable client in a thread of its own, which crashes and comes back until it is told to end."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self._factory = ConnectionFactory(f"{url}?reconnect_delay_seconds=0.01&event_acknowledge_seconds=0.01")
+        self._chance = random.Random(seed)
+        self._ends = threading.Event()
+        self.versions: list[int] = []
+        self.last: dict[str, str] = {}
+        self.client_id = f"desk {seed}"
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ends.is_set():
+                with suppress(ConnectionLostException):  # the server is down as it connects
+                    self._live(self._chance.uniform(0.05, 0.4))
+        except BaseException as error:
+            self.failure = error
+
+    def _live(self, seconds: float, until: str | None = None) -> dict[str, str]:
+        connection = self._factory.create_connection(client_id=self.client_id, durable_timeout=None)
+        made, told = region(connection)
+        made.register_interest(all_keys=True, durable=True)
+        connection.ready_for_events()
+        if until is None:
+            self._ends.wait(seconds)
+        else:
+            told.wait_until(lambda: f"live {made.name}" in told.words and made.get("end") == until)
+            told.wait_until(lambda: any(event.value == until for event in told.events) or self._knows(until))
+        final = cached(made)
+        connection.close(keep_alive=True)
+        self._note(told)
+        return final
+
+    def _knows(self, until: str) -> bool:
+        return self.last.get("end") == until
+
+    def _note(self, told: Told) -> None:
+        for event in told.events:
+            self.versions.append(event.version)
+            self.last[event.key] = event.value
+
+    def ask_to_end(self) -> None:
+        self._ends.set()
+
+    def end(self) -> None:
+        self.ask_to_end()
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    def catch_up(self, until: str) -> dict[str, str]:
+        return self._live(0, until)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data") as server:
+        yield server
+
+
+def test_kills_of_the_server_lose_no_event_and_keep_the_order(killed: ServerProcess) -> None:
+    """Two durable clients come and go, a feed puts, and the server is killed again and again."""
+    with ConnectionFactory(killed.url).create_connection() as direct:
+        feed(direct, "quotes")
+    desks = [Desk(killed.url, seed) for seed in (1, 2)]
+    try:
+        _feed_and_kill(killed, desks)
+    finally:
+        for desk in desks:
+            desk.ask_to_end()
+
+
+def _feed_and_kill(killed: ServerProcess, desks: list[Desk]) -> None:
+    confirmed: list[tuple[int, str, str]] = []
+    feeder = ConnectionFactory(f"{killed.url}?reconnect_delay_seconds=0.01").create_connection()
+    quotes = feed(feeder, "quotes")
+    chance = random.Random(3)
+    stop = time.monotonic() + 8
+    next_kill = time.monotonic() + 1
+    number = 0
+    while time.monotonic() < stop:
+        key = f"k{chance.randrange(20)}"
+        number += 1
+        try:
+            confirmed.append((quotes.put(key, str(number)), key, str(number)))
+        except UnconnectedException:
+            time.sleep(0.01)
+        if time.monotonic() > next_kill:
+            next_kill = time.monotonic() + 1.5
+            killed.kill()
+            killed.start()
+    while True:
+        try:
+            quotes.put("end", "end")
+            break
+        except UnconnectedException:
+            time.sleep(0.01)
+    for desk in desks:
+        desk.end()
+        final = desk.catch_up("end")
+        assert final == quotes.get_all()
+        first = desk.versions[0]
+        assert set(desk.versions) >= {version for version, _, _ in confirmed if version > first}
+        again = [later for earlier, later in zip(desk.versions, desk.versions[1:], strict=False) if later <= earlier]
+        assert len(again) <= 60, "only what was not acknowledged as a connection closed comes again"
+    feeder.close()
