@@ -87,6 +87,8 @@ NOT_NAMING: Final = frozenset(
             "drop_queued",
             "interests",
             "through",
+            "snapshot",
+            "keys_per_part",
         ),
     )
 )
