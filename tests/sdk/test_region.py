@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ def test_a_message_is_put_with_its_properties_and_not_kept(quotes: Region) -> No
     assert found is not None
     assert found.body == "one"
     assert dict(found.properties) == {"desk": "FX", "rank": 3}
+    assert found.message_id is not None
+    assert found.message_id.startswith("ID:")
+    assert abs(found.sent_at_ms - time.time() * 1000) < 3_600_000
 
 
 def test_versions_only_grow_whatever_is_done(quotes: Region) -> None:
