@@ -185,8 +185,10 @@ class _Page:
             raise InvalidDestinationException(f"there is no region {self._region!r}: create it first")
         view = reader if self.token is None else reader.snapshot(self.token, region.id, self._region)
         position = view.position if isinstance(view, RegionSnapshot) else state.head
+        matches, selector = self._choice
+        needs_values = self._with_values or selector is not None
         if self._names is None:
-            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE)
+            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE, places=needs_values)
             has_more = len(keys) == _READ_AT_ONCE
             if self.through is not None and keys and keys[-1].key.encode() >= self.through.encode():
                 last = self.through.encode()
@@ -196,8 +198,6 @@ class _Page:
             names = self._names[:_READ_AT_ONCE]
             keys = [view.key(region.id, each) for each in names]
             has_more = len(names) < len(self._names)
-        matches, selector = self._choice
-        needs_values = self._with_values or selector is not None
         sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
         for each in sizes:
             if self.covered and self.size + each > self._room:
