@@ -113,6 +113,8 @@ class Background:
     def _add_event_work(self, elapsed_ms: int, commands: list[c.Command]) -> None:
         """Add what durable clients need: events that are read for them, and the end of those that nobody needs."""
         clients = self._events.clients
+        commands += self._events.waiting
+        self._events.waiting.clear()
         for client in list(itertools.islice(clients.behind, READERS)):
             clients.behind.pop(client)
             clients.behind[client] = None  # the others come next

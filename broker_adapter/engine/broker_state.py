@@ -340,6 +340,7 @@ class BrokerState:
             or clients.behind
             or clients.walks.walking
             or clients.walks.answers
+            or self.events.waiting
         )
 
     @property
@@ -357,6 +358,7 @@ class BrokerState:
         replies = [blocked.command.reply for blocked in self.wait_queues]
         replies += [reply for _, reply in self.consumers.drains]
         replies += self.events.clients.walks.waiting()
+        replies += [command.reply for command in self.events.waiting if command.reply is not None]
         replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
 

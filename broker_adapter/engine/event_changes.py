@@ -16,6 +16,7 @@ from broker_adapter.engine.clients.durable_client import DurableClient, Marker, 
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, Leaving
+from broker_adapter.engine.event_answers import EventAnswers
 from broker_adapter.engine.event_descriptions import EventDescriptions
 from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.failures import message_too_large
@@ -41,7 +42,6 @@ from broker_adapter.engine.regions.interests import (
     checked_interest,
     checked_key,
     digest,
-    query_operation,
 )
 from broker_adapter.engine.regions.key_records import (
     STATE_AFTER,
@@ -55,7 +55,7 @@ from broker_adapter.engine.regions.key_records import (
 )
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.routing import NOTHING, Matched
-from broker_adapter.engine.selection import RegionFields, Selectable
+from broker_adapter.engine.selection import Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY, VERSION_PROPERTY
@@ -96,6 +96,8 @@ class EventChanges:
         self._payloads: dict[tuple[int, str], tuple[int, bytes]] = {}
         #: what the events that leave in this decision match, by position and audience
         self._matched: dict[tuple[int, int], Matched] = {}
+        self._deferred: set[int] = set()  #: regions of which changes wait for the next decision
+        self._event_answers = EventAnswers(matching)
         descriptions = EventDescriptions(state, time)
         self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
             e.MakeRegion: self._make_region,
@@ -124,6 +126,7 @@ class EventChanges:
         self._records.clear()
         self._payloads.clear()
         self._matched.clear()
+        self._deferred.clear()
         self._answer_drains(effects)
 
     # Regions.
@@ -138,13 +141,32 @@ class EventChanges:
             checked_key(change.key)
             if len(change.message.payload) > most:
                 raise message_too_large(len(change.message.payload), most)
+        asked = self._ask_ahead(region, command)
+        if asked is None:
+            return
         sizes = [len(change.message.payload) for change in command.changes[:-1]]
         for queue in self._directory.topics.get(_topic(region), ()):
             refusal = self._admission.limits.refusal(queue, len(sizes), sum(sizes))
             if refusal is not None:
                 raise ResourceAllocationException(refusal)
         self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
-        effects.answer(command, [self._change(region, change, now_ms, effects) for change in command.changes])
+        effects.answer(command, [self._change(region, change, now_ms, effects, asked) for change in command.changes])
+
+    def _ask_ahead(self, region: Region, command: e.ChangeKeys) -> e.Asked | None:
+        """What selectors say of the messages of a request; None: it waits for the next decision."""
+        asked = {} if command.asked is None else command.asked
+        routing = region.routing
+        is_asked = region.id not in self._deferred
+        if is_asked and (routing.selectors or routing.queries):
+            payloads, number = self._payloads, region.id
+            keys = {change.key for change in command.changes}
+            known = {key: payloads[number, key] for key in keys if (number, key) in payloads}
+            is_asked = self._event_answers.ask_ahead(routing, command, known, asked)
+        if is_asked:
+            return asked
+        self._deferred.add(region.id)
+        self._state.waiting.append(command._replace(asked=asked))
+        return None
 
     def _take_room(self, region: Region, puts: Sequence[e.KeyChange]) -> None:
         """Take the room for new values; what takes values away needs none, so that it can be made.
@@ -165,7 +187,7 @@ class EventChanges:
             self._admission.volatile_room = room
 
     def _change(
-        self, region: Region, change: e.KeyChange, now_ms: int, effects: Effects
+        self, region: Region, change: e.KeyChange, now_ms: int, effects: Effects, asked: e.Asked
     ) -> tuple[Operation | None, int]:
         name = region.id, change.key
         before = self._records.get(name, change.before)
@@ -180,7 +202,7 @@ class EventChanges:
         assert events is not None
         values = self._values(region)
         position = events.next_position
-        answers = self._answers(region, change, message, operation, before)
+        answers = self._answers(region, change, message, operation, before, asked)
         wanting = region.routing.wanting(change.key, answers)
         is_wanted = bool(wanting)  # clients whose queues are too long by it are taken out
         run = 0
@@ -242,27 +264,19 @@ class EventChanges:
         message: NewMessage,
         operation: Operation,
         before: KeyRecord | None,
+        asked: e.Asked,
     ) -> dict[Interest, Operation]:
         """What an event is for each distinct selector and query that is true of it."""
         routing = region.routing
         if not routing.selectors and not routing.queries:
             return {}
-        formats, is_selected = self._matching.formats, self._matching.is_selected
-        fields = RegionFields(formats, message.format, message.payload, change.key)
-        answers = {each: operation for each, selector in routing.selectors.items() if is_selected(selector, fields)}
-        if not routing.queries:
-            return answers
-        has_value = STATE_AFTER[operation] is KeyState.VALID
-        old: RegionFields | None = None
+        old = None
         if before is not None and before.state is KeyState.VALID:
             stored = self._payloads.get((region.id, change.key), change.old)
-            old = None if stored is None else RegionFields(formats, *stored, change.key)
-        for query, selector in routing.queries.items():
-            matched = old is not None and is_selected(selector, old)
-            found = query_operation(matched, has_value and is_selected(selector, fields))
-            if found is not None:
-                answers[query] = found
-        return answers
+            old = None if stored is None else (change.key, *stored)
+        new = change.key, message.format, message.payload
+        has_value = STATE_AFTER[operation] is KeyState.VALID
+        return self._event_answers.of(routing, operation, new, has_value, old, asked)
 
     def _values(self, region: Region) -> QueueState:
         """The queue in which the values of a region's keys have their places."""
@@ -326,6 +340,7 @@ class EventChanges:
         client, region = self._client(command.client), self._state.region(command.region)
         head = self._state.head
         wanted = [checked_interest(*each) for each in command.interests]
+        region.routing.check_room(wanted)
         self._clients.register(client, region, wanted, command.durable, head)
         effects.answer(command, head)
 

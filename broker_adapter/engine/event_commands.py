@@ -15,7 +15,7 @@ from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
 
 #: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
-COUNTED_AT_ONCE: Final = 20_000
+COUNTED_AT_ONCE: Final = 10_000
 #: Clients and regions of which one answer tells, at most, and interests of one client.
 MOST_DESCRIBED: Final = 1000
 
@@ -67,6 +67,10 @@ class KeyChange(NamedTuple):
     old: tuple[int, bytes] | None = None
 
 
+#: Key, format and payload of a message → what each selector or query says of it.
+Asked = dict[tuple[str, int, bytes], dict[Interest, bool]]
+
+
 class ChangeKeys(NamedTuple):
     """Changes of keys of one region, in order, all or none.
 
@@ -76,6 +80,7 @@ class ChangeKeys(NamedTuple):
     region: str
     changes: Sequence[KeyChange]
     reply: Reply | None = None
+    asked: Asked | None = None  #: kept by the rules: what was asked of selectors, where that takes several cycles
 
 
 class ConnectDurable(NamedTuple):

@@ -22,6 +22,7 @@ from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClients
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects, StoreBatch
+from broker_adapter.engine.event_commands import ChangeKeys
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import NEXT_STREAM, CatalogRecord, encode_meta, last_key, queue_key
 from broker_adapter.engine.regions.event_log import BroadStream
@@ -46,6 +47,7 @@ class EventState:
         events: the queue in which each event's message has its place; None: there is no region yet.
         clients: the durable clients.
         effects: of the decision under way.
+        waiting: changes of keys for which selectors are still to be asked, in order.
         next_stream: the number of the next audience, or stream of what many want.
         next_forgotten_ms: when to look for keys that were destroyed long ago, by the age of the store; None: there are
             none.
@@ -59,6 +61,7 @@ class EventState:
         self._started: Effects | None = self.effects
         self.next_stream = 1
         self.next_forgotten_ms: int | None = None
+        self.waiting: list[ChangeKeys] = []
         self._directory = directory
         self._durable = directory.durable
         settings = directory.settings

@@ -12,6 +12,7 @@ import threading
 
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, make
@@ -32,6 +33,9 @@ def main(directory: str, seed: int) -> None:
     desk = Desk(broker, window=20)
     desk.want("quotes")
     desk.ready()
+    slow = Desk(broker, "slow", conflation="true")
+    slow.want("quotes")
+    slow.want("quotes", Interest(InterestKind.QUERY, "key = 'a'", "a"))
 
     def process() -> None:
         told = 0

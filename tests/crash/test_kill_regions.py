@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.regions.event_records import Operation
@@ -31,6 +32,23 @@ def lines_of(directory: Path, seed: int, seconds: float) -> list[list[str]]:
         time.sleep(seconds)
         running.kill()
         return [line.split() for line in running.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def check_conflated(slow: Desk, newest: dict[str, int]) -> None:
+    """A client that has processed nothing yet has the newest update of each key, and each event is accounted for."""
+    before = slow.described()
+    slow.ready()
+    last: dict[str, e.EventHandout] = {}
+    for each in slow.handouts():
+        older = last.get(each.key)
+        assert older is None or (older.operation, each.operation) != (Operation.UPDATE, Operation.UPDATE)
+        last[each.key] = each
+    assert all(last[key].position == position for key, position in newest.items())
+    if last:
+        slow.acknowledge(max(each.position for each in last.values()))
+    found = slow.described()
+    assert (found.size, found.queued, found.is_exact) == (0, before.queued, True)
+    slow.lose()
 
 
 def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> None:
@@ -77,4 +95,6 @@ def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> No
             if version > unknown:
                 assert values.get(("quotes", key)) == (text.partition("=")[2].encode() if "=" in text else None)
         desk.lose()
+        newest = {each.key: each.position for each in found.values()}
+        check_conflated(Desk(broker, "slow", window=100_000, conflation="true"), newest)
         broker.close()

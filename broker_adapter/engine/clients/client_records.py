@@ -33,6 +33,8 @@ from broker_adapter.errors import StoreCorruptException
 
 _R = TypeVar("_R", "ClientRecord", "AudienceRecord", "InterestRecord")
 _HASH_BYTES: Final = 16
+#: Numbers that the record of a cursor has at least; one with fewer is of another table, as a repair of pages reads it.
+_CURSOR_FIELDS: Final = 6
 INTEREST_KEY_BYTES: Final = 2 * _HASH_BYTES + 4
 
 
@@ -125,7 +127,10 @@ def decode_cursor(key: bytes, value: bytes) -> CursorRecord:
     body = value[4:]
     if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
         raise StoreCorruptException(f"record {key.hex()} of a cursor fails its checksum")
-    cursor, drained, *counters = msgpack.unpackb(body)
+    fields = msgpack.unpackb(body)
+    if not isinstance(fields, list) or len(fields) < _CURSOR_FIELDS or any(type(each) is not int for each in fields):
+        raise StoreCorruptException(f"record {key.hex()} of a cursor has a form that is not known")
+    cursor, drained, *counters = fields
     return CursorRecord(cursor, drained, tuple(counters))
 
 

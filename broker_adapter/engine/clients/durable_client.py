@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -220,6 +220,21 @@ class DurableClient:
         """Name → region and interest of each of its queries."""
         found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
         return {each.name: (region, each) for region, each in found if each.name}
+
+    def check_names(self, region: int, interests: Iterable[Interest]) -> None:
+        """Whether it may have these interests in a region as well.
+
+        Raises:
+            IllegalStateException: it has another query of one of their names.
+        """
+        named = [each for each in interests if each.name]
+        names = self.query_names() if named else {}
+        for each in named:
+            if names.setdefault(each.name, (region, each)) != (region, each):
+                raise IllegalStateException(
+                    f"durable client {self.id!r} has another query {each.name!r}: the name of a query is given once in"
+                    " a client"
+                )
 
     def conflates(self, region: Region) -> bool:
         """Whether updates of a region are conflated for it."""

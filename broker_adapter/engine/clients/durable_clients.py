@@ -374,13 +374,9 @@ class DurableClients:
             ResourceAllocationException: it has as many interests as it may have.
         """
         wanted = dict(client.interests.get(region.id, {}))
-        names = client.query_names()
+        interests = list(interests)
+        client.check_names(region.id, interests)
         for interest in interests:
-            if interest.name and names.setdefault(interest.name, (region.id, interest)) != (region.id, interest):
-                raise IllegalStateException(
-                    f"durable client {client.id!r} has another query {interest.name!r}: the name of a query is given"
-                    " once in a client"
-                )
             wanted[interest] = durable or wanted.get(interest, False)
         others = sum(len(found) for number, found in client.interests.items() if number != region.id)
         if len(wanted) + others > self._max_interests:

@@ -83,17 +83,21 @@ class LeavingOut:
         return not found.interests and bool(found.queries) and all(name in names for name, _ in found.queries)
 
     def _is_conflated(self, position: int, event: EventRecord, audience: int) -> bool:
-        mine = self._matched(event, audience)
-        if any(operation is not Operation.UPDATE for _, operation in mine.queries):
+        of = self._audiences(audience)
+        wants_all = of is not None and of.is_by_key and not self._closed  # each event of the key
+        mine = self._matched(event, audience) if not wants_all else None
+        if mine is not None and any(operation is not Operation.UPDATE for _, operation in mine.queries):
             return False
         for at in islice(self._log.updates_behind(event.run, position), NEWER):
             number = self._queue.audience_at(event.region, at)
+            if wants_all and number == audience:
+                return True
             newer = None if number is None else self._log.event(at)
             if newer is None or number is None or not contains(newer.audiences, number):
                 continue  # it is not for this client
             if self._closed and self.is_drained(at, newer, number):
                 continue
-            return _supersedes(self._matched(newer, number), mine)
+            return _supersedes(self._matched(newer, number), mine or self._matched(event, audience))
         return False
 
     def _matched(self, event: EventRecord, number: int) -> Matched:

@@ -39,7 +39,7 @@ def encode_region(key: bytes, record: RegionRecord) -> bytes:
 def decode_region(key: bytes, value: bytes) -> RegionRecord:
     """The record of a region; raises StoreCorruptException where it cannot be trusted."""
     body = value[_crc.size :]
-    if len(key) != REGION_KEY_BYTES or len(body) != _record.size:
+    if len(key) != REGION_KEY_BYTES or len(body) != _record.size or body[0] > 1:  # a record in msgpack has more there
         raise StoreCorruptException(f"record {key.hex()} of a region has a form that is not known")
     if _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
         raise StoreCorruptException(f"record {key.hex()} of a region fails its checksum")

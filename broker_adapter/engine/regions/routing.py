@@ -24,8 +24,11 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.regions.event_records import Answer, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.selectors.language import Selector, parse_selector
 
+#: Distinct regular expressions of a region: each is asked of each key that is not remembered.
+MOST_EXPRESSIONS: Final = 1000
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
@@ -49,6 +52,8 @@ class Audience:
         id: its number, which no other audience of the engine had, has or will have.
         region: number of the region.
         interests: what its clients want.
+        questions: what is asked of an event for that.
+        is_by_key: whether that is asked of its key alone.
         postings: how many postings it has had.
         events: how many events it has got since the engine was started.
         belonging: how many clients belong to it now.
@@ -66,10 +71,12 @@ class Audience:
         "events",
         "id",
         "interests",
+        "is_by_key",
         "live",
         "members",
         "passed",
         "postings",
+        "questions",
         "region",
     )
 
@@ -77,6 +84,9 @@ class Audience:
         self.id = number
         self.region = region
         self.interests = interests
+        self.is_by_key = not any(each.is_asked for each in interests)
+        has_names = not self.is_by_key and any(each.name for each in interests)
+        self.questions = frozenset(each.question for each in interests) if has_names else interests
         self.postings = 0
         self.events = 0
         self.belonging = 0
@@ -84,7 +94,7 @@ class Audience:
         self.members: dict[Any, None] = {}
         self.live: dict[Any, None] = {}
         self.passed = 0
-        self._expressions: list[Interest] | None = None
+        self._expressions: list[tuple[Interest, Callable[[str], bool]]] | None = None  #: None: not looked up yet
         self._asked: dict[bytes, list[Interest]] = {}
 
     def matched(self, key: str, answers: Iterable[Answer] = ()) -> Matched:
@@ -95,12 +105,13 @@ class Audience:
             answers: of the selectors and queries that are true of it.
         """
         if self._expressions is None:
-            self._expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+            expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+            self._expressions = [(each, expression(each.text)) for each in expressions]
             for each in self.interests:
                 if each.is_asked:
                     self._asked.setdefault(digest(each.question), []).append(each)
         found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in self.interests]
-        found += [each for each in self._expressions if expression(each.text)(key)]
+        found += [each for each, matches in self._expressions if matches(key)]
         queries: list[tuple[str, Operation]] = []
         if self._asked:
             for of, operation in answers:
@@ -154,8 +165,10 @@ class Routing:
     def add(self, audience: Audience) -> None:
         """Let an audience get events."""
         self._audiences[audience.interests] = audience
-        for interest in {each.question for each in audience.interests}:
+        for interest in audience.questions:
             self._by_interest.setdefault(interest, []).append(audience)
+            if interest.kind is InterestKind.KEY:
+                continue
             if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
                 self._expressions[interest] = expression(interest.text)
                 self._matching.clear()
@@ -164,16 +177,27 @@ class Routing:
             elif interest.kind is InterestKind.QUERY and interest not in self.queries:
                 self.queries[interest] = parse_selector(interest.text)
 
+    def check_room(self, interests: Iterable[Interest]) -> None:
+        """Raise ResourceAllocationException where these are more distinct expressions than a region may have."""
+        expressions = {each for each in interests if each.kind is InterestKind.EXPRESSION} | self._expressions.keys()
+        if len(expressions) > MOST_EXPRESSIONS:
+            raise ResourceAllocationException(
+                f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
+                " name the keys, or use one expression for several"
+            )
+
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""
         if self._audiences.get(audience.interests) is not audience:
             return
         del self._audiences[audience.interests]
-        for interest in {each.question for each in audience.interests}:
+        for interest in audience.questions:
             having = self._by_interest[interest]
             having.remove(audience)
             if not having:
                 del self._by_interest[interest]
+                if interest.kind is InterestKind.KEY:
+                    continue
                 self.selectors.pop(interest, None)
                 self.queries.pop(interest, None)
                 if self._expressions.pop(interest, None) is not None:

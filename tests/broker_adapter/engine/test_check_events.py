@@ -154,7 +154,9 @@ def test_a_cursor_that_is_damaged_or_of_no_client_goes_into_quarantine(path: Pat
     (key, _), *_ = table(path, "clients")
     damage(path, "cursors", lambda _: [("cursors", key, b"damaged")])
     assert problems(path) == ["damaged cursor"]
-    damage(path, "cursors", lambda _: [("cursors", b"=nobody", encode_cursor(b"=nobody", CursorRecord(1, 0, ())))])
+    damage(
+        path, "cursors", lambda _: [("cursors", b"=nobody", encode_cursor(b"=nobody", CursorRecord(1, 0, (0,) * 8)))]
+    )
     assert problems(path) == ["damaged cursor"]
 
 

@@ -16,7 +16,7 @@ from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, InvalidSelectorException
 from tests.broker_adapter.engine.desks import Desk, change, make
-from tests.broker_adapter.engine.driving import WAIT, Engines
+from tests.broker_adapter.engine.driving import WAIT, Engines, come_to_rest
 
 CREATE, UPDATE, DESTROY = Operation.CREATE, Operation.UPDATE, Operation.DESTROY
 
@@ -224,3 +224,50 @@ def test_a_query_may_want_what_is_broad(engines: Engines) -> None:
     desk = Desk(broker, "desk 7")
     desk.ready()
     assert told(desk) == [("IBM", CREATE, [("query 7", CREATE)])]
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_many_selectors_are_asked_in_slices_and_changes_stay_in_order(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """Nobody else waits for a request of which many selectors are asked."""
+    make(broker, "quotes", "orders")
+    quotes(broker, "IBM", 1)
+    desk = Desk(broker)
+    desk.want("quotes", *(query(f"q{number}", f"price > {number}") for number in range(300)), DEAR)
+    desk.ready()
+    matching = broker._state.matching
+    slices = []
+
+    def new_slice() -> Any:
+        asked = iter(range(calls))
+        slices.append(1)
+        return lambda: next(asked, None) is None
+
+    answers: list[Any] = []
+    with broker.reading():
+        matching.new_slice = new_slice
+        broker.submit(e.ChangeKeys("quotes", [quote("IBM", 4), quote("IBM", 300)], lambda _: answers.append("first")))
+        broker.submit(e.ChangeKeys("quotes", [quote("IBM", 2)], lambda _: answers.append("second")))
+        broker.submit(e.ChangeKeys("orders", [quote("IBM", 2)], lambda _: answers.append("other")))
+    come_to_rest(broker)
+    assert answers == ["other", "first", "second"]
+    assert len(slices) > 10 / calls
+    found = [dict(queries) for *_, queries in told(desk)]
+    assert [(len(each), each["dear"]) for each in found] == [(5, CREATE), (301, UPDATE), (301, DESTROY)]
+    assert found[2]["q1"] is UPDATE
+    assert found[2]["q2"] is DESTROY
+
+
+def test_a_request_whose_selectors_are_asked_is_answered_where_the_engine_is_closed(disk: Engines) -> None:
+    broker = disk.start()
+    make(broker, "quotes")
+    Desk(broker).want("quotes", DEAR)
+    answers: list[Any] = []
+    with broker.reading():
+        broker._state.matching.new_slice = lambda: lambda: True
+        broker.submit(e.ChangeKeys("quotes", [quote("IBM", 4)], answers.append))
+    broker.close()
+    assert [type(each) for each in answers] == [IllegalStateException]
+    broker = disk.start()
+    assert broker.call(e.DescribeRegions(), WAIT)[0].keys == 0

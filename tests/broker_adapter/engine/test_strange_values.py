@@ -16,16 +16,24 @@ from broker_adapter.amqp.payloads import as_amqp, decode_payload, decode_receive
 from broker_adapter.amqp.stored_message import with_delivery
 from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Identity
-from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+)
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.desks import make, put
 from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, drained, message
 from tests.broker_adapter.engine.strange_values import NUMBERS, PACKED, PAYLOADS, VALUES
 
 _POSITIONS = st.integers(0, 20) | NUMBERS
+_KEYS = st.sampled_from(["a", "b", "", "x" * 600])
 #: What is right, so that operations get beyond their first check.
 _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "destination": st.sampled_from(["q", "DLQ", "t", "target"]),
@@ -59,7 +67,22 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "age_ms": NUMBERS,
     "token": st.sampled_from(["token", "x" * 600]),
     "positions": st.lists(_POSITIONS, max_size=3),
+    "region": st.sampled_from(["r", "r", "new", "x" * 600]),
+    "conflates": st.none() | st.booleans(),
+    "changes": st.lists(st.tuples(_KEYS, st.integers(0, 3) | NUMBERS, PACKED), max_size=3),
+    "keys": st.none() | st.lists(_KEYS, max_size=3),
+    "after": st.none() | _KEYS,
+    "values": st.booleans(),
+    "selector": st.none() | st.sampled_from(["key = 'a'", "n > 5", "n >"]),
+    "expression": st.none() | st.sampled_from(["a|b", "(", "x" * 2000, ".*"]),
+    "interests": st.lists(
+        st.tuples(st.integers(0, 5), _KEYS | st.sampled_from(["n > 5", "n >", "a|b"]), st.sampled_from(["", "q"])),
+        max_size=3,
+    ),
+    "through": _POSITIONS,
+    "drop_queued": st.booleans(),
 }
+_LIKELY_OF = {("leave", "keep"): st.booleans()}
 
 
 @st.composite
@@ -69,7 +92,7 @@ def arguments_of(draw: st.DrawFn, operation: str) -> dict[str, Any]:
     for name in ARGUMENTS[operation]:
         how = draw(st.integers(0, 19))
         if how < 17:
-            arguments[name] = draw(_LIKELY[name])
+            arguments[name] = draw(_LIKELY_OF.get((operation, name), _LIKELY.get(name)))
         elif how < 19:
             arguments[name] = draw(VALUES)
     return arguments
@@ -86,11 +109,16 @@ class Served:
             c.Attach(self.client, queue("q"), self.selective, selector="colour = 'red' AND n > 5"), WAIT
         )
         self.broker.call(c.Credit(consumer, 1_000_000), WAIT)
+        self.desk = connect(self.broker, "desk")
         self.fill()
 
     def fill(self) -> None:
-        """A queue without consumers that has messages."""
+        """A queue without consumers that has messages, and a durable client of a region."""
         self.broker.call(c.Enqueue(self.client, queue("target"), [message("x"), message("y")]), WAIT)
+        make(self.broker, "r")
+        put(self.broker, "r", "a", "1")
+        with suppress(IllegalStateException):  # it has left, or is there still
+            self.broker.call(e.ConnectDurable(self.desk, "desk", None, 100, lambda _events: None), WAIT)
 
     def is_well(self) -> None:
         assert self.broker.failed is None, self.broker.failed
@@ -134,7 +162,7 @@ def test_any_request_is_answered_or_refused(served: Served, operation: str, data
     error: JMSException | None = None
     served.fill()
     try:
-        served.broker.request(operation, arguments, WAIT)
+        served.broker.request(operation, arguments, WAIT, client=served.desk)
     except JMSException as raised:
         error = raised
     assert error is None or is_expected(error), f"{operation} {arguments}: {error}"
