@@ -6,7 +6,7 @@ it is gone: nobody closes it for sure, so the broker drops those that are not re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter import Envelope, UnsupportedOperationException, decode_payload, pack
@@ -81,7 +81,7 @@ def read_keys(
     expression: str | None = None,
     selector: str | None = None,
     max_bytes: int = CHUNK_BYTES,
-    skip_damaged: bool = False,
+    on_damaged: Callable[[list[str]], None] | None = None,
 ) -> Iterator[tuple[list[RegionKey], str | None]]:
     """The keys of a range, in order, a list for each answer of the broker.
 
@@ -95,14 +95,15 @@ def read_keys(
         expression: the keys that match this regular expression (RE2) as a whole; None: all.
         selector: those whose values match it; None: all.
         max_bytes: of values that one answer brings, about.
-        skip_damaged: whether a value whose checksum is wrong is left out; else it is an error.
+        on_damaged: called with the keys whose values have a wrong checksum, which are then left out; None: such a value
+            is an error.
 
     Yields:
         Keys, and behind which key reading goes on; None: there are no more.
 
     Raises:
         InvalidDestinationException: there is no such region; or the snapshot is gone, and there were events since.
-        StoreCorruptException: a value cannot be trusted.
+        StoreCorruptException: a value cannot be trusted, and there is no ``on_damaged``.
     """
     while True:
         arguments = {
@@ -114,11 +115,13 @@ def read_keys(
             "expression": expression,
             "selector": selector,
             "max_bytes": max_bytes,
-            "skip_damaged": skip_damaged,
+            "skip_damaged": on_damaged is not None,
             "envelope_version": max(1, connection._envelope_version or 1),
         }
         answer = connection.request("read_keys", arguments)
         found = [RegionKey(key, version, state == 0, payload) for key, version, state, _, payload in answer["entries"]]
+        if on_damaged is not None and answer.get("damaged"):
+            on_damaged(answer["damaged"])
         after = answer["next"]
         yield found, after
         if after is None:

@@ -82,6 +82,10 @@ def read_key_range(partition: KeyRangePartition) -> Iterator[pa.RecordBatch]:
     options = partition.options
     after = partition.after
     failing_since: float | None = None
+
+    def on_damaged(keys: list[str]) -> None:
+        _log.warning("keys of region %r are left out, whose values are damaged: %s", region_of(options), keys)
+
     while True:
         try:
             for keys, reached in read_keys(
@@ -94,7 +98,7 @@ def read_key_range(partition: KeyRangePartition) -> Iterator[pa.RecordBatch]:
                 expression=options.key_pattern,
                 selector=options.selector,
                 max_bytes=options.fetch_bytes,
-                skip_damaged=not options.fail_on_data_loss,
+                on_damaged=None if options.fail_on_data_loss else on_damaged,
             ):
                 wanted = _as_of(keys, partition)
                 if wanted:

@@ -11,6 +11,9 @@ Theory of operation
     one or by the other, nothing older comes behind something newer, and no snapshot has to be kept: the batch may be
     read again at any time, after restarts of the driver and of the server too.  P is in each offset, since Spark asks
     anew where a query begins if its first batch was not completed, and has the end of that batch in its log.
+
+    The events of a batch are read by one task.  Tasks run at once, and what follows in Spark would get the events of a
+    key in any order; a streaming query cannot sort them.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from spark_connector.stream_reader import JmsStreamReader
 #: In an offset: the position of the last event that the first batch has; and that this batch was not read yet.
 _POSITION = "snapshot"
 _AHEAD = "ahead"
+#: Positions of one task: as many as a batch has, however many these are.
+_ALL = 1 << 62
 
 
 class JmsRegionStreamReader(JmsStreamReader):
@@ -51,7 +56,7 @@ class JmsRegionStreamReader(JmsStreamReader):
     def __init__(self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None) -> None:
         self._region_columns = columns
         self._region_options = options
-        topic = attrs.evolve(options, region=None, topic=region_of(options))
+        topic = attrs.evolve(options, region=None, topic=region_of(options), max_messages_per_partition=_ALL)
         super().__init__(topic, columns.names, log)
 
     # In the driver.

@@ -101,7 +101,7 @@ or subscription; or None)
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
     looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
     position is in the answer; some behind it may be, and their versions say so.  Of a snapshot, nothing behind its
-    position is.
+    position is.  ``damaged``: with ``skip_damaged``, the keys that were left out, whose values cannot be trusted.
 ``open_snapshot`` with ``region`` and ``keys_per_part`` (default: 0, it is not divided)
     ``snapshot``: what names it from any connection, until it was not read for ``region_snapshot_seconds``, the store
     needs the room, or the engine starts again; as long as no event of any region happens behind it, what is there then

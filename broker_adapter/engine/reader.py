@@ -108,13 +108,14 @@ class Reader:
             value = records.get("keys", name) if len(name) <= MAX_KEY_BYTES else None
         return StoredKey(key, None, None) if value is None else self._stored(region, name, value)
 
-    def keys_behind(self, region: int, after: str | None, limit: int) -> list[StoredKey]:
+    def keys_behind(self, region: int, after: str | None, limit: int, *, places: bool = True) -> list[StoredKey]:
         """Up to ``limit`` keys of a region, those that were destroyed included, by their bytes in UTF-8.
 
         Args:
             region: its number.
             after: those behind this one; None: from the first on.
             limit: of them.
+            places: whether the places of their values are wanted, for ``values``.
         """
         prefix = region_prefix(region)
         first = prefix if after is None else region_key(region, after) + b"\0"
@@ -124,16 +125,16 @@ class Reader:
                 if not name.startswith(prefix):
                     break
                 found.append((name, value))
-        return [self._stored(region, name, value) for name, value in found]
+        return [self._stored(region, name, value, places=places) for name, value in found]
 
-    def _stored(self, region: int, name: bytes, value: bytes) -> StoredKey:
+    def _stored(self, region: int, name: bytes, value: bytes, *, places: bool = True) -> StoredKey:
         key = name[len(region_prefix(region)) :].decode(errors="replace")
         try:
             record = decode_key_record(name, value)
         except StoreCorruptException as error:
             _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
             return StoredKey(key, None, None)
-        place = record.place
+        place = record.place if places else 0
         found = self._reads.repaired(self._stores.load, region, LANE, place - 1, 1).entries if place else ()
         return StoredKey(key, record, found[0] if found and found[0].position == place else None)
 

@@ -70,6 +70,7 @@ def read_keys(arguments: Arguments) -> Steps:
     room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     first_position: int | None = None
     found: list[tuple[Any, ...]] = []
+    damaged: list[str] = []
     token, through = arguments["snapshot"], arguments["through"]
     while True:
         page = _Page(arguments["region"], names, after, choice, room, with_values=arguments["values"])
@@ -77,10 +78,11 @@ def read_keys(arguments: Arguments) -> Steps:
         position = yield page.read
         first_position = position if first_position is None else first_position
         found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
+        damaged += page.damaged
         room -= page.size
         after = page.next
         if after is None or room <= 0 or len(found) >= MAX_KEYS:
-            return {"position": first_position, "entries": found, "next": after}
+            return {"position": first_position, "entries": found, "next": after, "damaged": damaged}
         if names is not None:
             names = names[page.covered :]
 
@@ -138,6 +140,7 @@ class _Page:
 
     Attributes:
         size: bytes that they take in an answer.
+        damaged: keys whose values cannot be trusted, and that were left out of the answers.
         token: of the snapshot that is read; None: what is there now.
         through: the last key that is wanted, of all keys; None: the last there is.
         covered: how many of the keys that were named are among them, or are not there.
@@ -174,6 +177,7 @@ class _Page:
         self.size = 0
         self.covered = 0
         self.next: str | None = None
+        self.damaged: list[str] = []
         self.token: str | None = None
         self.through: str | None = None
 
@@ -185,8 +189,10 @@ class _Page:
             raise InvalidDestinationException(f"there is no region {self._region!r}: create it first")
         view = reader if self.token is None else reader.snapshot(self.token, region.id, self._region)
         position = view.position if isinstance(view, RegionSnapshot) else state.head
+        matches, selector = self._choice
+        needs_values = self._with_values or selector is not None
         if self._names is None:
-            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE)
+            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE, places=needs_values)
             has_more = len(keys) == _READ_AT_ONCE
             if self.through is not None and keys and keys[-1].key.encode() >= self.through.encode():
                 last = self.through.encode()
@@ -196,8 +202,6 @@ class _Page:
             names = self._names[:_READ_AT_ONCE]
             keys = [view.key(region.id, each) for each in names]
             has_more = len(names) < len(self._names)
-        matches, selector = self._choice
-        needs_values = self._with_values or selector is not None
         sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
         for each in sizes:
             if self.covered and self.size + each > self._room:
@@ -234,6 +238,7 @@ class _Page:
             assert record is not None
             if value is None and self._with_values and record.state is KeyState.VALID:
                 if skip_damaged:
+                    self.damaged.append(stored.key)
                     continue
                 raise StoreCorruptException(
                     f"the value of key {stored.key!r} of region {self._region!r} cannot be trusted: a checksum is"

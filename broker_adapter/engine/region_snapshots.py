@@ -149,9 +149,9 @@ class RegionSnapshot:
         value = self._source.get(name) if len(name) <= MAX_KEY_BYTES else None
         return StoredKey(key, None, None) if value is None else self._stored(name, value)
 
-    def keys_behind(self, region: int, after: str | None, limit: int) -> list[StoredKey]:
+    def keys_behind(self, region: int, after: str | None, limit: int, *, places: bool = True) -> list[StoredKey]:
         """Up to ``limit`` keys of the region behind one (None: from the first on), as ``Reader.keys_behind``."""
-        return [self._stored(name, value) for name, value in self._items(after, limit)]
+        return [self._stored(name, value, places=places) for name, value in self._items(after, limit)]
 
     def key_ahead(self, after: str | None, count: int) -> tuple[int, str | None]:
         """The ``count``-th key behind one.
@@ -183,14 +183,15 @@ class RegionSnapshot:
     def _text(self, name: bytes) -> str:
         return name[len(region_prefix(self.region)) :].decode(errors="replace")
 
-    def _stored(self, name: bytes, value: bytes) -> StoredKey:
+    def _stored(self, name: bytes, value: bytes, *, places: bool = True) -> StoredKey:
         key = self._text(name)
         try:
             record = decode_key_record(name, value)
         except StoreCorruptException as error:
             _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
             return StoredKey(key, None, None)
-        return StoredKey(key, record, self._source.entry(self.region, record.place) if record.place else None)
+        is_placed = places and record.place
+        return StoredKey(key, record, self._source.entry(self.region, record.place) if is_placed else None)
 
 
 class RegionSnapshots:

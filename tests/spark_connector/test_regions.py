@@ -74,7 +74,6 @@ def test_a_stream_of_a_region_keeps_another_one_alike(
 
     def copy() -> None:
         stream = spark.readStream.format("jms").options(url=url, region="quotes", subscription="copy").load()
-        stream = stream.repartition("key").sortWithinPartitions("position")
         writer = stream.writeStream.format("jms").options(url=url, region="copies")
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         assert writer.start().awaitTermination(300)

@@ -18,8 +18,14 @@ from broker_adapter.engine import lmdb_store, region_snapshots
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import perform
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
-from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException, StoreException
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    ResourceAllocationException,
+    StoreCorruptException,
+    StoreException,
+)
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.asking import damage_body
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -136,3 +142,19 @@ def test_a_child_made_by_fork_ends_no_snapshot_of_its_parent(tmp_path: Path) -> 
         for number in range(20):
             put(broker, *[(name, f"new {number}") for name in names])
         assert values(broker, token) == dict.fromkeys(names, "old")
+
+
+@pytest.mark.damages
+def test_a_value_that_is_damaged_is_an_error_or_left_out_and_named(tmp_path: Path) -> None:
+    with closing(Broker(EngineSettings(message_cache_bytes=0), str(tmp_path))) as broker:
+        ask(broker, "create_region", region="r")
+        put(broker, ("a", "1"), ("b", "2"), ("c", "3"))
+        damage_body(broker, pack(Envelope(topic("r"), BodyKind.TEXT, "2")))
+        token = ask(broker, "open_snapshot", region="r")["snapshot"]
+        for snapshot in (token, None):
+            with pytest.raises(StoreCorruptException, match="the value of key 'b'"):
+                ask(broker, "read_keys", region="r", snapshot=snapshot)
+            answer = ask(broker, "read_keys", region="r", snapshot=snapshot, skip_damaged=True)
+            assert ([each[0] for each in answer["entries"]], answer["damaged"]) == (["a", "c"], ["b"])
+            answer = ask(broker, "read_keys", region="r", snapshot=snapshot, values=False)
+            assert [each[0] for each in answer["entries"]] == ["a", "b", "c"]
