@@ -87,6 +87,7 @@ NOT_NAMING: Final = frozenset(
             "drop_queued",
             "interests",
             "through",
+            "name",
         ),
     )
 )

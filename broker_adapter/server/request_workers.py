@@ -35,6 +35,7 @@ _GROUPS = (
     ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
     ("changing", ("change_keys",), _WAITING_THREADS),
     ("reading", ("read_keys",), _READING_THREADS),
+    ("describing", ("clients", "queue_size", "regions", "queries"), _SHORT_THREADS),
 )
 #: Threads for all other operations.
 _LONG_THREADS = 4
