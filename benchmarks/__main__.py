@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import codec, engine, failover, modes, regions, scale, selectors, spark
+from benchmarks import codec, engine, failover, modes, region_clients, regions, scale, selectors, spark
 from benchmarks.report import Figure, show
 
 
@@ -48,6 +48,7 @@ def main() -> int:
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "scale": lambda directory: scale.figures(directory, share),
         "regions": lambda directory: regions.figures(directory, share),
+        "region-clients": lambda directory: region_clients.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }
     if options.only is not None and options.only not in parts:

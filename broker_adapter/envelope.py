@@ -60,11 +60,12 @@ DEAD_LETTER_REASON = f"{DEAD_LETTER_PREFIX}REASON"
 DEAD_LETTER_QUEUE = f"{DEAD_LETTER_PREFIX}QUEUE"
 DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
 #: Properties that the engine adds to an event of a region that reaches a plain consumer of the topic of its name: where
-#: it happened, to which key, and what ("create", "update", "invalidate" or "destroy"); whether the message was stored
-#: before the consumer attached.
+#: it happened, to which key, and what ("create", "update", "invalidate" or "destroy"); the version that the key has
+#: from then on; whether the message was stored before the consumer attached.
 REGION_PROPERTY = "JMS_Holdfast_Region"
 KEY_PROPERTY = "JMS_Holdfast_Key"
 OPERATION_PROPERTY = "JMS_Holdfast_Operation"
+VERSION_PROPERTY = "JMS_Holdfast_Version"
 REPLAYED_PROPERTY = "JMS_Holdfast_Replayed"
 #: Property of a dead letter that cannot be decoded: why not.
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"

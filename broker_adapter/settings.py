@@ -345,6 +345,12 @@ class EngineSettings:
     tombstone_seconds: float = _option(
         600.0, "time for which it is remembered that a key of a region was destroyed, while the engine runs", least=0
     )
+    region_snapshot_seconds: float = _option(
+        600.0,
+        "time after which a snapshot of a region is dropped that was not read, as Spark reads them; its age is limited"
+        " to twelve times this. While one is open, room that is freed in the store is not used again",
+        least=1,
+    )
     staged_timeout_seconds: float = _option(
         3600.0,
         "age at which a staged transaction that was not published is dropped, counted while the engine runs, from the"

@@ -58,6 +58,8 @@ class Bounds:
         settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
         aging: whether the broker will forget the run that was asked about before long.  A client that keeps positions
             below ``kept`` should keep ``run`` with them instead.
+        events: position of the last event of all regions at the same moment (0: there is none); None where the broker
+            does not say.
     """
 
     incarnation: str
@@ -67,6 +69,7 @@ class Bounds:
     kept: int
     settled: int
     aging: bool = False
+    events: int | None = None
 
 
 @attrs.frozen
@@ -142,6 +145,7 @@ class RangeReader:
             answer.get("kept", position),
             answer.get("settled", 0),
             answer.get("aging", False),
+            answer.get("events"),
         )
 
     def read(

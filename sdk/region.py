@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from broker_adapter import (
@@ -12,6 +13,7 @@ from broker_adapter import (
     Identity,
     IllegalStateException,
     InvalidDestinationException,
+    JMSException,
     checked_interest,
     pack,
     topic,
@@ -121,13 +123,17 @@ class Region:
         part: list[tuple[str, int, bytes]] = []
         messages: list[Message] = []
         size = 0
+        now_ms = self._events.now_ms
         for number, (key, value) in enumerate(values, 1):
             message = wrapped(value)
             if properties is not None:
                 message.properties.update(properties)
             message.destination = topic(self.name)
             message.delivery_mode = DeliveryMode.PERSISTENT
-            envelope = envelope_of(message, self._next_identity())
+            message.sent_at_ms = now_ms
+            identity = self._next_identity()
+            message.message_id = f"ID:{identity.producer_id}:{identity.thread_id}-{identity.sequence}"
+            envelope = envelope_of(message, identity)
             packed = pack(envelope)
             part.append((_checked(key), _PUT, packed))
             messages.append(message_of(envelope, 0))
@@ -328,6 +334,8 @@ class Region:
                 events.register(self.name, interests, durable=durable)
                 state.fill(interests, result_policy)
             except BaseException:
+                with suppress(JMSException):  # what the engine has of it would be told without being known here
+                    events.unregister(self.name, [each for each in interests if each not in before])
                 with state.lock:
                     for each in interests:
                         state.interests.pop(each, None)

@@ -30,6 +30,7 @@ from broker_adapter import (
     LinkInterrupted,
     LinkLost,
     LinkRestored,
+    OperationTimedOutException,
     ResourceAllocationException,
     Transport,
     UnconnectedException,
@@ -101,6 +102,9 @@ class ClientEvents:
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
         self._store: str | None = None
+        self._is_elsewhere = (
+            False  #: whether the connection is to another store now, and the caches are of the last one
+        )
 
     def __repr__(self) -> str:
         return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._through}>"
@@ -162,6 +166,11 @@ class ClientEvents:
     def paused(self) -> _Pause:
         """While no event is told, because what is read now stands before those that come."""
         return _Pause(self)
+
+    @property
+    def now_ms(self) -> int:
+        """Now, in milliseconds since the epoch; a message has no place for times before."""
+        return max(0, time.time_ns() // 1_000_000)
 
     def require_connected(self, why: str) -> None:
         """Raise UnconnectedException while the connection is being restored."""
@@ -277,6 +286,7 @@ class ClientEvents:
         """
         with self._changed:
             if store != self._store and self._store is not None:
+                self._is_elsewhere = True
                 self._through = self._acknowledged = self._unacknowledged = 0  # positions of another engine
             self._store = store
             self._is_interrupted = False
@@ -322,7 +332,7 @@ class ClientEvents:
                     pass
                 elif self._tells and self._arrived:
                     event = self._arrived.popleft()
-                    self._is_telling = True
+                self._is_telling = event is not None or (self._marker is not None and self._tells)
             try:
                 self._work(event)
             finally:
@@ -411,8 +421,9 @@ class ClientEvents:
                 for durable in (False, True):
                     interests = [each for each, how in registered.items() if how.durable is durable]
                     self.register(region.name, interests, durable=durable)
-                if pending < 0:  # the queue began anew, so events were missed
+                if pending < 0 or self._is_elsewhere:  # the queue began anew, so events were missed
                     region.refresh()
+            self._is_elsewhere = False
             if pending < 0 and self.is_durable:
                 self._report(
                     ResourceAllocationException(
@@ -438,8 +449,12 @@ class _Pause:
         events = self._events
         with events._changed:
             events._pauses += 1
-            if not events.in_own_thread():
-                events._changed.wait_for(lambda: not events._is_telling)
+            if events.in_own_thread():
+                return
+            limit = events._settings.request_timeout_seconds
+            if not events._changed.wait_for(lambda: not events._is_telling, limit):
+                events._pauses -= 1
+                raise OperationTimedOutException(f"a listener of a region has not returned within {limit} s")
 
     def __exit__(self, *_: object) -> None:
         events = self._events

@@ -119,7 +119,7 @@ class ContinuousQuery:
         Raises:
             JMSException: as ``execute``.
         """
-        with self._lock, self._events.paused():
+        with self._events.paused(), self._lock:  # in this order: a listener that is waited for may need the lock
             self._begin()
             try:
                 found = list(self._region.read(selector=self.selector))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import pyarrow as pa
@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker_adapter import Destination, DestinationKind, Envelope
 from sdk import Connection, ConnectionLostException, InvalidDestinationException, Message, OperationTimedOutException
-from sdk.range_reader import Bounds, RangeReader
+from sdk.range_reader import Bounds, RangeMessage, RangeReader
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
@@ -84,8 +84,14 @@ def partitions_of(
     ]
 
 
-def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
+def read_range(
+    partition: RangePartition, as_batch: Callable[[list[RangeMessage]], pa.RecordBatch] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The messages of a range as Arrow batches; goes on where it was if the connection is lost.
+
+    Args:
+        partition: the range.
+        as_batch: makes a batch of messages; None: one with the partition's columns.
 
     Raises:
         InvalidDestinationException: the queue is gone, or its positions are those of other messages now; not with
@@ -108,7 +114,10 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
             reader = range_reader(connection_for(options), options)
             incarnation, size = partition.incarnation, options.fetch_bytes
             for messages in reader.read(position, partition.last, incarnation, size, run, leave_out):
-                yield batch_of(decoded(messages), source, partition.columns)
+                if as_batch is None:
+                    yield batch_of(decoded(messages), source, partition.columns)
+                else:
+                    yield as_batch(messages)
                 position = messages[-1].position + 1
                 failing_since = None
             return

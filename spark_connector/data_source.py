@@ -18,6 +18,10 @@ from pyspark.sql.types import StructType
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from spark_connector.region_reader import JmsRegionReader
+from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, region_projection
+from spark_connector.region_stream import JmsRegionStreamReader
+from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
@@ -40,17 +44,30 @@ class JmsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; a schema of the user's may name some of them."""
-        self._source()
-        return SCHEMA
+        return SCHEMA if self._source().region is None else REGION_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
-        options, columns = self._source(), projection(schema)
+        options = self._source()
+        if options.region is not None:
+            return JmsRegionReader(reachable(options, self.registry), region_projection(schema))
+        columns = projection(schema)
         return JmsBatchReader(reachable(options, self.registry), columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
-        options, columns = self._source(), projection(schema)
+        options = self._source()
+        if options.region is not None:
+            if options.subscription is None:
+                raise ValueError(
+                    "the stream of a region needs the option 'subscription': a name under which the server keeps the"
+                    " events that this query has not read yet; no other query may have it"
+                )
+            if options.key_pattern is not None or options.selector is not None:
+                raise ValueError("keyPattern and selector are for batches; the rows of a stream are chosen by where()")
+            names = region_projection(schema)
+            return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
+        columns = projection(schema)
         return JmsStreamReader(reachable(options, self.registry), columns, DriverLog(self.registry))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -58,11 +75,16 @@ class JmsDataSource(DataSource):
         options = self._sink(schema, overwrite)
         if options.producer_id is not None:
             raise ValueError("producerId is for streaming queries: a batch job writes again each time it runs")
+        if options.region is not None:
+            return JmsRegionWriter(options)
         return JmsBatchWriter(options, self.speculation)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``."""
-        return JmsStreamWriter(self._sink(schema, overwrite), self.speculation, DriverLog(self.registry))
+        options = self._sink(schema, overwrite)
+        if options.region is not None:
+            return JmsRegionStreamWriter(options, DriverLog(self.registry))
+        return JmsStreamWriter(options, self.speculation, DriverLog(self.registry))
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
@@ -70,8 +92,12 @@ class JmsDataSource(DataSource):
     def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
         options = parse_sink(dict(self.options))
         if overwrite:
-            raise ValueError("a queue cannot be overwritten: use mode('append'), or outputMode('append') in a stream")
-        check_sink_schema(schema)
+            what = "queue" if options.region is None else "region"
+            raise ValueError(f"a {what} cannot be overwritten: use mode('append'), or outputMode('append') in a stream")
+        if options.region is None:
+            check_sink_schema(schema)
+        else:
+            check_region_schema(schema)
         return reachable(options, self.registry)
 
 

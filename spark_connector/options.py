@@ -18,6 +18,8 @@ _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 
 EXACTLY_ONCE = "exactly_once"
 AT_LEAST_ONCE = "at_least_once"
+#: Where a stream of a region begins.
+SNAPSHOT, LATEST, EARLIEST = "snapshot", "latest", "earliest"
 
 
 def _option(
@@ -49,17 +51,38 @@ class ConnectionOptions:
 class SourceOptions(ConnectionOptions):
     """What is read, and in which portions."""
 
-    queue: str | None = _option("queue", None, "name of the queue to read; this or topic and subscription")
+    queue: str | None = _option("queue", None, "name of the queue to read; this, or topic and subscription, or region")
     topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
     subscription: str | None = _option(
         "subscription", None, "name of the durable subscription on the topic; made where there is none"
+    )
+    region: str | None = _option(
+        "region",
+        None,
+        "name of the region to read: in a batch, its keys and values; as a stream, with subscription, what happens to"
+        " them",
+    )
+    starting_position: str = _option(
+        "startingPosition",
+        SNAPSHOT,
+        "where a stream of a region begins: snapshot (with a row for each key that is there, and all events behind"
+        " these), latest (with the next event), or earliest (with the oldest event that the subscription has)",
+    )
+    key_pattern: str | None = _option(
+        "keyPattern", None, "regular expression (RE2) for the whole key: the keys that a batch reads of a region"
+    )
+    selector: str | None = _option(
+        "selector",
+        None,
+        "selector for the values that a batch reads of a region, which may name key, headers, properties, and the"
+        " fields of a map",
     )
     client_id: str | None = _option("clientId", None, "client id of the subscription, where it was made with one")
     max_messages_per_trigger: int | None = _option(
         "maxMessagesPerTrigger", 1_000_000, "messages (positions) of one micro-batch; none: no limit", least=1
     )
     max_messages_per_partition: int = _option(
-        "maxMessagesPerPartition", 100_000, "messages (positions) that one task reads", least=1
+        "maxMessagesPerPartition", 100_000, "messages (positions), or keys of a region, that one task reads", least=1
     )
     fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
     fail_on_data_loss: bool = _option(
@@ -78,12 +101,16 @@ class SourceOptions(ConnectionOptions):
 class SinkOptions(ConnectionOptions):
     """Where rows go, and how."""
 
-    queue: str | None = _option("queue", None, "name of the queue to write to; this or topic")
+    queue: str | None = _option("queue", None, "name of the queue to write to; this, topic or region")
     topic: str | None = _option("topic", None, "name of the topic to write to; at least once only")
+    region: str | None = _option(
+        "region", None, "name of the region whose keys the rows change; made where there is none"
+    )
     guarantee: str = _option(
         "deliveryGuarantee",
         EXACTLY_ONCE,
-        "exactly_once (staged transactions, needs a Holdfast broker and a queue) or at_least_once (any broker)",
+        "exactly_once (staged transactions, needs a Holdfast broker and a queue; of a region: a batch that is repeated"
+        " is not written again) or at_least_once (any broker)",
     )
     producer_id: str | None = _option(
         "producerId",
@@ -104,8 +131,19 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         ValueError: an option is unknown, missing, contradicts another or has a wrong value.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
-    if (parsed.queue is None) == (parsed.topic is None):
-        raise ValueError("name what to read by one of the options 'queue' and 'topic'")
+    if sum(each is not None for each in (parsed.queue, parsed.topic, parsed.region)) != 1:
+        raise ValueError("name what to read by one of the options 'queue' and 'topic', or 'region'")
+    if parsed.region is not None:
+        if parsed.starting_position not in (SNAPSHOT, LATEST, EARLIEST):
+            raise ValueError(
+                f"startingPosition={parsed.starting_position!r} is none of {SNAPSHOT}, {LATEST}, {EARLIEST}"
+            )
+        return parsed
+    for name, given in (("keyPattern", parsed.key_pattern), ("selector", parsed.selector)):
+        if given is not None:
+            raise ValueError(f"{name} chooses keys of a region; the rows of a queue are chosen by where()")
+    if parsed.starting_position != SNAPSHOT:
+        raise ValueError("startingPosition is of a region; the stream of a queue begins with what is there")
     if (parsed.topic is None) != (parsed.subscription is None):
         raise ValueError("a topic keeps messages only for its subscriptions: give both 'topic' and 'subscription'")
     return parsed
@@ -118,14 +156,16 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         ValueError: as ``parse_source``.
     """
     parsed: SinkOptions = _parse(SinkOptions, options, options.get("path"))
-    if (parsed.queue is None) == (parsed.topic is None):
-        raise ValueError("name where to write by one of the options 'queue' and 'topic'")
+    if sum(each is not None for each in (parsed.queue, parsed.topic, parsed.region)) != 1:
+        raise ValueError("name where to write by one of the options 'queue' and 'topic', or 'region'")
     if parsed.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise ValueError(f"deliveryGuarantee={parsed.guarantee!r} is neither {EXACTLY_ONCE} nor {AT_LEAST_ONCE}")
     if parsed.topic is not None and parsed.guarantee == EXACTLY_ONCE:
         raise ValueError(
             "a topic can be written to at least once only: say deliveryGuarantee=at_least_once, or write to a queue"
         )
+    if parsed.region is not None and (parsed.priority != 4 or parsed.time_to_live is not None):
+        raise ValueError("values of regions have no priority and do not expire: leave out priority and timeToLive")
     if parsed.producer_id is not None and parsed.guarantee != EXACTLY_ONCE:
         raise ValueError("producerId says which batches are written once; with at_least_once none is")
     if not 0 <= parsed.priority <= 9:
@@ -148,7 +188,7 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
         if field is None:
             raise ValueError(f"unknown option {name!r}; the options here are {', '.join(_names(cls))}")
         values[field.name] = _value(field, text)
-    if path is not None:
+    if path is not None and "region" not in values:
         values.setdefault("queue", path)  # load("orders"), start("orders")
     if not values.get("url"):
         raise ValueError("the option 'url' is required: the connection URL of the broker, such as amqp://host:5672")

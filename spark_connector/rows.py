@@ -14,8 +14,8 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 import attrs
@@ -123,44 +123,85 @@ class Readable:
     envelopes: Sequence[Envelope]
     payloads: Sequence[bytes | None]  #: as they are stored; None where that is not known
     problems: dict[int, list[str]] = attrs.field(factory=dict)  #: what columns cannot show, by row
+    marks: Sequence[Any] = ()  #: what else is known of each, for the own columns of a source
 
     def row(self, index: int) -> Readable:
         """One of them by itself."""
-        return Readable([self.positions[index]], [self.envelopes[index]], [self.payloads[index]])
+        marks = [self.marks[index]] if self.marks else ()
+        return Readable([self.positions[index]], [self.envelopes[index]], [self.payloads[index]], marks=marks)
 
 
+class OwnColumn(NamedTuple):
+    """A column that only one kind of source has.
+
+    Attributes:
+        kind: its type.
+        values: of the messages, as Arrow takes them; raises where one of them cannot be shown.
+    """
+
+    kind: pa.DataType
+    values: Callable[[Readable], Sequence[Any]]
+
+
+#: Stands for a key that has no value.
+NO_VALUE = Envelope(Destination(""), priority=None)  # type: ignore[arg-type]
 #: Stands for a message that cannot be decoded.
 _UNDECODABLE = Envelope(Destination(""), priority=None)  # type: ignore[arg-type]
 
 
+class Stored(Protocol):
+    """A message as it is stored."""
+
+    @property
+    def payload(self) -> bytes | None:
+        """Its bytes."""
+
+    def envelope(self) -> Envelope | None:
+        """The message, decoded; None: there is none."""
+
+
 def decoded(messages: Sequence[RangeMessage]) -> Readable:
     """The messages of a range; what cannot be decoded is a message, too."""
-    positions = [message.position for message in messages]
+    return decoded_all(messages, [message.position for message in messages])
+
+
+def decoded_all(messages: Sequence[Stored], positions: Sequence[int | None]) -> Readable:
+    """Messages with their positions; what cannot be decoded, or is none, is a message, too."""
     payloads = [message.payload for message in messages]
     problems: dict[int, list[str]] = {}
     try:
-        envelopes = [message.envelope() for message in messages]
+        envelopes = [message.envelope() or NO_VALUE for message in messages]
     except Exception:  # of some of them
         envelopes = []
         for index, message in enumerate(messages):
             try:
-                envelopes.append(message.envelope())
+                envelopes.append(message.envelope() or NO_VALUE)
             except Exception as error:  # whatever was sent, one message must not stop a query for ever
                 envelopes.append(_UNDECODABLE)
                 problems[index] = [f"cannot be decoded: {error}"]
     return Readable(positions, envelopes, payloads, problems)
 
 
-def batch_of(messages: Readable, queue: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """Messages as one Arrow batch with these columns."""
+def batch_of(
+    messages: Readable, queue: str, columns: Sequence[str], own: Mapping[str, OwnColumn] | None = None
+) -> pa.RecordBatch:
+    """Messages as one Arrow batch.
+
+    Args:
+        messages: in order.
+        queue: the name of their queue or topic.
+        columns: names of the batch's.
+        own: by name, columns of the source that are in place of, or beside, those of :data:`COLUMNS`.
+    """
     count = len(messages.envelopes)
+    own = own or {}
     problems = {index: list(found) for index, found in messages.problems.items()}
-    arrays = {name: _column(name, messages, queue, problems) for name in columns if name not in _PROBLEM_COLUMNS}
+    arrays = {name: _column(name, messages, queue, problems, own) for name in columns if name not in _PROBLEM_COLUMNS}
     if "problem" in columns:
         arrays["problem"] = _where(problems, count, pa.string(), lambda index: _valid("; ".join(problems[index])))
     if "_corrupt_record" in columns:
         arrays["_corrupt_record"] = _where(problems, count, pa.binary(), lambda index: messages.payloads[index])
-    schema = pa.schema([pa.field(name, _ARROW[name]) for name in columns])
+    schema = pa.schema([pa.field(name, own[name].kind if name in own else _ARROW[name]) for name in columns])
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
 
 
@@ -174,25 +215,29 @@ def _where(rows: dict[int, Any], count: int, kind: pa.DataType, value: Callable[
     return pa.array([value(index) if index in rows else None for index in range(count)], kind)
 
 
-def _column(name: str, messages: Readable, queue: str, problems: dict[int, list[str]]) -> pa.Array:
+def _column(
+    name: str, messages: Readable, queue: str, problems: dict[int, list[str]], own: Mapping[str, OwnColumn]
+) -> pa.Array:
     """A column; what it cannot show is null, and noted among the problems of the row."""
     try:
-        return _whole_column(name, messages, queue)
+        return _whole_column(name, messages, queue, own)
     except Exception:  # of some cells: the others have their values
         cells = []
         for index in range(len(messages.envelopes)):
             try:
-                cells.append(_whole_column(name, messages.row(index), queue))
+                cells.append(_whole_column(name, messages.row(index), queue, own))
             except Exception as error:
-                cells.append(pa.nulls(1, _ARROW[name]))
+                cells.append(pa.nulls(1, own[name].kind if name in own else _ARROW[name]))
                 problems.setdefault(index, []).append(f"{name}: {error}")
         return pa.concat_arrays(cells)
 
 
-def _whole_column(name: str, messages: Readable, queue: str) -> pa.Array:
-    values = _VALUES[name](messages.envelopes, messages.positions, queue)
-    is_instant = _ARROW[name] is _INSTANT
-    array = pa.array(values, pa.int64() if is_instant else _ARROW[name])
+def _whole_column(name: str, messages: Readable, queue: str, own: Mapping[str, OwnColumn]) -> pa.Array:
+    column = own.get(name)
+    kind = _ARROW[name] if column is None else column.kind
+    values = VALUES[name](messages, queue) if column is None else column.values(messages)
+    is_instant = kind is _INSTANT
+    array = pa.array(values, pa.int64() if is_instant else kind)
     if isinstance(array, pa.ChunkedArray):
         raise ValueError("more than 2 GiB")
     if name in _LIMITS:
@@ -263,27 +308,29 @@ def _valid(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-_Values = Callable[[Sequence[Envelope], Sequence[int | None], str], Sequence[Any]]
+_Values = Callable[["Readable", str], Sequence[Any]]
 #: The values of a column, as Arrow takes them; instants in milliseconds.
-_VALUES: dict[str, _Values] = {
-    "queue": lambda envelopes, _, queue: [queue] * len(envelopes),
-    "position": lambda _, positions, __: positions,
-    "messageId": lambda envelopes, *_: [each.message_id for each in envelopes],
-    "timestamp": lambda envelopes, *_: [each.sent_at_ms for each in envelopes],
-    "key": lambda envelopes, *_: [each.group_id for each in envelopes],
-    "correlationId": lambda envelopes, *_: [
+VALUES: dict[str, _Values] = {
+    "queue": lambda messages, queue: [queue] * len(messages.envelopes),
+    "position": lambda messages, _: messages.positions,
+    "messageId": lambda messages, _: [each.message_id for each in messages.envelopes],
+    "timestamp": lambda messages, _: [each.sent_at_ms for each in messages.envelopes],
+    "key": lambda messages, _: [each.group_id for each in messages.envelopes],
+    "correlationId": lambda messages, _: [
         each.correlation_id.hex() if isinstance(each.correlation_id, bytes) else each.correlation_id
-        for each in envelopes
+        for each in messages.envelopes
     ],
-    "type": lambda envelopes, *_: [each.type for each in envelopes],
-    "priority": lambda envelopes, *_: [each.priority for each in envelopes],
-    "expiration": lambda envelopes, *_: [each.expires_at_ms for each in envelopes],
-    "bodyType": lambda envelopes, *_: [
-        "undecodable" if each is _UNDECODABLE else _BODY_TYPES[each.body_kind] for each in envelopes
+    "type": lambda messages, _: [each.type for each in messages.envelopes],
+    "priority": lambda messages, _: [each.priority for each in messages.envelopes],
+    "expiration": lambda messages, _: [each.expires_at_ms for each in messages.envelopes],
+    "bodyType": lambda messages, _: [
+        "undecodable" if each is _UNDECODABLE else _BODY_TYPES[each.body_kind] for each in messages.envelopes
     ],
-    "text": lambda envelopes, *_: [_text(each) for each in envelopes],
-    "body": lambda envelopes, *_: [each.body if each.body_kind is BodyKind.BYTES else None for each in envelopes],
-    "properties": lambda envelopes, *_: [_properties(each) for each in envelopes],
+    "text": lambda messages, _: [_text(each) for each in messages.envelopes],
+    "body": lambda messages, _: [
+        each.body if each.body_kind is BodyKind.BYTES else None for each in messages.envelopes
+    ],
+    "properties": lambda messages, _: [_properties(each) for each in messages.envelopes],
 }
 
 
@@ -370,7 +417,7 @@ def envelopes_of(
     count = batch.num_rows
     nothing: list[Any] = [None] * count
     columns = {
-        name: _cells(name, batch.column(index), first_row)
+        name: cells(name, batch.column(index), first_row)
         for index, name in enumerate(batch.schema.names)
         if name in _WRITABLE
     }
@@ -425,8 +472,17 @@ def envelopes_of(
 _KINDS: dict[Any, BodyKind] = {str: BodyKind.TEXT, bytes: BodyKind.BYTES}
 
 
-def _cells(name: str, column: pa.Array, first_row: int) -> list[Any]:
-    """The values of a column; instants in milliseconds, rounded up, but not beyond the last that can be shown."""
+def cells(name: str, column: pa.Array, first_row: int) -> list[Any]:
+    """The values of a column; instants in milliseconds, rounded up, but not beyond the last that can be shown.
+
+    Args:
+        name: of the column, for errors.
+        column: its cells.
+        first_row: number of its first row, for errors; from 0 on.
+
+    Raises:
+        RowError: text is not valid UTF-8.
+    """
     if pa.types.is_timestamp(column.type):
         # As numbers: the column's time zone is that of the Spark session, and Spark knows more names than Python.
         return [None if each is None else _milliseconds(each) for each in column.cast(pa.int64()).to_pylist()]

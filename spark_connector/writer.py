@@ -301,7 +301,7 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one attempt of a task, in an executor."""
-        return TaskWriter(self._options, self._job, 0, _attempt("job"), self._speculation).write(iterator)
+        return TaskWriter(self._options, self._job, 0, attempt_of_task("job"), self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: let the messages be seen."""
@@ -335,15 +335,8 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one attempt of a task, in an executor."""
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
-        assert query is not None
-        run = context.getLocalProperty("spark.jobGroup.id")  # the id of the query's run
-        assert batch is not None
-        attempt = _attempt(str(run))
-        return TaskWriter(self._options, query, int(batch), attempt, self._speculation).write(iterator)
+        query, batch, run = streaming_batch()
+        return TaskWriter(self._options, query, batch, attempt_of_task(run), self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done: let its messages be seen, once."""
@@ -365,7 +358,18 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
         self._abandon(messages, batchId)
 
 
-def _attempt(run: str) -> Attempt:
+def streaming_batch() -> tuple[str, int, str]:
+    """(query, number of the batch, run of the query) of the task that this process runs."""
+    context = TaskContext.get()
+    assert context is not None
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    assert query is not None
+    assert batch is not None
+    return query, int(batch), str(context.getLocalProperty("spark.jobGroup.id"))  # the id of the query's run
+
+
+def attempt_of_task(run: str) -> Attempt:
     """The attempt of a task that this process runs."""
     context = TaskContext.get()
     assert context is not None

@@ -20,6 +20,7 @@ LONG: Final = (
     "spark_connector/test_values.py",
     "spark_connector/test_stream.py",
     "spark_connector/test_checkpoints.py",
+    "spark_connector/test_regions.py",
     "samples/test_demo.py",
     "faults/test_sweep.py",
     "faults/test_kills.py",
@@ -47,6 +48,7 @@ SHARED: Final = {
     "tests/spark_connector/test_values.py": "spark 1",
     "tests/spark_connector/test_stream.py": "spark 2",
     "tests/spark_connector/test_checkpoints.py": "spark 2",
+    "tests/spark_connector/test_regions.py": "spark 2",
 }
 _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}

@@ -192,7 +192,7 @@ class Broker:
         positions = {
             queue.id: queue.next_position
             for queue in self._directory.queues.values()
-            if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
+            if queue.next_position > 1 and queue.record.kind in ("queue", "subscription", "events")
         }
         self._runs.begin(positions)
         self._stores.note_first_due()
@@ -363,6 +363,7 @@ class Broker:
         self._inbox = Inbox(self._directory)
         self._commands = self._inbox.commands
         self._failure_listeners = []
+        self._stores.region_snapshots.forget()
         self.failed = error
 
     def close(self) -> None:

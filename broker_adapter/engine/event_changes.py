@@ -58,7 +58,7 @@ from broker_adapter.engine.regions.routing import NOTHING, Matched
 from broker_adapter.engine.selection import Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
-from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY
+from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY, VERSION_PROPERTY
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 
 #: In the names of streams of identities: a region is no queue and no topic.
@@ -217,6 +217,7 @@ class EventChanges:
             REGION_PROPERTY: region.name,
             KEY_PROPERTY: change.key,
             OPERATION_PROPERTY: operation.name.lower(),
+            VERSION_PROPERTY: position,
         }
         queues += self._subscriptions(region, message, annotations)
         number = self._intake.next_message
@@ -296,7 +297,7 @@ class EventChanges:
         self._intake.note_stream(stream, seen, now_ms, effects)
         return True
 
-    def _subscriptions(self, region: Region, message: NewMessage, annotations: Mapping[str, str]) -> list[QueueState]:
+    def _subscriptions(self, region: Region, message: NewMessage, annotations: Mapping[str, Any]) -> list[QueueState]:
         """The subscriptions of the topic of this name that want an event."""
         found = self._directory.topics.get(_topic(region), ())
         if not found:
@@ -339,6 +340,7 @@ class EventChanges:
         client, region = self._client(command.client), self._state.region(command.region)
         head = self._state.head
         wanted = [checked_interest(*each) for each in command.interests]
+        region.routing.check_room(wanted)
         self._clients.register(client, region, wanted, command.durable, head)
         effects.answer(command, head)
 

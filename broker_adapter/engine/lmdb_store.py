@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -514,14 +514,10 @@ class LmdbStore:
         with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
             return due_of(cursor.key()) if cursor.first() else None
 
-    @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Snapshot:
         """All records as of the last commit; writing goes on meanwhile, in pages that this one does not use."""
-        if self._trial is not None:
-            yield Snapshot(self._trial, self._db, has_old=self._has_old)
-            return
-        with self._env.begin() as txn:
-            yield Snapshot(txn, self._db, has_old=self._has_old)
+        txn = self._env.begin() if self._trial is None else self._trial
+        return Snapshot(txn, self._db, has_old=self._has_old, is_own=self._trial is None)
 
     def copy(self, path: Path) -> None:
         """Write all records into a new file in another directory, without free pages."""
@@ -558,14 +554,26 @@ class LmdbStore:
 
 
 class Snapshot:
-    """The records of a store at one moment; see :class:`broker_adapter.engine.findings.Tables`."""
+    """The records of a store at one moment; see :class:`broker_adapter.engine.findings.Tables`.
+
+    A context manager, and no generator: those are ended where they are collected, and a child made by fork would let
+    go of the records for its parent.
+    """
 
     persistent = True
 
-    def __init__(self, txn: Any, tables: Mapping[str, Any], *, has_old: bool) -> None:
+    def __init__(self, txn: Any, tables: Mapping[str, Any], *, has_old: bool, is_own: bool) -> None:
         self._txn = txn
         self._tables = tables
+        self._is_own = is_own
         self.has_old = has_old
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_own:
+            self._txn.abort()
 
     def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
         """All records of a table, in the order of their keys."""

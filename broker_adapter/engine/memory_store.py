@@ -195,6 +195,15 @@ class MemoryStore:
         """(format, payload) of one message."""
         return self._messages.get(number)
 
+    def all_messages(self) -> dict[int, tuple[int, bytes]]:
+        """(format, payload) of every message by its number, as they are now."""
+        return dict(self._messages)
+
+    def entries_of(self, queue: int, lane: int) -> dict[int, RawEntry]:
+        """The entries of a lane by their positions, as they are now."""
+        records = self._lanes.get(queue, {}).get(lane)
+        return {} if records is None else dict(records.by_position)
+
     def annotations(self, key: bytes) -> dict[str, Any] | None:
         """The annotations of an entry."""
         value = self._annotations.get(key)

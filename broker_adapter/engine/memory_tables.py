@@ -49,6 +49,13 @@ class MemoryTables:
         index = bisect_left(keys, key)
         return (keys[index - 1], self._values[table][keys[index - 1]]) if index else None
 
+    def copy_of(self, table: str) -> MemoryTables:
+        """One of the tables as it is now; the records themselves are shared."""
+        copied = MemoryTables()
+        copied._values[table] = dict(self._values.get(table, {}))
+        copied._keys[table] = list(self._keys.get(table, ()))
+        return copied
+
     def as_mappings(self) -> dict[str, dict[bytes, bytes]]:
         """All records, by table."""
         return {table: dict(values) for table, values in self._values.items()}

@@ -34,7 +34,7 @@ that an operation does not have is refused, as is a value of another type.  Posi
     run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
     run.  ``aging``: whether that run is one of those that the store forgets next; a client that keeps positions below
     ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
-    settle, or 0.
+    settle, or 0.  ``events``: the position of the last event of all regions at this moment.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
@@ -98,11 +98,20 @@ or subscription; or None)
     1,000 of them are one commit.
 ``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
 (default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
-``skip_damaged`` and ``envelope_version`` as in ``read_range``
+``skip_damaged`` and ``envelope_version`` as in ``read_range``; and with ``snapshot`` (or None: what is there now) and
+``through`` (of all keys, the last one that is wanted; or None)
     ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
     looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
-    position is in the answer; some behind it may be, and their versions say so.
+    position is in the answer; some behind it may be, and their versions say so.  Of a snapshot, nothing behind its
+    position is.  ``damaged``: with ``skip_damaged``, the keys that were left out, whose values cannot be trusted.
+``open_snapshot`` with ``region`` and ``keys_per_part`` (default: 0, it is not divided)
+    ``snapshot``: what names it from any connection, until it was not read for ``region_snapshot_seconds``, the store
+    needs the room, or the engine starts again; as long as no event of any region happens behind it, what is there then
+    is read in its place, and else the request is refused.  ``position``: of its last event.  ``splits``: keys in order,
+    so that up to each of them there are this many, those that were destroyed lately included.
+``close_snapshot`` with ``region`` and ``snapshot``
+    Whether it was open, and one of this region.
 ``register_interest`` with ``region``, ``interests``: (kind, text, name) each, where the kind is 0 (one key), 1 (all
 keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name), and ``durable`` (default: false)
     The position behind which events are queued for the connection's durable client.
@@ -405,6 +414,8 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "create_region": region_operations.create_region,
     "change_keys": region_operations.change_keys,
     "read_keys": region_operations.read_keys,
+    "open_snapshot": region_operations.open_snapshot,
+    "close_snapshot": region_operations.close_snapshot,
     "register_interest": region_operations.register_interest,
     "unregister_interest": region_operations.unregister_interest,
     "ready_for_events": region_operations.ready_for_events,
@@ -495,7 +506,11 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
         "skip_damaged": Argument(bool, False),
         "envelope_version": Argument(int, 1, least=1),
+        "snapshot": Argument(str, None),
+        "through": Argument(str, None),
     },
+    "open_snapshot": {"region": Argument(str), "keys_per_part": Argument(int, 0)},
+    "close_snapshot": {"region": Argument(str), "snapshot": Argument(str)},
     "register_interest": {**_INTERESTS, "durable": Argument(bool, False)},
     "unregister_interest": {**_INTERESTS, "drop_queued": Argument(bool, False)},
     "ready_for_events": {},

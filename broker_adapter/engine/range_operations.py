@@ -43,6 +43,7 @@ def bounds(arguments: Arguments) -> Steps:
             "run": reader.run(queue),
             "kept": reader.kept(queue, arguments["run"]),
             "aging": reader.is_aging(arguments["run"]),
+            "events": reader.state.events.head,
             "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
         }
 

@@ -5,36 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
+from broker_adapter.engine.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
 from broker_adapter.engine.regions.event_records import LANE
-from broker_adapter.engine.regions.key_records import KeyRecord, decode_key_record, region_key, region_prefix
+from broker_adapter.engine.regions.key_records import decode_key_record, region_key, region_prefix
+from broker_adapter.engine.regions.stored_key import StoredKey
 from broker_adapter.engine.runs import Runs
 from broker_adapter.engine.selection import RegionFields, selects
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Message, Stores
-from broker_adapter.errors import StoreCorruptException
+from broker_adapter.errors import InvalidDestinationException, StoreCorruptException
 from broker_adapter.selectors.language import Selector
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-
-
-class StoredKey(NamedTuple):
-    """What the store knows of a key of a region."""
-
-    key: str
-    record: KeyRecord | None  #: None: nothing
-    entry: RawEntry | None  #: the place of its value
-
-    @property
-    def size(self) -> int:
-        """Bytes of its value."""
-        return 0 if self.entry is None else self.entry.size
 
 
 class Reader:
@@ -119,13 +108,14 @@ class Reader:
             value = records.get("keys", name) if len(name) <= MAX_KEY_BYTES else None
         return StoredKey(key, None, None) if value is None else self._stored(region, name, value)
 
-    def keys_behind(self, region: int, after: str | None, limit: int) -> list[StoredKey]:
+    def keys_behind(self, region: int, after: str | None, limit: int, *, places: bool = True) -> list[StoredKey]:
         """Up to ``limit`` keys of a region, those that were destroyed included, by their bytes in UTF-8.
 
         Args:
             region: its number.
             after: those behind this one; None: from the first on.
             limit: of them.
+            places: whether the places of their values are wanted, for ``values``.
         """
         prefix = region_prefix(region)
         first = prefix if after is None else region_key(region, after) + b"\0"
@@ -135,16 +125,16 @@ class Reader:
                 if not name.startswith(prefix):
                     break
                 found.append((name, value))
-        return [self._stored(region, name, value) for name, value in found]
+        return [self._stored(region, name, value, places=places) for name, value in found]
 
-    def _stored(self, region: int, name: bytes, value: bytes) -> StoredKey:
+    def _stored(self, region: int, name: bytes, value: bytes, *, places: bool = True) -> StoredKey:
         key = name[len(region_prefix(region)) :].decode(errors="replace")
         try:
             record = decode_key_record(name, value)
         except StoreCorruptException as error:
             _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
             return StoredKey(key, None, None)
-        place = record.place
+        place = record.place if places else 0
         found = self._reads.repaired(self._stores.load, region, LANE, place - 1, 1).entries if place else ()
         return StoredKey(key, record, found[0] if found and found[0].position == place else None)
 
@@ -153,6 +143,50 @@ class Reader:
         entries = [each.entry for each in keys if each.entry is not None]
         bodies = iter(self._stores.bodies([(entry.number, entry.flags) for entry in entries]))
         return [None if each.entry is None else next(bodies) for each in keys]
+
+    @property
+    def snapshots(self) -> RegionSnapshots:
+        """Those of regions that are open."""
+        return self._stores.region_snapshots
+
+    def open_snapshot(self, name: str) -> tuple[str, int]:
+        """(token, number of the region) of a new snapshot.
+
+        Raises:
+            InvalidDestinationException: there is no region of this name.
+            ResourceAllocationException: too many are being read.
+        """
+        events = self.state.events
+        region = events.regions.get(name)
+        if region is None or events.events is None:
+            raise InvalidDestinationException(f"there is no region {name!r}: create it first")
+        run = self.run(events.events)
+        return self.snapshots.open(region.id, events.head, run, self._elapsed_ms), region.id
+
+    def open_one(self, token: str, region: int) -> RegionSnapshot | None:
+        """The snapshot of a token, which is used with this; None where it is gone."""
+        return self.snapshots.find(token, region, self._elapsed_ms)
+
+    def snapshot(self, token: str, region: int, name: str) -> Reader | RegionSnapshot:
+        """A snapshot of a region; the present where that is gone, and no event has happened since.
+
+        Args:
+            token: that was given for it.
+            region: its number.
+            name: of the region.
+
+        Raises:
+            InvalidDestinationException: it is gone, or there was none.
+        """
+        found = self.open_one(token, region)
+        if found is not None:
+            return found
+        position, run = position_of_token(token)
+        events = self.state.events
+        queue = events.events
+        if queue is None or position != events.head or position >= self.kept(queue, run):
+            raise gone(token, name, self.state.settings.region_snapshot_seconds)
+        return self
 
     def is_wanted(self, selector: Selector, stored: StoredKey, value: Message | None) -> bool:
         """Whether a selector is true of a key and its value; it is not of a key without one."""

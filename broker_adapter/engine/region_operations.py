@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.operation_steps import MAX_RANGE_BYTES, Arguments, Steps
 from broker_adapter.engine.parts import in_parts
-from broker_adapter.engine.reader import Reader, StoredKey
+from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.region_snapshots import RegionSnapshot, position_of_token
 from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression
 from broker_adapter.engine.regions.key_records import KeyState, Wanted
+from broker_adapter.engine.regions.stored_key import StoredKey
 from broker_adapter.engine.stores import Message
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException, StoreCorruptException
@@ -27,6 +30,10 @@ _CHANGED_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 _READ_AT_ONCE: Final = 500
 #: What a key takes in an answer beside its name and its value, in bytes.
 _KEY_BYTES: Final = 32
+#: Keys that are passed in one step, where a snapshot is divided.
+_PASSED_AT_ONCE: Final = 20_000
+#: Parts that a snapshot is divided into at most.
+_MOST_PARTS: Final = 10_000
 
 
 def create_region(arguments: Arguments) -> Steps:
@@ -63,17 +70,62 @@ def read_keys(arguments: Arguments) -> Steps:
     room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     first_position: int | None = None
     found: list[tuple[Any, ...]] = []
+    damaged: list[str] = []
+    token, through = arguments["snapshot"], arguments["through"]
     while True:
         page = _Page(arguments["region"], names, after, choice, room, with_values=arguments["values"])
+        page.token, page.through = token, through
         position = yield page.read
         first_position = position if first_position is None else first_position
         found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
+        damaged += page.damaged
         room -= page.size
         after = page.next
         if after is None or room <= 0 or len(found) >= MAX_KEYS:
-            return {"position": first_position, "entries": found, "next": after}
+            return {"position": first_position, "entries": found, "next": after, "damaged": damaged}
         if names is not None:
             names = names[page.covered :]
+
+
+def open_snapshot(arguments: Arguments) -> Steps:
+    """Open a snapshot of a region, and divide its keys."""
+    name, part = arguments["region"], arguments["keys_per_part"]
+
+    token, region = yield lambda reader: reader.open_snapshot(name)
+    splits: list[str] = []
+    after: str | None = None
+    while part and len(splits) < _MOST_PARTS:
+        left, last = part, after
+
+        def pass_over(reader: Reader, last: str | None = None, left: int = 0) -> tuple[int, str | None]:
+            found = reader.open_one(token, region)
+            return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
+
+        while left:
+            passed, found = yield partial(pass_over, last=last, left=left)
+            left -= passed
+            last = found
+            if last is None:
+                break
+        if last is None:
+            break
+        splits.append(last)
+        after = last
+    position, _ = position_of_token(token)
+    return {"snapshot": token, "position": position, "splits": splits}
+
+
+def close_snapshot(arguments: Arguments) -> Steps:
+    """Close a snapshot."""
+    token, name = arguments["snapshot"], arguments["region"]
+
+    def close(reader: Reader) -> bool:
+        region = reader.state.events.regions.get(name)
+        if region is None or reader.open_one(token, region.id) is None:
+            return False
+        return reader.snapshots.drop(token)
+
+    return (yield close)
 
 
 class _Choice(NamedTuple):
@@ -88,6 +140,9 @@ class _Page:
 
     Attributes:
         size: bytes that they take in an answer.
+        damaged: keys whose values cannot be trusted, and that were left out of the answers.
+        token: of the snapshot that is read; None: what is there now.
+        through: the last key that is wanted, of all keys; None: the last there is.
         covered: how many of the keys that were named are among them, or are not there.
         next: the last key that was looked at, where there may be more; None: there are none.
     """
@@ -122,6 +177,9 @@ class _Page:
         self.size = 0
         self.covered = 0
         self.next: str | None = None
+        self.damaged: list[str] = []
+        self.token: str | None = None
+        self.through: str | None = None
 
     def read(self, reader: Reader) -> int:
         """Read it; returns the position of the last event by now."""
@@ -129,15 +187,21 @@ class _Page:
         region = state.regions.get(self._region)
         if region is None:
             raise InvalidDestinationException(f"there is no region {self._region!r}: create it first")
-        if self._names is None:
-            keys = reader.keys_behind(region.id, self._after, _READ_AT_ONCE)
-            has_more = len(keys) == _READ_AT_ONCE
-        else:
-            names = self._names[:_READ_AT_ONCE]
-            keys = [reader.key(region.id, each) for each in names]
-            has_more = len(names) < len(self._names)
+        view = reader if self.token is None else reader.snapshot(self.token, region.id, self._region)
+        position = view.position if isinstance(view, RegionSnapshot) else state.head
         matches, selector = self._choice
         needs_values = self._with_values or selector is not None
+        if self._names is None:
+            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE, places=needs_values)
+            has_more = len(keys) == _READ_AT_ONCE
+            if self.through is not None and keys and keys[-1].key.encode() >= self.through.encode():
+                last = self.through.encode()
+                keys = [each for each in keys if each.key.encode() <= last]
+                has_more = False
+        else:
+            names = self._names[:_READ_AT_ONCE]
+            keys = [view.key(region.id, each) for each in names]
+            has_more = len(names) < len(self._names)
         sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
         for each in sizes:
             if self.covered and self.size + each > self._room:
@@ -150,13 +214,13 @@ class _Page:
         there = [each for each in keys if each.record is not None and each.record.state is not KeyState.TOMBSTONE]
         if matches is not None:
             there = [each for each in there if matches(each.key)]
-        values = reader.values(there) if needs_values else [None] * len(there)
+        values = view.values(there) if needs_values else [None] * len(there)
         found = zip(there, values, strict=True)
         if selector is None:
             self._found = list(found)
         else:
             self._found = [each for each in found if reader.is_wanted(selector, *each)]
-        return state.head
+        return position
 
     def answers(self, version: int, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
         """(key, version, state, format, payload) of each, the last two None where it has no value.
@@ -174,6 +238,7 @@ class _Page:
             assert record is not None
             if value is None and self._with_values and record.state is KeyState.VALID:
                 if skip_damaged:
+                    self.damaged.append(stored.key)
                     continue
                 raise StoreCorruptException(
                     f"the value of key {stored.key!r} of region {self._region!r} cannot be trusted: a checksum is"

@@ -30,6 +30,7 @@ class RoomChecks:
         self._max_volatile_bytes = settings.max_volatile_bytes
         self._memory = stores.memory
         self._disk = stores.disk
+        self._snapshots = stores.region_snapshots
         self._admission = admission
         self._bytes_since_check = 0
 
@@ -41,6 +42,7 @@ class RoomChecks:
 
     def measure(self, elapsed_ms: int, incoming: int) -> None:
         """Tell the admission whether producers have to be held back; ``incoming``: bytes of this cycle's messages."""
+        self._snapshots.expire(elapsed_ms)
         admission = self._admission
         admission.volatile_room = self._max_volatile_bytes - self._memory.bytes
         if self._disk is None:
@@ -52,4 +54,6 @@ class RoomChecks:
             self.checked_ms = elapsed_ms
             self._bytes_since_check = 0
             room = admission.room = self._disk.room()
+            if room is not None and room.is_used_up:
+                self._snapshots.drop_all()  # the pages that were freed meanwhile can be used again
             admission.blocked_because = room.reason if room is not None and room.is_used_up else None

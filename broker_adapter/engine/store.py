@@ -156,7 +156,10 @@ class DurableStore(Store, Protocol):
         """What messages may still take; None: more than is worth counting before the next check."""
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot]:
-        """All records as of the last commit, for a check; writing may go on meanwhile."""
+        """All records as of the last commit; writing may go on meanwhile.
+
+        One that is open is not to be left in a child made by fork.
+        """
 
     # Records that cannot be trusted.
 

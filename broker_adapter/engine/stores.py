@@ -15,7 +15,7 @@ from heapq import merge
 from typing import Any
 
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.effects import Effects, StoreBatch
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.records import (
@@ -26,9 +26,10 @@ from broker_adapter.engine.records import (
     entry_key,
     message_key,
 )
+from broker_adapter.engine.region_snapshots import RegionSnapshots
 from broker_adapter.engine.regions.stored_log import Records
 from broker_adapter.engine.store import DurableStore, Loaded, Store, by_lane_and_position, by_position
-from broker_adapter.errors import StoreException
+from broker_adapter.errors import ResourceAllocationException, StoreException
 from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -53,12 +54,14 @@ class Stores:
     Attributes:
         disk: as given.
         memory: the store in memory.
+        region_snapshots: of regions, that clients read.
         due_ms: when the first item of both schedules is due, by the time of the day; None: there is none.
     """
 
     def __init__(self, settings: EngineSettings, disk: DurableStore | None) -> None:
         self.disk = disk
         self.memory = MemoryStore()
+        self.region_snapshots = RegionSnapshots(settings, disk, self.memory)
         self.due_ms: int | None = None
         self._cache_limit = settings.message_cache_bytes
         self._cache: dict[int, c.NewMessage] = {}
@@ -68,6 +71,7 @@ class Stores:
 
     def close(self) -> None:
         """Close the store on disk."""
+        self.region_snapshots.drop_all()
         if self.disk is not None:
             self.disk.close()
 
@@ -85,7 +89,7 @@ class Stores:
         if durable:
             if self.disk is None:
                 raise StoreException("the rules put something durable into an engine without a disk")
-            self.disk.commit(durable)
+            self._commit_to_disk(self.disk, durable)
             has_committed = True
             self._keep_in_cache(durable.messages, durable.gone)
         if volatile:
@@ -93,6 +97,17 @@ class Stores:
         if durable.tables.get("schedule") or volatile.tables.get("schedule"):
             self.note_first_due()
         return has_committed
+
+    def _commit_to_disk(self, disk: DurableStore, batch: StoreBatch) -> None:
+        try:
+            disk.commit(batch)
+        except ResourceAllocationException:
+            # As long as one is open, no page that was freed since is used again.
+            dropped = self.region_snapshots.drop_all()
+            if not dropped:
+                raise
+            _log.warning("! %d snapshots of regions are dropped, since the store has no room left", dropped)
+            disk.commit(batch)
 
     def note_first_due(self) -> None:
         """Read when the first item of both schedules is due."""

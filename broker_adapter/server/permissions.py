@@ -90,6 +90,8 @@ NOT_NAMING: Final = frozenset(
             "interests",
             "through",
             "name",
+            "snapshot",
+            "keys_per_part",
         ),
     )
 )

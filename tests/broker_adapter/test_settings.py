@@ -105,7 +105,8 @@ EVERY_NAME = """
     message_cache_bytes message_id_policy min_free_disk_bytes poll_timeout_seconds populate_user_id
     prefetch_messages publish_memory_seconds queue_prefetch_messages queue_prefix randomize
     reconnect_delay_seconds reconnect_jitter reconnect_multiplier redelivery_delay_seconds redelivery_multiplier
-    request_timeout_seconds retries sasl_mechanisms send_timeout_seconds send_window_messages stable_seconds
+    region_snapshot_seconds request_timeout_seconds retries sasl_mechanisms send_timeout_seconds
+    send_window_messages stable_seconds
     staged_timeout_seconds startup_max_reconnect_attempts synchronous_acknowledge tls_ca_file tls_certificate_file
     tls_key_file tls_verify_host tombstone_seconds topic_prefetch_messages topic_prefix transaction_bytes
     transaction_messages transaction_timeout_seconds trusted_hosts vhost window_messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,6 +94,54 @@ def test_a_change_that_is_asked_for_again_is_done_once(ours: Client) -> None:
     ((_, version),) = change(ours, ("a", 0, "1"), sequence=7)
     ((operation, again),) = change(ours, ("a", 0, "1"), sequence=7)
     assert (operation, again) == (None, version)
+
+
+def of_snapshot(client: Client, token: str, begin: str | None = None, **arguments: Any) -> list[tuple[str, int, Any]]:
+    found: list[tuple[str, int, Any]] = []
+    after = begin
+    while True:
+        wanted = {"snapshot": token, "after": after, "max_bytes": 2000, "envelope_version": 2, **arguments}
+        answer = ask(client, "read_keys", region="r", **wanted)
+        found += [(key, state, payload and unpack(payload).body) for key, _, state, _, payload in answer["entries"]]
+        after = answer["next"]
+        if after is None:
+            return found
+
+
+def test_a_snapshot_stays_as_it_is_whatever_is_put(ours: Client) -> None:
+    names = [f"k{number:03}" for number in range(100)]
+    change(ours, *[(name, 0, "old") for name in names], ("gone", 0, "x"), ("gone", 2, None), ("k050", 1, None))
+    opened = ask(ours, "open_snapshot", region="r", keys_per_part=30)
+    token = opened["snapshot"]
+    assert opened["position"] == 103
+    was = [(name, 0, "old") if name != "k050" else (name, 1, None) for name in names]
+    change(ours, *[(name, 0, "new") for name in names[:60]], ("k070", 2, None), ("k0700", 0, "new"))
+    assert of_snapshot(ours, token) == was
+    # The parts meet, and none has a key of another.
+    edges = [None, *opened["splits"], None]
+    assert len(edges) == 5
+    parts = [of_snapshot(ours, token, begin=first, through=last) for first, last in itertools.pairwise(edges)]
+    assert [each for part in parts for each in part] == was
+    assert ask(ours, "read_keys", region="r", snapshot=token, keys=["k070"], envelope_version=2)["position"] == 103
+    assert [each for each in entries(ours) if each[2] == "new"] != []
+    assert ask(ours, "close_snapshot", region="x", snapshot=token) is False
+    assert ask(ours, "close_snapshot", region="r", snapshot=token) is True
+    assert ask(ours, "close_snapshot", region="r", snapshot=token) is False
+    with pytest.raises(InvalidDestinationException, match="there were events since"):
+        of_snapshot(ours, token)
+
+
+def test_a_snapshot_that_is_gone_is_the_present_while_nothing_happens(ours: Client) -> None:
+    change(ours, ("a", 0, "1"))
+    token = ask(ours, "open_snapshot", region="r")["snapshot"]
+    ask(ours, "close_snapshot", region="r", snapshot=token)
+    assert of_snapshot(ours, token) == [("a", 0, "1")]
+    change(ours, ("b", 0, "1"))
+    with pytest.raises(InvalidDestinationException, match="there were events since"):
+        of_snapshot(ours, token)
+    for strange in ("", "x", "1", "1/2", "²/2/3", "-1/a/b", "9" * 30 + "/a/b"):
+        with pytest.raises(InvalidDestinationException, match="names no snapshot"):
+            of_snapshot(ours, strange)
 
 
 def test_many_keys_are_read_in_pages(ours: Client) -> None:

@@ -264,3 +264,29 @@ def _feed_and_kill(killed: ServerProcess, desks: list[Desk]) -> None:
         again = [later for earlier, later in zip(desk.versions, desk.versions[1:], strict=False) if later <= earlier]
         assert len(again) <= 60, "only what was not acknowledged as a connection closed comes again"
     feeder.close()
+
+
+def test_the_cache_is_that_of_another_server_after_a_failover_to_it(tmp_path: Path, connect: Connect) -> None:
+    with ServerProcess(tmp_path / "a") as one, ServerProcess(tmp_path / "b") as other:
+        for server, value in ((other, "of b"), (one, "of a")):
+            with ConnectionFactory(server.url).create_connection() as direct:
+                quotes = feed(direct, "quotes")
+                quotes.put_all({"k": value, value: value})
+            desk = ConnectionFactory(server.url).create_connection(client_id="desk")
+            region(desk, all_keys=True, durable=True)
+            desk.close(keep_alive=True)  # both have a queue of this client
+        client = connect(url=f"failover:({one.url},{other.url})", client_id="desk")
+        made, told = region(client.connection, all_keys=True, durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        assert cached(made) == {"k": "of a", "of a": "of a"}
+        one.kill()
+        client.wait_for_restore()
+        deadline = time.monotonic() + 60
+        while cached(made) != {"k": "of b", "of b": "of b"}:
+            assert time.monotonic() < deadline, cached(made)
+            time.sleep(0.01)
+        with ConnectionFactory(other.url).create_connection() as direct:
+            feed(direct, "quotes").put("k", "new")
+        told.wait_until(lambda: "update k=new" in told.words)
+        assert made.get("k") == "new"

@@ -75,6 +75,47 @@ bicycle: book
 bicycle: lamp
 selector 'kilograms >' is wrong in column 12, at its end: expected a value or a condition
 """,
+    "s12_trading_desk": """\
+both desks start:
+  London (every quote)                            Tokyo (conflated)
+  -2 waiting                                      -2 waiting
+  -- live --                                      -- live --
+a quote:
+  London (every quote)                            Tokyo (conflated)
+  IBM now 92.75                                   IBM now 92.75
+Tokyo is killed; quotes go on:
+  London (every quote)                            Tokyo (conflated)
+  SAP now 121.00
+  IBM now 93.00
+London closes, and keeps its queue; quotes go on:
+  London (every quote)                            Tokyo (conflated)
+  the cache has [('IBM', 93.0), ('SAP', 121.0)]
+both come back:
+  London (every quote)                            Tokyo (conflated)
+  6 waiting                                       5 waiting
+  replayed IBM now 93.10                          replayed SAP now 121.00
+  replayed IBM now 93.20                          replayed ABB new 45.00
+  replayed ABB new 45.00                          replayed IBM now 93.30
+  replayed IBM now 93.30                          replayed ABB now 45.50
+  replayed ABB now 45.50                          replayed SAP gone
+  replayed SAP gone                               -- live --
+  -- live --
+a quote:
+  London (every quote)                            Tokyo (conflated)
+  IBM now 94.00                                   IBM now 94.00
+the end:
+  London (every quote)                            Tokyo (conflated)
+  the cache has [('ABB', 45.5), ('IBM', 94.0)]    the cache has [('ABB', 45.5), ('IBM', 94.0)]
+""",
+    "s13_stock_alerts": """\
+low by now: glue, 0 left
+low by now: nails, 3 left
+order: screws, 9 left
+still low: screws, 7 left
+enough: nails, 400 left
+enough: glue, gone from the list
+order: end, 0 left
+""",
 }
 
 

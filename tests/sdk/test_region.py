@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ def test_a_message_is_put_with_its_properties_and_not_kept(quotes: Region) -> No
     assert found is not None
     assert found.body == "one"
     assert dict(found.properties) == {"desk": "FX", "rank": 3}
+    assert found.message_id is not None
+    assert found.message_id.startswith("ID:")
+    assert abs(found.sent_at_ms - time.time() * 1000) < 3_600_000
 
 
 def test_versions_only_grow_whatever_is_done(quotes: Region) -> None:
@@ -196,6 +200,7 @@ def test_a_policy_says_what_is_read_at_once(
         ({"keys": ["a1", "none", "a1"]}, ["a1"]),
         ({"regex": "a[0-9]"}, ["a1", "a2"]),
         ({"all_keys": True}, ["a1", "a2", "b1"]),
+        ({"selector": "key LIKE 'a%'"}, []),
     ],
 )
 def test_an_interest_says_which_keys(
@@ -541,3 +546,56 @@ def test_a_queue_that_grows_too_long_is_dropped_and_the_client_can_begin_anew(co
     feed.put("k1", "y")
     assert told.wait_for(2)[-2:] == ["live quotes", "update k1=y"]
     assert made.get("k1") == "y"
+
+
+# Conflation, and plain consumers.
+
+
+@pytest.mark.parametrize(
+    ("of_region", "of_client", "told"),
+    [
+        (False, "server", ["create a=1", "update a=2", "update a=3"]),
+        (True, "server", ["create a=1", "update a=3"]),
+        (True, "false", ["create a=1", "update a=2", "update a=3"]),
+        (False, "true", ["create a=1", "update a=3"]),
+    ],
+)
+def test_updates_that_wait_are_conflated_as_the_client_or_the_region_says(
+    connect: Connect, of_region: bool, of_client: str, told: list[str]
+) -> None:
+    desk = connect("desk", client=f"event_conflation={of_client}")
+    quotes = desk.create_session().create_region("quotes", conflates=of_region)
+    quotes.register_interest(all_keys=True, durable=True)
+    desk.close(keep_alive=True)
+    feed = connect().create_session().create_region("quotes")
+    for number in (1, 2, 3):
+        feed.put("a", str(number))
+    desk = connect("desk")
+    _, listener = region(desk)
+    assert desk.pending_event_count() == len(told)
+    desk.ready_for_events()
+    assert listener.wait_for(len(told) + 1) == [*(f"replayed {each}" for each in told), "live quotes"]
+
+
+def test_a_plain_durable_subscriber_gets_events_as_messages(connect: Connect, quotes: Region) -> None:
+    def subscribed() -> list[tuple[Any, ...]]:
+        with connect("reader") as connection, connection.create_session() as session:
+            connection.start()
+            subscriber = session.create_durable_consumer(session.create_topic("quotes"), "s")
+            found = []
+            while (message := subscriber.receive(timeout=0.5)) is not None:
+                names = ("Region", "Key", "Operation", "Replayed")
+                found.append((message.body, *(message.properties[f"JMS_Holdfast_{name}"] for name in names)))
+            return found
+
+    assert subscribed() == []
+    quotes.put("a", "1", properties={"rank": 1})
+    quotes.put("a", "2")
+    quotes.invalidate("a")
+    quotes.destroy("a")
+    assert subscribed() == [
+        ("1", "quotes", "a", "create", True),
+        ("2", "quotes", "a", "update", True),
+        (None, "quotes", "a", "invalidate", True),
+        (None, "quotes", "a", "destroy", True),
+    ]

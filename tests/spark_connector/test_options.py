@@ -47,6 +47,11 @@ def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
         ({"url": "u", "queue": "q", "topic": "t", "subscription": "s"}, "'queue' and 'topic'"),
         ({"url": "u", "topic": "t"}, "give both"),
         ({"url": "u", "queue": "q", "subscription": "s"}, "give both"),
+        ({"url": "u", "queue": "q", "region": "r"}, "'queue' and 'topic', or 'region'"),
+        ({"url": "u", "region": "r", "startingPosition": "last"}, "none of snapshot, latest, earliest"),
+        ({"url": "u", "queue": "q", "keyPattern": "a.*"}, "keyPattern chooses keys of a region"),
+        ({"url": "u", "queue": "q", "selector": "a = 1"}, "selector chooses keys of a region"),
+        ({"url": "u", "queue": "q", "startingPosition": "latest"}, "startingPosition is of a region"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
         ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
@@ -62,6 +67,9 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
     ("options", "reason"),
     [
         ({"url": "u", "topic": "t"}, "at least once only"),
+        ({"url": "u", "topic": "t", "region": "r"}, "'queue' and 'topic', or 'region'"),
+        ({"url": "u", "region": "r", "priority": "5"}, "have no priority"),
+        ({"url": "u", "region": "r", "timeToLive": "5"}, "do not expire"),
         ({"url": "u", "queue": "q", "deliveryGuarantee": "maybe"}, "neither exactly_once nor at_least_once"),
         ({"url": "u", "queue": "q", "priority": "10"}, "not from 0 to 9"),
         ({"url": "u", "queue": "q", "timeToLive": "inf"}, "timeToLive='inf' is not a finite number"),
@@ -89,9 +97,9 @@ def test_a_password_is_not_shown() -> None:
 #: Every name that an option has had.  A new option comes into this list; none is removed, unless its old name is an
 #: error that says the new one.
 EVERY_NAME = """
-    clientId deliveryGuarantee failOnDataLoss fetchBytes headRefreshSeconds maxMessagesPerPartition
-    maxMessagesPerTrigger password priority producerId queue retrySeconds subscription timeToLive topic url
-    username
+    clientId deliveryGuarantee failOnDataLoss fetchBytes headRefreshSeconds keyPattern maxMessagesPerPartition
+    maxMessagesPerTrigger password priority producerId queue region retrySeconds selector startingPosition
+    subscription timeToLive topic url username
 """
 
 

@@ -24,8 +24,11 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.regions.event_records import Answer, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.selectors.language import Selector, parse_selector
 
+#: Distinct regular expressions of a region: each is asked of each key that is not remembered.
+MOST_EXPRESSIONS: Final = 1000
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
@@ -91,7 +94,7 @@ class Audience:
         self.members: dict[Any, None] = {}
         self.live: dict[Any, None] = {}
         self.passed = 0
-        self._expressions: list[Interest] | None = None
+        self._expressions: list[tuple[Interest, Callable[[str], bool]]] | None = None  #: None: not looked up yet
         self._asked: dict[bytes, list[Interest]] = {}
 
     def matched(self, key: str, answers: Iterable[Answer] = ()) -> Matched:
@@ -102,12 +105,13 @@ class Audience:
             answers: of the selectors and queries that are true of it.
         """
         if self._expressions is None:
-            self._expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+            expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+            self._expressions = [(each, expression(each.text)) for each in expressions]
             for each in self.interests:
                 if each.is_asked:
                     self._asked.setdefault(digest(each.question), []).append(each)
         found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in self.interests]
-        found += [each for each in self._expressions if expression(each.text)(key)]
+        found += [each for each, matches in self._expressions if matches(key)]
         queries: list[tuple[str, Operation]] = []
         if self._asked:
             for of, operation in answers:
@@ -172,6 +176,15 @@ class Routing:
                 self.selectors[interest] = parse_selector(interest.text)
             elif interest.kind is InterestKind.QUERY and interest not in self.queries:
                 self.queries[interest] = parse_selector(interest.text)
+
+    def check_room(self, interests: Iterable[Interest]) -> None:
+        """Raise ResourceAllocationException where these are more distinct expressions than a region may have."""
+        expressions = {each for each in interests if each.kind is InterestKind.EXPRESSION} | self._expressions.keys()
+        if len(expressions) > MOST_EXPRESSIONS:
+            raise ResourceAllocationException(
+                f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
+                " name the keys, or use one expression for several"
+            )
 
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""

@@ -78,4 +78,5 @@ def test_a_consumer_without_a_subscription_of_its_own_is_told_as_well(broker: Br
         "JMS_Holdfast_Key": "IBM",
         "JMS_Holdfast_Operation": "create",
         "JMS_Holdfast_Replayed": False,
+        "JMS_Holdfast_Version": 2,
     }

@@ -14,6 +14,7 @@ from broker_adapter.engine.regions import routing
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest
 from broker_adapter.engine.regions.routing import Audience, Routing
+from broker_adapter.errors import ResourceAllocationException
 
 EXPRESSIONS = ("a.*", ".b", "[ac]+")
 SELECTORS = ("price > 3", "price > 5")
@@ -110,6 +111,15 @@ def test_an_audience_that_is_dropped_gets_nothing_and_its_number_is_not_given_ag
     assert again.id > stays.id
     routing.drop(gone)  # it has the same interests, and is another one
     assert numbers(routing.wanting("a")) == {stays.id, again.id}
+
+
+def test_a_region_has_so_many_different_expressions_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_EXPRESSIONS", 3)
+    found = new()
+    found.audience(frozenset([matching("a.*"), matching(".b"), key("k")]))
+    found.check_room([matching("a.*"), matching("c"), key("other")])
+    with pytest.raises(ResourceAllocationException, match="no more than 3 different regular expressions"):
+        found.check_room([matching("c"), matching("d")])
 
 
 def test_which_expressions_match_is_remembered_for_some_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:

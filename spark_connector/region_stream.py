@@ -1,0 +1,131 @@
+"""What happens in a region as a stream: the keys that are there, then each event.
+
+Theory of operation
+    Events come over a durable subscription on the topic of the region's name: so offsets, what is settled when, and
+    what is done about losses are those of any subscription (:mod:`stream_reader`).
+
+    A query that begins with the *snapshot* has a first batch with a row for each key.  The broker tells at one moment
+    the position ``P`` of the last event, and the next position ``Q`` of the subscription: the events up to P are below
+    Q there, and those behind P are not.  The first batch has the keys whose version is at most P, as they are when it
+    is read; a key that has changed behind P is left out, because its event follows from Q on.  So each key comes by the
+    one or by the other, nothing older comes behind something newer, and no snapshot has to be kept: the batch may be
+    read again at any time, after restarts of the driver and of the server too.  P is in each offset, since Spark asks
+    anew where a query begins if its first batch was not completed, and has the end of that batch in its log.
+
+    The events of a batch are read by one task.  Tasks run at once, and what follows in Spark would get the events of a
+    key in any order; a streaming query cannot sort them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from sdk import Connection
+from sdk.region_reader import create_region
+from spark_connector.batch_reader import RangePartition, read_range
+from spark_connector.connections import with_retries
+from spark_connector.engine_registry import DriverLog
+from spark_connector.offsets import beginning
+from spark_connector.options import EARLIEST, SNAPSHOT, SourceOptions
+from spark_connector.region_reader import KeyRangePartition, partitions_of_keys, read_key_range, region_of
+from spark_connector.region_rows import RegionColumns, batch_of_events
+from spark_connector.stream_reader import JmsStreamReader
+
+#: In an offset: the position of the last event that the first batch has; and that this batch was not read yet.
+_POSITION = "snapshot"
+_AHEAD = "ahead"
+#: Positions of one task: as many as a batch has, however many these are.
+_ALL = 1 << 62
+
+
+class JmsRegionStreamReader(JmsStreamReader):
+    """Reads a region's keys, and its events batch by batch.
+
+    Args:
+        options: what to read, with a URL that any process can use.
+        columns: of the rows.
+        log: takes what is lost.
+    """
+
+    def __init__(self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None) -> None:
+        self._region_columns = columns
+        self._region_options = options
+        topic = attrs.evolve(options, region=None, topic=region_of(options), max_messages_per_partition=_ALL)
+        super().__init__(topic, columns.names, log)
+
+    # In the driver.
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+
+        def begin(connection: Connection) -> dict[str, Any]:
+            create_region(connection, region_of(self._region_options))
+            bounds = self._look(connection, None)
+            start = beginning(bounds)
+            if self._region_options.starting_position == EARLIEST:
+                return start.to_json()
+            # What the subscription has by now is passed over, and settled with the rest.
+            start = start._replace(next=bounds.next)
+            if self._region_options.starting_position == SNAPSHOT:
+                if bounds.events is None:
+                    raise ValueError(
+                        "the server is of a version without snapshots of regions: say startingPosition=latest"
+                    )
+                return {**start.to_json(), _POSITION: bounds.events, _AHEAD: True}
+            return start.to_json()
+
+        return with_retries(self._region_options, begin)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes: the first one ends where the events begin."""
+        begin, position, is_ahead = _split(start)
+        if is_ahead:
+            return _joined(begin, position)
+        found = super().latestOffset(begin, limit)
+        return start if found == begin else _joined(found, position)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch."""
+        begin, _, is_ahead = _split(start)
+        goal, position, ends_ahead = _split(end)
+        if is_ahead and not ends_ahead:
+            options, columns = self._region_options, self._region_columns
+            return with_retries(options, lambda connection: partitions_of_keys(connection, options, columns, position))
+        return super().partitions(begin, goal)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done: take its events out of the subscription."""
+        super().commit(_split(end)[0])
+
+    # In the executors.
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        if isinstance(partition, KeyRangePartition):
+            return read_key_range(partition)
+        assert isinstance(partition, RangePartition)
+        region, columns = region_of(self._region_options), self._region_columns
+        return read_range(partition, lambda messages: batch_of_events(messages, region, columns))
+
+
+def _split(fields: dict[str, Any]) -> tuple[dict[str, Any], int, bool]:
+    """The offset of the subscription, the position of the snapshot (0: none), and whether that was not read yet.
+
+    Raises:
+        ValueError: it is no offset of a region's stream.
+    """
+    rest = {name: value for name, value in fields.items() if name not in (_POSITION, _AHEAD)}
+    position, is_ahead = fields.get(_POSITION, 0), fields.get(_AHEAD, False)
+    if type(position) is not int or type(is_ahead) is not bool:
+        raise ValueError(f"{fields!r} is not an offset of this source; was the checkpoint made by another one?")
+    return rest, position, is_ahead
+
+
+def _joined(offset: dict[str, Any], position: int) -> dict[str, Any]:
+    return {**offset, _POSITION: position} if position else offset
