@@ -397,8 +397,11 @@ class EventChanges:
         self._clients.leave(connection, self._time.age_ms, self._state.head, keep=True, asked=False)
 
     def _close(self, command: e.CloseDurable, now_ms: int, effects: Effects) -> None:
-        self._clients.close(command.client_id)
-        effects.answer(command, None)
+        clients = self._clients
+        client = clients.clients.get(command.client_id)
+        dropped = None if client is None else e.DroppedQueue(clients.size(client), clients.is_exact(client))
+        clients.close(command.client_id)
+        effects.answer(command, dropped)
 
     def _forget(self, command: e.ForgetKeys, now_ms: int, effects: Effects) -> None:
         batch = self._state.batch

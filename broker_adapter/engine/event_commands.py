@@ -154,10 +154,17 @@ class LeaveDurable(NamedTuple):
 
 
 class CloseDurable(NamedTuple):
-    """An administrator closes a durable client that is away.  Replies None."""
+    """An administrator closes a durable client that is away.  Replies with a :class:`DroppedQueue`."""
 
     client_id: str
     reply: Reply | None = None
+
+
+class DroppedQueue(NamedTuple):
+    """The queue that a client had."""
+
+    size: int  #: events in it
+    is_exact: bool  #: whether that is exact; else it may have been less
 
 
 class CloseQuery(NamedTuple):
@@ -180,6 +187,7 @@ class DescribeClients(NamedTuple):
     after: str = ""  #: of those whose ids stand behind this one
     limit: int = 100  #: most clients
     reply: Reply | None = None
+    most_interests: int = MOST_DESCRIBED  #: of each client, of those that it has
 
 
 class DescribeRegions(NamedTuple):
@@ -216,7 +224,7 @@ class ClientDescription(NamedTuple):
     timeout_ms: int | None  #: how long it may be away; None: for ever
     away_ms: int | None  #: for how long it has been; None: it is here
     conflation: str  #: whether updates are conflated for it: "server", "true" or "false"
-    interests: Sequence[InterestDescription]  #: the first ones, :data:`MOST_DESCRIBED` at most
+    interests: Sequence[InterestDescription]  #: the first ones, as many as were asked for
     interest_count: int  #: how many it has
     queued: int  #: events that came for it, since it came first
     counters: Counters

@@ -27,10 +27,10 @@ class EventDescriptions:
         known = self._clients.clients
         if command.client_id is not None:
             found = known.get(command.client_id)
-            effects.answer(command, [] if found is None else [self._client(found)])
+            effects.answer(command, [] if found is None else [self._client(found, command.most_interests)])
             return
         names = nsmallest(_checked(command.limit), (name for name in known if name > command.after))
-        effects.answer(command, [self._client(known[name]) for name in names])
+        effects.answer(command, [self._client(known[name], command.most_interests) for name in names])
 
     def regions(self, command: e.DescribeRegions, now_ms: int, effects: Effects) -> None:
         """Carry out a DescribeRegions."""
@@ -55,7 +55,7 @@ class EventDescriptions:
             ),
         )
 
-    def _client(self, client: DurableClient) -> e.ClientDescription:
+    def _client(self, client: DurableClient, most_interests: int) -> e.ClientDescription:
         wanted = (
             e.InterestDescription(self._state.by_number[number].name, interest, durable)
             for number, found in client.interests.items()
@@ -72,7 +72,7 @@ class EventDescriptions:
             client.timeout_ms,
             None if client.away_ms is None else max(0, self._time.age_ms - client.away_ms),
             client.conflation.name.lower(),
-            list(islice(wanted, e.MOST_DESCRIBED)),
+            list(islice(wanted, min(most_interests, e.MOST_DESCRIBED))),
             sum(map(len, client.interests.values())),
             client.came(audiences),
             counters,

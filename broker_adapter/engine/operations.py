@@ -13,9 +13,12 @@ that an operation does not have is refused, as is a value of another type.  Posi
     ``redelivered``, ``expired`` and ``dead_lettered`` messages, ``duplicates_rejected``, ``refused`` (sends, at a
     limit), ``quarantined`` (records that could not be trusted), ``miscounted`` (messages by which the counters of
     queues differed from the store, and were corrected; more than 0 is a reason to run ``holdfast check``) and
-    ``commits`` of the store.  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places),
-    ``blocked_because`` (why all producers are held back; or None), ``in_quarantine`` (records) and ``queues``.  Of each
-    of these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
+    ``commits`` of the store; of durable clients ``queues_timed_out`` and ``queues_overflowed`` (queues that were
+    dropped since their clients were away for too long, or since they were too long) and ``markers`` (clients that were
+    told their marker).  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places),
+    ``blocked_because`` (why all producers are held back; or None), ``in_quarantine`` (records), ``durable_clients``
+    (how many there are in each state), ``stored_events`` (of regions, for durable clients) and ``queues``.  Of each of
+    these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
     delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (sends
     that wait for room), ``next_position`` and ``client_id`` (or None).
 ``check`` of nothing
@@ -123,11 +126,44 @@ keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name)
 ``leave`` with ``keep``
     True.  The connection's durable client closes; with ``keep``, its queue stays if it has a durable interest.
 
-``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word of at
-most 100 characters that the client makes up, for this one request) and ``request_run`` (the ``run`` that ``bounds``
-returns; a restart of the engine changes it, and a request that names an earlier run is refused, because the engine does
-not remember whether it was carried out).  An answer is remembered for ten minutes, unless 1,000 others came after it.
-A connection that restores itself adds both where they are not given.  Other operations accept them, without effect.
+``clients`` with ``client_id`` (of one; None: of all), ``after`` (an id, of all those behind it; or None) and ``limit``
+(default: 100, at most 1,000)
+    ``clients``, by their ids, and ``next``: the last id, where there may be more behind it, else None.  Of each
+    durable client: ``client_id``, ``state`` ("connected", "live", "paused", "draining" or "timed_out"), ``timeout_ms``
+    (how long it may be away; None: for ever), ``away_ms`` (for how long it has been; None: it is here), ``conflation``
+    ("server", "true" or "false"), ``interest_count``, ``size`` (events in its queue), ``in_hand`` (of these, those that
+    it has and has not acknowledged) and ``is_exact`` (false: ``size``, and ``queued`` with it, may be less).  Counted
+    since it came first: ``queued`` (events that came for it), ``dispatched`` (that left for it, again ones included),
+    ``again`` (that had left for a connection that was lost), ``removed`` (that it has processed), ``conflated``
+    (updates that were left out for newer ones), ``drained`` (taken out for a query that was closed), ``dropped`` (lost
+    with its queue, or unreadable), ``reconnections``, and ``while_away`` (events that came while it was away).  Always
+    ``queued`` = ``removed`` + ``conflated`` + ``drained`` + ``dropped`` + ``size``.  Of one client also ``interests``,
+    the first 1,000 at most: ``region``, ``kind`` ("key", "all_keys", "expression", "selector" or "query"), ``text``,
+    ``name`` (of a query) and ``durable``.  One that there is not is an error.
+``queue_size`` with ``client_id``
+    ``state``, ``size``, ``in_hand`` and ``is_exact`` of a durable client, as in ``clients``.
+``regions`` with ``after`` (a name; or None) and ``limit`` (default: 100, at most 1,000)
+    ``regions``, by their names, and ``next`` as in ``clients``.  Of each: ``name``, ``conflates``, ``keys`` (that are
+    there, those without a value included), ``clients`` (durable ones that want something of it) and ``events`` (that
+    are stored).
+``queries`` with ``client_id`` (of one; None: of all), ``after`` (the ``next`` of an answer; or None) and ``limit``
+(default: 100, at most 1,000)
+    ``queries``, by client and name, and ``next``: (client id, name) of the last one, where there are more, else None.
+    Of each continuous query: ``client_id``, ``name``, ``region``, ``selector``, ``durable``, and the ``state`` of its
+    client.
+``close_client`` with ``client_id``
+    ``dropped``: how many events its queue had; ``is_exact``: false where they may have been fewer.  A durable client
+    that is connected is not closed, but an error.
+``close_query`` with ``client_id`` and ``name``
+    ``dropped``: how many events were taken out of the queue of the durable client, which were for this query alone.  It
+    is an error where the client is connected; and until the answer the client cannot connect.
+
+``purge``, ``redrive``, ``delete``, ``close_client`` and ``close_query`` take effect once where they are repeated under
+one ``request_id`` (a word of at most 100 characters that the client makes up, for this one request) and ``request_run``
+(the ``run`` that ``bounds`` returns; a restart of the engine changes it, and a request that names an earlier run is
+refused, because the engine does not remember whether it was carried out).  An answer is remembered for ten minutes,
+unless 1,000 others came after it.  A connection that restores itself adds both where they are not given.  Other
+operations accept them, without effect.
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
@@ -144,9 +180,17 @@ from typing import Any, Protocol
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import arguments as arguments_module
+from broker_adapter.engine import (
+    client_operations,
+    given_operations,
+    range_operations,
+    region_operations,
+    staged_operations,
+)
 from broker_adapter.engine import commands as c
-from broker_adapter.engine import given_operations, range_operations, region_operations, staged_operations
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
+from broker_adapter.engine.client_operations import MAX_DESCRIBED
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.operation_steps import (
     MAX_DISCARDED,
@@ -170,7 +214,7 @@ from broker_adapter.errors import (
 )
 
 #: Operations that are not the same when they are carried out again.
-ONCE = frozenset(("purge", "redrive", "delete"))
+ONCE = frozenset(("purge", "redrive", "delete", "close_client", "close_query"))
 #: Queues whose figures are collected in one cycle.
 _STATISTICS_QUEUES = 500
 
@@ -284,7 +328,17 @@ def _statistics(arguments: Arguments) -> Steps:
         part: BrokerStatistics = yield c.Statistics(numbers[first : first + _STATISTICS_QUEUES])
         queues += part.queues
     in_quarantine: int = yield lambda reader: reader.in_quarantine
-    return as_plain((yield c.Statistics(())), queues, in_quarantine)
+    events: e.EventStatistics = yield e.EventTotals()
+    return as_plain(
+        (yield c.Statistics(())),
+        queues,
+        in_quarantine=in_quarantine,
+        durable_clients=dict(events.clients),
+        stored_events=events.events,
+        queues_timed_out=events.dropped_by_timeout,
+        queues_overflowed=events.dropped_by_overflow,
+        markers=events.markers,
+    )
 
 
 def _purge(arguments: Arguments) -> Steps:
@@ -368,6 +422,12 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "acknowledge_events": region_operations.acknowledge_events,
     "pending_events": region_operations.pending_events,
     "leave": region_operations.leave,
+    "clients": client_operations.clients,
+    "queue_size": client_operations.queue_size,
+    "regions": client_operations.regions,
+    "queries": client_operations.queries,
+    "close_client": client_operations.close_client,
+    "close_query": client_operations.close_query,
 }
 
 _RUN = Argument(str, None)
@@ -376,6 +436,7 @@ _GIVEN = Argument(list, most_values=MAX_GIVEN)
 #: What a client names the source of its deliveries by: a subscription that is not durable as well.
 _SOURCE = {**QUEUE, "durable": Argument(bool, None)}
 _PREFIXES = Argument(list, (), of=str, most_values=MAX_PREFIXES)
+_DESCRIBED = Argument(int, 100, least=1, most=MAX_DESCRIBED)
 _INTERESTS = {"region": Argument(str), "interests": Argument(list, most_values=MAX_KEYS)}
 #: The arguments of each operation; ``check`` is carried out beside the engine.
 ARGUMENTS: dict[str, dict[str, Argument]] = {
@@ -456,4 +517,14 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "acknowledge_events": {"through": Argument(int)},
     "pending_events": {},
     "leave": {"keep": Argument(bool)},
+    "clients": {"client_id": Argument(str, None), "after": Argument(str, None), "limit": _DESCRIBED},
+    "queue_size": {"client_id": Argument(str)},
+    "regions": {"after": Argument(str, None), "limit": _DESCRIBED},
+    "queries": {
+        "client_id": Argument(str, None),
+        "after": Argument(list, None, of=str, most_values=2),
+        "limit": _DESCRIBED,
+    },
+    "close_client": {"client_id": Argument(str)},
+    "close_query": {"client_id": Argument(str), "name": Argument(str)},
 }

@@ -50,6 +50,11 @@ class BrokerStatistics:
     blocked_because: str | None  #: why producers of the whole broker are held back
     queues: tuple[QueueStatistics, ...]  #: each queue, topic, subscription and staged transaction
     in_quarantine: int = 0  #: records that are in the store's quarantine, from earlier starts as well
+    durable_clients: Mapping[str, int] = attrs.field(factory=dict, hash=False)  #: how many there are in each state
+    stored_events: int = 0  #: events of regions, that wait for durable clients
+    queues_timed_out: int = 0  #: queues of durable clients that were away for too long
+    queues_overflowed: int = 0  #: queues of durable clients that were too long
+    markers: int = 0  #: durable clients that were told their marker
 
 
 class Totals:
@@ -74,9 +79,15 @@ def by_kind_and_name(queue: QueueStatistics) -> tuple[str, str]:
     return queue.kind, queue.name
 
 
-def as_plain(statistics: BrokerStatistics, queues: Iterable[QueueStatistics], in_quarantine: int = 0) -> dict[str, Any]:
-    """The statistics as plain data, with these queues."""
-    fields = {**attrs.asdict(statistics, recurse=False), "in_quarantine": in_quarantine}
+def as_plain(statistics: BrokerStatistics, queues: Iterable[QueueStatistics], **known: Any) -> dict[str, Any]:
+    """The statistics as plain data.
+
+    Args:
+        statistics: without what is known only elsewhere.
+        queues: each queue, topic, subscription and staged transaction.
+        known: further fields, by name.
+    """
+    fields = {**attrs.asdict(statistics, recurse=False), **known}
     fields["queues"] = [attrs.asdict(queue, recurse=False) for queue in sorted(queues, key=by_kind_and_name)]
     return fields
 

@@ -14,6 +14,8 @@ What the door does not decide, because a name says too little or the engine know
   events under a client id that is not in use gets what is queued for it, and may drop that.  Which regions a client
   wants is asked with each ``register_interest``.  The other requests of a durable client name none: they concern the
   client of the connection alone.
+- ``clients``, ``regions`` and ``queries`` of all name none, and tell the names of all; where they name a client, it is
+  asked about, as a topic.
 - ``seen_rest``, ``uncount_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
   knows (UUIDs).  ``seen``, ``uncount`` and ``settle_positions`` also name the queue, which is asked about.
 - ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
@@ -87,11 +89,15 @@ NOT_NAMING: Final = frozenset(
             "drop_queued",
             "interests",
             "through",
+            "name",
             "snapshot",
             "keys_per_part",
         ),
     )
 )
+
+#: Requests whose client id is that of a durable client.
+_OF_DURABLE_CLIENT: Final = frozenset(("clients", "queue_size", "queries", "close_client", "close_query"))
 
 
 def asked_of_request(
@@ -107,7 +113,7 @@ def asked_of_request(
     To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
     there what was allowed when it was staged.
 
-    A region is the topic of its name.
+    A region is the topic of its name, and a durable client that of its id, as for ``RECEIVE_EVENTS``.
 
     Args:
         operation: its name.
@@ -128,6 +134,9 @@ def asked_of_request(
         asked.append((SEND, named_queue(to)))
     if operation == "stage" and isinstance(name, str):
         asked.append((SEND, named_queue(name)))
+    client_id = arguments.get("client_id")
+    if operation in _OF_DURABLE_CLIENT and isinstance(client_id, str):
+        return [(operation, Destination(client_id, DestinationKind.TOPIC))]
     region = arguments.get("region")
     if isinstance(region, str):  # what happens in it is sent to the topic of its name
         return [(operation, Destination(region, DestinationKind.TOPIC))]

@@ -34,6 +34,7 @@ _GROUPS = (
     ("events", ("acknowledge_events", "ready_for_events", "pending_events", "leave"), _WAITING_THREADS),
     ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
     ("changing", ("change_keys",), _WAITING_THREADS),
+    ("describing", ("clients", "queue_size", "regions", "queries"), _SHORT_THREADS),
     ("reading", ("read_keys", "open_snapshot", "close_snapshot"), _READING_THREADS),
 )
 #: Threads for all other operations.

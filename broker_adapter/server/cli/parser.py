@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.selectors.language import checked_property_name
+from broker_adapter.server.cli.client_arguments import add_client_commands
 from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_arguments import add_store_commands
 from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
@@ -231,6 +232,7 @@ def _make_parser() -> argparse.ArgumentParser:
     redriving.add_argument("--count", type=_positive, metavar="N", help="at most so many, the oldest first")
     redriving.set_defaults(run=command("server_commands", "redrive"))
 
+    add_client_commands(lambda name, text: _client(commands, name, text, destination=False))
     add_store_commands(commands)
 
     managing = commands.add_parser(

@@ -9,8 +9,7 @@ from typing import Any
 
 from broker_adapter.destination import checked_name
 from broker_adapter.server.announcements import ANNOUNCE
-from broker_adapter.server.cli.terminal import printable
-from broker_adapter.server.cli.tools import check_subscription, connected, listed, say
+from broker_adapter.server.cli.tools import check_subscription, confirmed, connected, listed, say, table
 from broker_adapter.transport import Transport
 from broker_adapter.wording import counted
 
@@ -24,22 +23,16 @@ def stat(options: argparse.Namespace) -> int:
         return 0
     queues = statistics.pop("queues")
     for name, value in statistics.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{count} {state}" for state, count in value.items()) or "0"
         say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     if queues:
         columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "blocked_sends"]
         if any(each.get("client_id") for each in queues):
             columns.append("client_id")
         cells_of = [[each[column] for column in columns] for each in queues]
-        rows = [["" if cell is None else printable(str(cell)) for cell in cells] for cells in cells_of]
-        table = [[column.replace("_", " ") for column in columns], *rows]
-        widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
         say("")
-        for row in table:
-            cells = [
-                cell.ljust(width) if index < 2 else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            say("  ".join(cells).rstrip())
+        table(columns, cells_of, texts=2)
     return 0
 
 
@@ -50,16 +43,6 @@ def announce(options: argparse.Namespace) -> int:
         count = transport.request(ANNOUNCE, {"servers": servers}, None)
     say(json.dumps({"servers": count}) if options.json else f"announced: {counted(count, 'server')}")
     return 0
-
-
-def _confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Whether the user answers yes; ``--yes`` and ``--json`` are a yes."""
-    if options.yes or options.json:
-        return True
-    try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, OSError):
-        raise ValueError("the question has no answer; give --yes") from None
 
 
 def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -78,7 +61,7 @@ def purge(options: argparse.Namespace) -> int:
     what, arguments = _named(options)
     if options.topic and options.subscription is None:
         raise ValueError("a topic keeps no messages of its own; name a subscription of it with --subscription")
-    if not _confirmed(options, f"drop all messages of {what!r}?"):
+    if not confirmed(options, f"drop all messages of {what!r}?"):
         say("nothing dropped")
         return 1
     with connected(options) as (transport, _):
@@ -90,7 +73,7 @@ def purge(options: argparse.Namespace) -> int:
 def delete(options: argparse.Namespace) -> int:
     """Delete a queue, a topic or a subscription."""
     what, arguments = _named(options)
-    if not _confirmed(options, f"delete {what!r} with all its messages?"):
+    if not confirmed(options, f"delete {what!r} with all its messages?"):
         say("nothing deleted")
         return 1
     with connected(options) as (transport, _):

@@ -177,6 +177,35 @@ def warn(text: str) -> None:
     say(f"holdfast: {text}", sys.stderr)
 
 
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, texts: int) -> None:
+    """Print a table whose cells may hold untrusted text.
+
+    Args:
+        columns: the names of its columns.
+        rows: the cells of each row; None is shown as nothing.
+        texts: how many columns, from the first one on, are texts, and not numbers.
+    """
+    shown = [["" if cell is None else printable(str(cell)) for cell in cells] for cells in rows]
+    lines = [[column.replace("_", " ") for column in columns], *shown]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if index < texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def confirmed(options: argparse.Namespace, question: str) -> bool:
+    """Whether the user answers yes; ``--yes`` and ``--json`` are a yes."""
+    if options.yes or options.json:
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, OSError):
+        raise ValueError("the question has no answer; give --yes") from None
+
+
 def add_option(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add ``--option``, for :func:`settings_of`; ``more``: of its help."""
     parser.add_argument(

@@ -81,8 +81,15 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     ),
     "through": _POSITIONS,
     "drop_queued": st.booleans(),
+    "name": st.sampled_from(["q", "", "x" * 600]),
 }
-_LIKELY_OF = {("leave", "keep"): st.booleans()}
+_CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
+_LIKELY_OF = {
+    ("leave", "keep"): st.booleans(),
+    **dict.fromkeys([("clients", "client_id"), ("queries", "client_id")], st.none() | _CLIENTS),
+    **dict.fromkeys([(name, "client_id") for name in ("queue_size", "close_client", "close_query")], _CLIENTS),
+    ("queries", "after"): st.none() | st.lists(_CLIENTS, max_size=2),
+}
 
 
 @st.composite

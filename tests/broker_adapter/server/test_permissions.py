@@ -308,6 +308,13 @@ def test_requests_name_their_destination(arguments: dict[str, object], destinati
     assert asked_of_request("purge", arguments, "DLQ") == [("purge", destination)]
 
 
+@pytest.mark.parametrize("operation", ["clients", "queue_size", "queries", "close_client", "close_query"])
+def test_requests_name_a_durable_client_as_a_topic(operation: str) -> None:
+    assert asked_of_request(operation, {"client_id": "t"}, "DLQ") == [(operation, T)]
+    for arguments in ({}, {"client_id": None}, {"client_id": ["t"]}):
+        assert asked_of_request(operation, arguments, "DLQ") == [(operation, None)]
+
+
 def test_a_temporary_queue_has_its_kind_in_requests_as_on_links(connection: Connection, door: Door) -> None:
     door.taken()
     ask_about_a_temporary_queue(connection)

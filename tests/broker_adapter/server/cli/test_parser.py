@@ -241,6 +241,6 @@ def test_the_help_says_where_the_password_comes_from_and_what_the_arguments_are(
 def test_every_tool_takes_json_as_the_readme_says() -> None:
     commands = re.search(r"\{?COMMAND\n(.*)", done("--help"), re.DOTALL)
     assert commands is not None
-    names = re.findall(r"^    (\w+)\b", commands[1], re.MULTILINE)
-    assert {"serve", "send", "check", "quarantine", "user"} <= set(names)
+    names = re.findall(r"^    ([\w-]+)", commands[1], re.MULTILINE)
+    assert {"serve", "send", "check", "close-client", "quarantine", "user"} <= set(names)
     assert [name for name in names if "--json" not in done(name, "--help")] == ["serve"]
