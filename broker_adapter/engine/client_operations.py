@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.clients.states import Refusal, State
@@ -69,11 +69,11 @@ def queries(arguments: Arguments) -> Steps:
         page = _Queries(names, after)
         yield page.read
         names = names[page.covered :]
-        for each in sorted(page.found, key=lambda query: (query["client_id"], query["name"])):
+        for each in sorted(page.found):
             if len(found) >= limit or size >= MAX_RANGE_BYTES:
                 return {"queries": found, "next": [found[-1]["client_id"], found[-1]["name"]]}
-            found.append(each)
-            size += _INTEREST_BYTES + sum(len(text) for text in each.values() if isinstance(text, str))
+            found.append(each._asdict())
+            size += _INTEREST_BYTES + len(each.client_id) + len(each.name) + len(each.region) + len(each.selector)
     return {"queries": found, "next": None}
 
 
@@ -92,6 +92,17 @@ def close_query(arguments: Arguments) -> Steps:
     return {"dropped": (yield e.CloseQuery(client_id, arguments["name"]))}
 
 
+class _Query(NamedTuple):
+    """A query of a client."""
+
+    client_id: str
+    name: str
+    region: str
+    selector: str
+    durable: bool
+    state: str  #: of the client
+
+
 class _Queries:
     """The queries of some clients, read in one step.
 
@@ -107,7 +118,7 @@ class _Queries:
     def __init__(self, names: Sequence[str], after: tuple[str, str]) -> None:
         self._names = names
         self._after = after
-        self.found: list[dict[str, Any]] = []
+        self.found: list[_Query] = []
         self.covered = 0
 
     def read(self, reader: Reader) -> None:
@@ -119,18 +130,12 @@ class _Queries:
             client = events.clients.clients.get(name)
             if client is None:  # it has closed meanwhile
                 continue
+            state = client.state.name.lower()
             for number, wanted in client.interests.items():
                 region = events.by_number[number].name
                 looked_at += len(wanted)
                 self.found += [
-                    {
-                        "client_id": name,
-                        "name": each.name,
-                        "region": region,
-                        "selector": each.text,
-                        "durable": durable,
-                        "state": _state(client.state),
-                    }
+                    _Query(name, each.name, region, each.text, durable, state)
                     for each, durable in wanted.items()
                     if each.kind is InterestKind.QUERY and (name, each.name) > self._after
                 ]
@@ -186,10 +191,6 @@ def _fitting(wanted: Sequence[e.InterestDescription]) -> Iterator[dict[str, Any]
 
 def _interest(interest: Interest) -> dict[str, Any]:
     return {"kind": interest.kind.name.lower(), "text": interest.text, "name": interest.name}
-
-
-def _state(state: State) -> str:
-    return state.name.lower()
 
 
 def _place(given: Sequence[str] | None) -> tuple[str, str]:

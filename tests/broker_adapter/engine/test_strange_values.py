@@ -81,6 +81,8 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     ),
     "through": _POSITIONS,
     "drop_queued": st.booleans(),
+    "snapshot": st.none() | st.sampled_from(["1", "x" * 600]),
+    "keys_per_part": st.integers(0, 3) | NUMBERS,
     "name": st.sampled_from(["q", "", "x" * 600]),
 }
 _CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
