@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from broker_adapter.errors import IllegalStateException, MessageFormatException
 from tests.contracts.test_transport_regions import ALL_KEYS, Events, acknowledged, ask, change
-from tests.contracts.transports import Client, Engine, eventually
+from tests.contracts.transports import WAIT, Client, Engine, eventually
 
 QUERY = (4, "n > 5", "high")
 
@@ -134,6 +135,25 @@ def test_a_client_is_closed_once_and_only_while_it_is_away(engine: Engine, opera
     again = engine.open("desk")
     Events(again)
     assert ask(again, "pending_events") == -2
+
+
+def test_of_those_that_close_a_client_at_once_one_is_told_what_was_dropped(engine: Engine, operator: Client) -> None:
+    paused(engine, operator, "desk")
+    change(operator, ("a", 0, "1"))
+    answers: list[Any] = []
+
+    def close(client: Client) -> None:
+        try:
+            answers.append(ask(client, "close_client", client_id="desk")["dropped"])
+        except IllegalStateException as error:
+            answers.append(error.reason[:32])
+
+    threads = [threading.Thread(target=close, args=(engine.open(),)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(WAIT)
+    assert sorted(answers, key=str) == [1, *["there is no durable client 'desk"] * 3]
 
 
 def test_a_query_is_closed_with_what_is_queued_for_it(engine: Engine, operator: Client) -> None:

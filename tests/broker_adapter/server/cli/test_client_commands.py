@@ -108,6 +108,16 @@ def test_a_client_is_shown(url: tuple[str, str]) -> None:
     assert (plain["size"], plain["timeout_ms"], len(plain["interests"])) == (2, None, 2)
 
 
+def test_of_many_interests_the_first_thousand_are_shown(url: tuple[str, str]) -> None:
+    with connected(url, "desk-7") as connection:
+        region = connection.create_session().create_region("quotes")
+        region.register_interest([f"key {number}" for number in range(1200)])
+        shown = holdfast("client", "desk-7", *url)
+        assert shown.stderr == "and 202 more\n"
+        assert len(shown.stdout.partition("\n\n")[2].splitlines()) == 1001
+        assert "interests            1202\n" in shown.stdout
+
+
 def test_regions_and_queries_are_listed(url: tuple[str, str]) -> None:
     for name in ("desk-7", "desk-8"):
         away(url, name)
