@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from sdk import InvalidDestinationException, InvalidSelectorException
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.data_source import JmsDataSource
+from spark_connector.region_reader import JmsRegionReader
+from spark_connector.region_rows import REGION_SCHEMA
+from spark_connector.region_stream import JmsRegionStreamReader
+from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
+from tests.spark_connector.schemas import schema
 
 VALUE = StructType([StructField("value", StringType())])
 
@@ -55,3 +61,31 @@ def test_a_batch_job_has_no_producer_id() -> None:
     assert isinstance(source(queue="q", producerId="p").streamWriter(VALUE, False), JmsStreamWriter)
     with pytest.raises(ValueError, match="producerId is for streaming queries"):
         source(queue="q", producerId="p").writer(VALUE, False)
+
+
+def test_a_region_has_columns_readers_and_writers_of_its_own() -> None:
+    quotes = source(region="quotes", subscription="s")
+    assert quotes.schema() == REGION_SCHEMA
+    fields = schema("key string, bid double")
+    assert isinstance(quotes.reader(fields), JmsRegionReader)
+    assert isinstance(quotes.streamReader(fields), JmsRegionStreamReader)
+    assert isinstance(source(region="quotes").writer(fields, False), JmsRegionWriter)
+    assert isinstance(source(region="quotes", producerId="p").streamWriter(fields, False), JmsRegionStreamWriter)
+    with pytest.raises(ValueError, match="no column 'key'"):
+        source(region="quotes").writer(VALUE, False)
+    with pytest.raises(ValueError, match="a region cannot be overwritten"):
+        source(region="quotes").writer(fields, True)
+
+
+def test_the_stream_of_a_region_needs_a_subscription_and_has_no_filters() -> None:
+    with pytest.raises(ValueError, match="needs the option 'subscription'"):
+        source(region="quotes").streamReader(REGION_SCHEMA)
+    with pytest.raises(ValueError, match="keyPattern and selector are for batches"):
+        source(region="quotes", subscription="s", keyPattern="a.*").streamReader(REGION_SCHEMA)
+
+
+def test_a_pattern_that_is_none_is_told_of_before_any_task_runs() -> None:
+    with pytest.raises(InvalidDestinationException, match="expression"):
+        source(region="quotes", keyPattern="(").reader(REGION_SCHEMA).partitions()
+    with pytest.raises(InvalidSelectorException):
+        source(region="quotes", selector="bid >").reader(REGION_SCHEMA).partitions()
