@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from broker_adapter import (
@@ -12,6 +13,8 @@ from broker_adapter import (
     Identity,
     IllegalStateException,
     InvalidDestinationException,
+    JMSException,
+    ResourceAllocationException,
     checked_interest,
     pack,
     topic,
@@ -327,10 +330,14 @@ class Region:
             try:
                 events.register(self.name, interests, durable=durable)
                 state.fill(interests, result_policy)
-            except BaseException:
+            except BaseException as error:
+                new = [each for each in interests if each not in before]
                 with state.lock:
                     state.want(before)
-                    state.end([each for each in interests if each not in before])
+                    state.end(new)
+                if isinstance(error, ResourceAllocationException) and new:  # the engine may have taken the first ones
+                    with suppress(JMSException):
+                        events.unregister(self.name, new)
                 raise
 
     def unregister_interest(
