@@ -315,9 +315,7 @@ class Connection:
             raise IllegalStateException("only a durable client has events that wait for it")
         if self._events.is_ready:
             raise IllegalStateException("call pending_event_count() before ready_for_events()")
-        self._events.attach()
-        assert self._events.pending is not None
-        return self._events.pending
+        return self._events.attach()
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:
         """Ask a Holdfast broker something beyond messaging; connectors build on it.

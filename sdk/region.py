@@ -23,7 +23,7 @@ from sdk.message import DeliveryMode, Message
 from sdk.region_cache import KeyState
 from sdk.region_events import ClientEvents
 from sdk.region_listener import RegionListener, ResultPolicy
-from sdk.region_query import ContinuousQuery, QueryState
+from sdk.region_query import ContinuousQuery
 from sdk.region_state import (
     ALL_KEYS,
     EXPRESSION,
@@ -242,12 +242,12 @@ class Region:
         if unknown:
             self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
             with state.asking():
-                for key, version, is_valid, message in state.read(unknown):
+                for key, version, known_as, message in state.read(unknown):
                     if message is not None:
                         found[key] = message
                     with state.lock:
                         if state.covers(key):
-                            state.cache.refresh(key, version, is_valid, message)
+                            state.cache.refresh(key, version, known_as, message)
         return found
 
     def keys(self) -> list[str]:
@@ -329,18 +329,18 @@ class Region:
             # Ahead: the first event may come before the answer.
             with state.lock:
                 before = {each: state.interests[each] for each in interests if each in state.interests}
-                state.interests.update(dict.fromkeys(interests, how))
+                state.want(dict.fromkeys(interests, how))
             try:
                 events.register(self.name, interests, durable=durable)
                 state.fill(interests, result_policy)
-            except BaseException:
-                with suppress(JMSException):  # what the engine has of it would be told without being known here
-                    events.unregister(self.name, [each for each in interests if each not in before])
+            except BaseException as error:
+                new = [each for each in interests if each not in before]
                 with state.lock:
-                    for each in interests:
-                        state.interests.pop(each, None)
-                    state.interests.update(before)
-                    state.uncovered()
+                    state.want(before)
+                    state.end(new)
+                if isinstance(error, JMSException) and new:  # the engine may have taken the first ones, or all
+                    with suppress(JMSException):
+                        events.unregister(self.name, new)
                 raise
 
     def unregister_interest(
@@ -372,9 +372,7 @@ class Region:
         if ended:
             self._events.unregister(self.name, ended)
         with state.lock:
-            for each in interests:
-                state.interests.pop(each, None)
-            state.uncovered()
+            state.end(interests)
 
     @property
     def interests(self) -> list[str]:
@@ -388,7 +386,8 @@ class Region:
         """A continuous query, which is stopped until its ``execute()``.
 
         Args:
-            name: 1 to 100 characters, that no other open query of this connection's region has.
+            name: 1 to 100 characters, that no other open query of this connection's region has; nor, as it is executed,
+                one of the client's in another region.
             selector: what keys and values have to match; it may name ``key``, headers, properties, and the fields of a
                 dict.
             durable: whether the engine queues its events while this client is away; needs a client id.
@@ -401,8 +400,7 @@ class Region:
         checked_interest(QUERY, selector, name)
         state = self._state
         with state.lock:
-            there = state.created.get(name)
-            if there is not None and there.state is not QueryState.CLOSED:
+            if name in state.created:
                 raise IllegalStateException(f"there is a query {name!r}: close it, or give another name")
             made = ContinuousQuery(self._connection, self._events, state, name, selector, durable=durable)
             state.created[name] = made
@@ -412,7 +410,7 @@ class Region:
     def queries(self) -> list[ContinuousQuery]:
         """The queries of this connection's region that are not closed, in the order in which they were created."""
         with self._state.lock:
-            return [each for each in self._state.created.values() if each.state is not QueryState.CLOSED]
+            return list(self._state.created.values())
 
     # Listeners.
 

@@ -87,6 +87,10 @@ class RegionCache:
         """The keys that are there."""
         return (key for key in list(self._keys) if key not in self._destroyed)
 
+    def known(self) -> list[str]:
+        """The keys of which something is known: those that are there, and those that are marked as destroyed."""
+        return list(self._keys)
+
     def get(self, key: str) -> CachedKey | None:
         """What is known of a key; None: nothing."""
         return self._keys.get(key)

@@ -85,6 +85,8 @@ class ClientEvents:
         self._spec = EventsSpec(session, timeout_ms, settings.event_window_messages, settings.event_conflation)
         self._attaching = threading.RLock()  #: held while the link is attached
         self._link: int | None = None
+        self._is_attaching = False  #: whether the number of the link is about to be known
+        self._early: list[LinkInterrupted | LinkRestored | LinkLost] = []  #: of links, meanwhile
         self._changed = threading.Condition(threading.RLock())
         self._arrived: deque[EventDelivery] = deque()
         self._thread: threading.Thread | None = None
@@ -94,17 +96,15 @@ class ClientEvents:
         self._pauses = 0
         self._is_interrupted = False
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
+        self._is_elsewhere = False  #: whether that is another engine, of which nothing is known yet
+        self._has_missed = False  #: whether events were missed, so that the caches are to be read again
         self._is_ready = False
         self._is_live = False  #: whether the marker has come
         self._marker: EventDelivery | None = None  #: that has come and was not told to all regions
         self._through = 0  #: position up to which events were processed
-        self._acknowledged = 0
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
         self._store: str | None = None
-        self._is_elsewhere = (
-            False  #: whether the connection is to another store now, and the caches are of the last one
-        )
 
     def __repr__(self) -> str:
         return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._through}>"
@@ -149,13 +149,16 @@ class ClientEvents:
         self._ask_in_parts("register_interest", region, interests, durable=durable)
 
     def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
-        """End interest; raises what requests raise.
+        """End interest, that of an earlier connection of a durable client as well; raises what ``attach`` raises.
 
         Args:
             region: its name.
             interests: which.
             drop_queued: whether events that wait for these alone are dropped.
         """
+        if self._link is None and not self.is_durable:
+            return  # the engine knows nothing of this client
+        self.attach()
         self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
 
     def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> None:
@@ -187,8 +190,11 @@ class ClientEvents:
         """Whether the client has said that it is ready for events."""
         return self._is_ready
 
-    def attach(self) -> None:
+    def attach(self) -> int:
         """Attach the link for events, unless that is done.
+
+        Returns:
+            How many events waited as the client connected.
 
         Raises:
             InvalidClientIDException: another connection is this durable client.
@@ -197,18 +203,37 @@ class ClientEvents:
         with self._attaching:
             if self._is_ending:
                 raise IllegalStateException(f"{self._name} is closed")
-            if self._link is None:
-                self._link = self._transport.attach(self._spec, self._sink, self._settings.request_timeout_seconds)
-                self._thread = None
-            if self.pending is None:
-                self.pending = self.ask("pending_events", {})
+            link = self._link
+            if link is None:
+                link = self._attach_link()
+            pending = self.pending
+            if pending is None:
+                pending = self.pending = self.ask("pending_events", {})
             if self._thread is None:
-                target = partial(self._run, self._link)
+                target = partial(self._run, link)
                 thread = threading.Thread(target=target, name=f"holdfast-events-of-{self._name}", daemon=True)
                 uninterrupted(thread.start)
                 self._thread = thread
             if not self.is_durable and not self._is_ready:
                 self._say_ready()
+            return pending
+
+    def _attach_link(self) -> int:
+        with self._changed:
+            self._is_attaching = True
+        link = None
+        try:
+            link = self._transport.attach(self._spec, self._sink, self._settings.request_timeout_seconds)
+        finally:
+            with self._changed:
+                self._is_attaching = False
+                self._link = link
+                early, self._early = self._early, []
+        self._thread = None
+        for event in early:
+            if self.came(event) and isinstance(event, LinkLost):
+                raise event.error
+        return link
 
     def ready(self) -> None:
         """The client is ready for events; legal twice."""
@@ -260,7 +285,7 @@ class ClientEvents:
             return
         left = max(0.001, deadline - time.monotonic())
         try:
-            if self._unacknowledged:
+            if self._unacknowledged and not self._is_elsewhere:
                 self._transport.request("acknowledge_events", {"through": self._through}, left)
             self._transport.request("leave", {"keep": keep}, left)
         except JMSException as error:
@@ -272,7 +297,7 @@ class ClientEvents:
         """The connection is lost, and is being restored."""
         with self._changed:
             self._is_interrupted = True
-            if self._link is not None:
+            if self._link is not None or self._is_attaching:
                 self._is_lost = True
                 self._arrived.clear()  # they come again
                 self.pending = None
@@ -286,8 +311,7 @@ class ClientEvents:
         """
         with self._changed:
             if store != self._store and self._store is not None:
-                self._is_elsewhere = True
-                self._through = self._acknowledged = self._unacknowledged = 0  # positions of another engine
+                self._is_elsewhere = True  # the thread forgets the positions, when no event is told any more
             self._store = store
             self._is_interrupted = False
             self._changed.notify_all()
@@ -298,9 +322,11 @@ class ClientEvents:
 
     def came(self, event: LinkInterrupted | LinkRestored | LinkLost) -> bool:
         """Something has become of a link; returns whether it is that for events."""
-        if event.link != self._link:
-            return False
         with self._changed:
+            if event.link != self._link:
+                if self._is_attaching:
+                    self._early.append(event)
+                return False
             if isinstance(event, LinkRestored):
                 self._is_lost = True
             else:
@@ -328,13 +354,14 @@ class ClientEvents:
                 if self._is_ending or self._link != link:
                     return
                 event = None
-                if self._is_lost or self._marker is not None:
-                    pass
-                elif self._tells and self._arrived:
-                    event = self._arrived.popleft()
-                self._is_telling = event is not None or (self._marker is not None and self._tells)
+                marker = None
+                if not self._is_lost and self._tells:
+                    marker = self._marker
+                    if marker is None and self._arrived:
+                        event = self._arrived.popleft()
+                self._is_telling = marker is not None or event is not None
             try:
-                self._work(event)
+                self._work(event, marker)
             finally:
                 with self._changed:
                     self._is_telling = False
@@ -355,15 +382,17 @@ class ClientEvents:
     def _wait_seconds(self) -> float:
         return _IDLE_SECONDS if self._due is None or self._is_interrupted else max(0.0, self._due - time.monotonic())
 
-    def _work(self, event: EventDelivery | None) -> None:
+    def _work(self, event: EventDelivery | None, marker: EventDelivery | None) -> None:
         try:
             if self._is_lost and not self._is_interrupted:
                 self._restore()
-            elif self._marker is not None and self._tells:
-                self._go_live(self._marker)
+            elif marker is not None:
+                self._go_live(marker)
             elif event is not None:
                 self._process(event)
-            if self._due is not None and time.monotonic() >= self._due and not self._is_interrupted:
+            if self._is_lost or self._is_interrupted:
+                return  # positions may be those of another engine
+            if self._due is not None and time.monotonic() >= self._due:
                 self._acknowledge()
         except ConnectionLostException as error:
             log.debug("! %s: %s; it is done again with the next connection", self._name, error)
@@ -411,9 +440,15 @@ class ClientEvents:
 
     def _restore(self) -> None:
         """Register everything again with a connection that is new."""
-        self._is_lost = False  # ahead: it may be lost again meanwhile
+        with self._changed:
+            self._is_lost = False  # ahead: it may be lost again meanwhile
+            if self._is_elsewhere:
+                self._is_elsewhere = False
+                self._has_missed = True  # whatever waits there for the client, the caches are those of another engine
+                self._through = self._unacknowledged = 0
         try:
             self.pending = pending = self.ask("pending_events", {})
+            self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
             for region in list(self.regions.values()):
                 self.ask("create_region", {"region": region.name})
                 with region.lock:
@@ -421,10 +456,9 @@ class ClientEvents:
                 for durable in (False, True):
                     interests = [each for each, how in registered.items() if how.durable is durable]
                     self.register(region.name, interests, durable=durable)
-                if pending < 0 or self._is_elsewhere:  # the queue began anew, so events were missed
+                if self._has_missed:
                     region.refresh()
-            self._is_elsewhere = False
-            if pending < 0 and self.is_durable:
+            if self._has_missed and self.is_durable:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
@@ -432,6 +466,7 @@ class ClientEvents:
                         " and the caches of its regions were read again"
                     )
                 )
+            self._has_missed = False
             if self._is_ready:
                 self._say_ready()
         except BaseException:

@@ -72,7 +72,9 @@ class ContinuousQuery:
 
     @property
     def state(self) -> QueryState:
-        """Whether it runs, is stopped, or is closed."""
+        """Whether it runs, is stopped, or is closed; stopped as well where the link for events was lost."""
+        if self._state is QueryState.RUNNING and self._interest not in self._region.interests:
+            return QueryState.STOPPED
         return self._state
 
     @property
@@ -119,7 +121,7 @@ class ContinuousQuery:
         Raises:
             JMSException: as ``execute``.
         """
-        with self._events.paused(), self._lock:  # in this order: a listener that is waited for may need the lock
+        with self._events.paused(), self._lock:  # in this order: a listener that runs may use the query
             self._begin()
             try:
                 found = list(self._region.read(selector=self.selector))
@@ -132,7 +134,7 @@ class ContinuousQuery:
 
     def _begin(self) -> None:
         self._require_open()
-        if self._state is QueryState.RUNNING:
+        if self.state is QueryState.RUNNING:
             raise IllegalStateException(f"query {self.name!r} runs already")
         if self.durable and not self._events.is_durable:
             raise IllegalStateException(
@@ -142,7 +144,7 @@ class ContinuousQuery:
         region, interest = self._region, self._interest
         with region.lock:  # ahead: the first event may come before the answer
             region.queries[self.name] = self._process
-            region.interests[interest] = Registered(self.durable, ResultPolicy.NONE, True)
+            region.want({interest: Registered(self.durable, ResultPolicy.NONE, True)})
         try:
             self._events.register(region.name, [interest], durable=self.durable)
         except BaseException:
@@ -159,7 +161,7 @@ class ContinuousQuery:
         """
         with self._lock:
             self._require_open()
-            if self._state is not QueryState.RUNNING:
+            if self.state is not QueryState.RUNNING:
                 raise IllegalStateException(f"query {self.name!r} does not run")
             self._end(drop=False)
             self._state = QueryState.STOPPED
@@ -173,15 +175,21 @@ class ContinuousQuery:
         with self._lock:
             if self._state is QueryState.CLOSED:
                 return
-            if self._state is QueryState.RUNNING or self.durable:
+            if self.state is QueryState.RUNNING or self.durable:
                 self._end(drop=True)
             self._state = QueryState.CLOSED
             listeners = self._listeners
+            with self._region.lock:
+                self._region.created.pop(self.name, None)
         for listener in listeners:
             try:
                 listener.on_close(self.name)
             except Exception:
                 log.exception("! a listener of query %r raised in on_close", self.name)
+
+    def forget_results(self) -> None:
+        """What comes from now on is told, whatever the initial results had; of the region, in the thread for events."""
+        self._seen = {}
 
     def _end(self, *, drop: bool) -> None:
         self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
@@ -191,7 +199,7 @@ class ContinuousQuery:
         region = self._region
         with region.lock:
             region.queries.pop(self.name, None)
-            region.interests.pop(self._interest, None)
+            region.end([self._interest])
 
     @property
     def _interest(self) -> Interest:
@@ -209,5 +217,5 @@ class ContinuousQuery:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception:
+            except BaseException:  # whatever it is, it is the application's; the thread for events must go on
                 log.exception("! a listener of query %r raised in on_event", self.name)

@@ -42,6 +42,8 @@ ALL_KEYS: Final = 1
 EXPRESSION: Final = 2
 SELECTOR: Final = 3
 QUERY: Final = 4
+#: Kinds by which the server tells of each change of a key, which is kept in the cache therefore.
+_COVERING: Final = (KEY, ALL_KEYS, EXPRESSION)
 #: Keys that are asked for at once.
 KEYS_AT_ONCE: Final = 1000
 
@@ -71,8 +73,8 @@ class RegionState:
     Attributes:
         name: of the region.
         cache: what is known of its keys; under the lock.
-        interests: what was registered, running queries included; under the lock.
-        created: by name, the queries that were created; under the lock.
+        interests: what was registered, running queries included; changed by ``want`` and ``end``; under the lock.
+        created: by name, the queries that were created and are not closed; under the lock.
         queries: by name, what is called with each event of one and its operation; under the lock.
         listeners: those that are told; replaced, and never changed.
         lock: of what is shared.
@@ -88,6 +90,7 @@ class RegionState:
         self.name = name
         self.cache = RegionCache()
         self.interests: dict[Interest, Registered] = {}
+        self._expressions: dict[Interest, Callable[[str], bool]] = {}  #: those of them that are regular expressions
         self.queries: dict[str, Callable[[RegionEvent], None]] = {}
         self.created: dict[str, Any] = {}
         self.listeners: tuple[RegionListener, ...] = ()
@@ -157,7 +160,7 @@ class RegionState:
         interests = self.interests
         if Interest(ALL_KEYS, "") in interests or Interest(KEY, key) in interests:
             return True
-        return any(each.kind == EXPRESSION and key_expression(each.text)(key) for each in interests)
+        return any(matches(key) for matches in self._expressions.values())
 
     def changed(self, key: str, operation: int | None, version: int, message: Message | None) -> None:
         """The application has changed a key; what the server answered comes into the cache."""
@@ -170,6 +173,22 @@ class RegionState:
         return _Asking(self)
 
     # Interest.
+
+    def want(self, interests: Mapping[Interest, Registered]) -> None:
+        """Interests are registered, or are about to be; under the lock."""
+        self.interests.update(interests)
+        self._expressions.update({each: key_expression(each.text) for each in interests if each.kind == EXPRESSION})
+
+    def end(self, interests: Iterable[Interest]) -> None:
+        """Interests are no more: what no other one covers is not known any more; under the lock."""
+        may_cover = False
+        for each in interests:
+            may_cover = (self.interests.pop(each, None) is not None and each.kind in _COVERING) or may_cover
+            self._expressions.pop(each, None)
+        if may_cover:
+            for key in self.cache.known():
+                if not self.covers(key):
+                    self.cache.drop(key)
 
     def fill(self, interests: Sequence[Interest], policy: ResultPolicy, *, is_refresh: bool = False) -> None:
         """Read what interests cover into the cache.
@@ -192,7 +211,9 @@ class RegionState:
         for source in sources:
             for key, version, state, message in source:
                 with self.lock:
-                    if is_refresh:
+                    if not self.covers(key):
+                        pass  # its interest has ended meanwhile, so nothing would tell when this is not true any more
+                    elif is_refresh:
                         self.cache.refresh(key, version, state, message)
                     else:
                         self.cache.add_result(key, version, state, message)
@@ -205,15 +226,11 @@ class RegionState:
                 self._touched.clear()
                 self._through = 0
                 registered = dict(self.interests)
+                for query in self.created.values():
+                    query.forget_results()
             for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
                 wanted = [each for each, how in registered.items() if how.policy is policy]
                 self.fill(wanted, policy, is_refresh=True)
-
-    def uncovered(self) -> None:
-        """An interest has ended: what no other one covers is not known any more; under the lock."""
-        for key in self.cache:
-            if not self.covers(key):
-                self.cache.drop(key)
 
     # Events, in the thread for events.
 
@@ -291,6 +308,8 @@ class RegionState:
         """The link for events is lost: the server tells of nothing any more."""
         with self.lock:
             self.interests.clear()
+            self._expressions.clear()
+            self.queries.clear()
             self.cache.clear()
             self._touched.clear()
 
@@ -302,7 +321,8 @@ class RegionState:
             for key, version, state, message in self.read(keys, values=values):
                 del gone[key]
                 with self.lock:
-                    self.cache.refresh(key, version, state, message)
+                    if self.covers(key):  # else its interest has ended meanwhile
+                        self.cache.refresh(key, version, state, message)
             with self.lock:
                 for key in gone:
                     self.cache.drop(key)
@@ -310,7 +330,7 @@ class RegionState:
     def _tell(self, listener: RegionListener, method: str, argument: object) -> None:
         try:
             getattr(listener, method)(argument)
-        except Exception:
+        except BaseException:  # whatever it is, it is the application's; the thread for events must go on
             log.exception("! a listener of region %r raised in %s", self.name, method)
 
 

@@ -165,7 +165,7 @@ def decode(payload: bytes) -> EventDelivery:
         operation,
         key,
         _pairs(interests, int, str),
-        _pairs(queries, str, int),
+        _checked_queries(_pairs(queries, str, int)),
         is_history,
         message,
         decode_payload,
@@ -180,6 +180,12 @@ def _pairs(values: Any, first: type, second: type) -> list[tuple[Any, Any]]:
         if type(each) is not list or [type(part) for part in each] != [first, second]:
             raise MessageFormatException("not an event of a region: one of its interests or queries is of another type")
     return [(each[0], each[1]) for each in values]
+
+
+def _checked_queries(queries: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    if not all(_is_number(operation, 0, _OPERATIONS - 1) for _, operation in queries):
+        raise MessageFormatException("not an event of a region: what it is to a query is no operation")
+    return queries
 
 
 def _is_number(value: Any, least: int, most: int) -> bool:

@@ -25,6 +25,7 @@ from sdk import (
     Region,
     RegionEvent,
     RegionListener,
+    ResourceAllocationException,
     ResultPolicy,
     TextMessage,
 )
@@ -546,6 +547,17 @@ def test_a_queue_that_grows_too_long_is_dropped_and_the_client_can_begin_anew(co
     feed.put("k1", "y")
     assert told.wait_for(2)[-2:] == ["live quotes", "update k1=y"]
     assert made.get("k1") == "y"
+
+
+def test_interests_that_are_too_many_leave_none_of_them(connect: Connect) -> None:
+    connection = connect(engine="max_client_interests=6000")
+    made, told = region(connection, keys="kept")
+    with pytest.raises(ResourceAllocationException, match="max_client_interests"):
+        made.register_interest([f"k{number}" for number in range(7000)], result_policy=ResultPolicy.NONE)
+    assert made.interests == ["key 'kept'"]
+    made.register_interest([f"x{number}" for number in range(5000)], result_policy=ResultPolicy.NONE)
+    made.put_all({"k1": "1", "kept": "2"})
+    assert told.wait_for(2) == ["live quotes", "create kept=2"]
 
 
 # Conflation, and plain consumers.

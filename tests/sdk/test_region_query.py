@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from sdk import (
     InvalidDestinationException,
     InvalidSelectorException,
     QueryListener,
+    QueryState,
     Region,
     RegionEvent,
+    RegionListener,
 )
 from tests.sdk.regions import WAIT, region
 
@@ -230,3 +233,72 @@ def test_a_durable_query_goes_on_by_its_name(factory: ConnectionFactory, quotes:
         assert followed.wait_for(2) == ["replayed update a by update", "replayed destroy a by update"]
         quotes.put("c", price(3))
         assert followed.wait_for(3)[2:] == ["create c by create"]
+
+
+def test_a_listener_may_use_a_query_that_is_being_executed(desk: Connection, quotes: Region) -> None:
+    made, _ = region(desk, all_keys=True)
+    found = made.create_query("cheap", CHEAP)
+    is_in, is_waiting, is_done = threading.Event(), threading.Event(), threading.Event()
+
+    class Using(RegionListener):
+        def after_create(self, event: RegionEvent) -> None:
+            is_in.set()
+            assert is_waiting.wait(WAIT)
+            found.add_listener(Followed())
+            is_done.set()
+
+    made.add_listener(Using())
+    quotes.put("a", price(5))
+    assert is_in.wait(WAIT)
+    thread = threading.Thread(target=found.execute_with_initial_results, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + WAIT
+    while not desk._events._pauses:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    is_waiting.set()
+    assert is_done.wait(10)
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
+def test_a_closed_query_is_kept_by_nobody(desk: Connection) -> None:
+    made, _ = region(desk)
+    found = made.create_query("cheap", CHEAP)
+    found.close()
+    assert not made._state.created
+    assert made.create_query("cheap", CHEAP) is not found
+
+
+def test_a_durable_query_is_closed_that_an_earlier_connection_has_left(
+    factory: ConnectionFactory, quotes: Region
+) -> None:
+    desk = factory.create_connection(client_id="desk")
+    found, _ = query(desk, durable=True)
+    found.execute()
+    desk.close(keep_alive=True)
+    with factory.create_connection(client_id="desk") as again:
+        found, _ = query(again, durable=True)
+        found.close()
+        assert again.pending_event_count() == 0
+        again.close(keep_alive=True)
+    quotes.put("a", price(5))
+    with factory.create_connection(client_id="desk") as last:
+        assert last.pending_event_count() == -2  # nothing durable was left
+
+
+def test_a_query_is_stopped_where_the_queue_of_the_client_was_dropped(tmp_path: Path) -> None:
+    factory = ConnectionFactory(f"embedded:{tmp_path / 'other'}?max_client_queue_events=64")
+    with factory.create_connection() as connection, factory.create_connection(client_id="desk") as desk:
+        quotes = connection.create_session().create_region("quotes")
+        lost = threading.Event()
+        desk.exception_listener = lambda _error: lost.set()
+        found, followed = query(desk, durable=True)
+        found.execute()
+        quotes.put_all({f"k{number}": price(5) for number in range(200)})
+        assert lost.wait(WAIT)
+        assert found.state is QueryState.STOPPED
+        assert len(found.execute_with_initial_results()) == 200
+        desk.ready_for_events()
+        quotes.put("k1", price(6))
+        assert followed.wait_for(1) == ["update k1 by update"]

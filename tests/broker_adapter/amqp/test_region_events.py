@@ -70,7 +70,7 @@ def _with(index: int, value: Any) -> list[Any]:
             _with(4, value)
             for value in (None, {}, [1], [[1]], [[1, "x", ""]], [["1", "x"]], [[True, "x"]], [[1, b"x"]])
         ),
-        *(_with(5, value) for value in (None, [[1, "x"]], [["x", None]])),
+        *(_with(5, value) for value in (None, [[1, "x"]], [["x", None]], [["x", 4]], [["x", -1]])),
         *(_with(6, value) for value in (None, 1, "")),
         *(_with(7, value) for value in (None, "x", [])),
         _with(4, [[]] * MAX_CONTAINERS),

@@ -1,0 +1,219 @@
+"""The events of a connection's regions, over an engine that a test speaks for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter import (
+    ClientSettings,
+    ConnectionLostException,
+    EventDelivery,
+    JMSException,
+    LinkLost,
+    ResourceAllocationException,
+    Transport,
+)
+from sdk import RegionEvent, RegionListener, ResultPolicy
+from sdk.region_cache import KeyState
+from sdk.region_events import ClientEvents
+from sdk.region_state import ALL_KEYS, QUERY, Interest, RegionState, Registered
+from tests.sdk.regions import WAIT, Told
+
+ALL = Interest(ALL_KEYS, "")
+DESTROY = 3
+LINK = 7
+
+
+class Scripted:
+    """A transport whose answers a test gives, and which says what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.pending: Any = 0
+        self.entries: list[tuple[Any, ...]] = []  #: of the keys of the region
+        self.failures: dict[str, list[JMSException]] = {}  #: by operation, what the next requests raise
+        self.while_attaching: Callable[[], None] = lambda: None
+        self.sink: Any = None
+        self._changed = threading.Condition()
+
+    def attach(self, _spec: object, sink: Any, _timeout: object) -> int:
+        self.sink = sink
+        self.while_attaching()
+        return LINK
+
+    def request(self, operation: str, arguments: Mapping[str, Any], _timeout: object) -> Any:
+        with self._changed:
+            self.asked.append((operation, arguments))
+            self._changed.notify_all()
+            failures = self.failures.get(operation)
+        if failures:
+            raise failures.pop(0)
+        if operation == "read_keys":
+            return {"entries": self.entries, "next": None}
+        return self.pending if operation == "pending_events" else True
+
+    def count(self, operation: str) -> int:
+        return sum(each == operation for each, _ in self.asked)
+
+    def wait_for(self, operation: str, times: int = 1) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count(operation) >= times, WAIT), self.asked
+
+
+class Held(Told):
+    """A listener that returns from its first call when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_in = threading.Event()
+        self.may_return = threading.Event()
+
+    def after_destroy(self, event: RegionEvent) -> None:
+        super().after_destroy(event)
+        self._hold()
+
+    def after_region_live(self, region: str) -> None:
+        super().after_region_live(region)
+        self._hold()
+
+    def _hold(self) -> None:
+        self.is_in.set()
+        assert self.may_return.wait(WAIT)
+
+
+def destroyed(position: int, key: str = "k") -> EventDelivery:
+    return EventDelivery(position, "quotes", DESTROY, key, [(ALL_KEYS, "")], [], False)
+
+
+@pytest.fixture
+def engine() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def reports() -> list[JMSException]:
+    return []
+
+
+@pytest.fixture
+def events(engine: Scripted, reports: list[JMSException]) -> Iterator[ClientEvents]:
+    """Those of a durable client of engine "one"."""
+    settings = ClientSettings(event_acknowledge_seconds=0)
+    made = ClientEvents("c", cast(Transport, engine), settings, 1, 1000, reports.append)
+    made.connected("one")
+    made.start()
+    yield made
+    made.close(time.monotonic() + WAIT, keep=True)
+
+
+def followed(events: ClientEvents, listener: RegionListener) -> RegionState:
+    """A region with all keys wanted, of a client that is ready and live."""
+    state = events.region("quotes")
+    state.listeners = (listener,)
+    with state.lock:
+        state.want({ALL: Registered(True, ResultPolicy.KEYS, True)})
+    events.ready()
+    return state
+
+
+def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    held = Held()
+    followed(events, held)
+    engine.sink([destroyed(100)])
+    assert held.is_in.wait(WAIT)
+    events.interrupted()
+    events.restored("two")
+    held.may_return.set()
+    engine.wait_for("ready_for_events", 2)
+    engine.sink([destroyed(3)])
+    held.wait_for(2)
+    assert [event.version for event in held.events] == [100, 3]
+    engine.wait_for("acknowledge_events")
+    assert [arguments["through"] for each, arguments in engine.asked if each == "acknowledge_events"] == [3]
+
+
+def test_caches_are_read_again_from_another_engine_that_knows_the_client(
+    engine: Scripted, events: ClientEvents, reports: list[JMSException]
+) -> None:
+    state = followed(events, Told())
+    with state.lock:
+        state.cache.add_result("k", 100, KeyState.UNREAD)
+    engine.entries = [("k", 3, 1, None, None)]
+    engine.pending = 5
+    events.interrupted()
+    events.restored("two")
+    engine.wait_for("ready_for_events", 2)
+    found = state.cache.get("k")
+    assert found is not None
+    assert (found.version, found.state) == (3, KeyState.INVALID)
+    assert isinstance(reports[0], ResourceAllocationException)
+
+
+def test_caches_are_read_again_where_the_connection_is_lost_as_that_begins(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    state = followed(events, Told())
+    with state.lock:
+        state.cache.add_result("old", 1, KeyState.UNREAD)
+    engine.pending = -1
+    engine.failures["register_interest"] = [ConnectionLostException("again")]
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("register_interest")
+    events.interrupted()
+    engine.pending = 0  # the first attempt has made a new queue
+    events.restored("one")
+    engine.wait_for("ready_for_events", 2)
+    assert list(state.cache) == []
+
+
+def test_a_link_that_is_lost_as_it_is_attached_can_be_attached_again(engine: Scripted, events: ClientEvents) -> None:
+    error = ResourceAllocationException("the queue is dropped")
+    engine.while_attaching = lambda: (events.came(LinkLost(LINK, error)), None)[1]
+    with pytest.raises(ResourceAllocationException, match="dropped"):
+        events.attach()
+    engine.while_attaching = lambda: None
+    engine.pending = -1
+    assert events.attach() == -1
+
+
+def test_a_stop_waits_for_a_listener_that_is_told_of_the_marker_again(engine: Scripted, events: ClientEvents) -> None:
+    held = Held()
+    state = followed(events, held)
+    with state.lock:
+        state._touched["k"] = None
+    engine.failures["read_keys"] = [ConnectionLostException("for a moment")]
+    engine.sink([EventDelivery(9)])
+    assert held.is_in.wait(WAIT)
+    assert not events.stop(time.monotonic() + 0.05)
+    held.may_return.set()
+    assert events.stop(time.monotonic() + WAIT)
+
+
+def test_a_listener_that_ends_its_thread_does_not_end_the_events(engine: Scripted, events: ClientEvents) -> None:
+    class Ending(Told):
+        def after_destroy(self, event: RegionEvent) -> None:
+            super().after_destroy(event)
+            raise SystemExit
+
+    ending = Ending()
+    followed(events, ending)
+    engine.sink([destroyed(1), destroyed(2)])
+    assert len(ending.wait_for(2)) == 2
+
+
+def test_a_query_of_a_link_that_is_lost_is_not_registered_again(engine: Scripted, events: ClientEvents) -> None:
+    state = followed(events, Told())
+    wanted = Interest(QUERY, "price < 10", "cheap")
+    with state.lock:
+        state.want({wanted: Registered(True, ResultPolicy.NONE, True)})
+        state.queries["cheap"] = lambda _event: None
+    events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
+    assert (state.interests, state.queries) == ({}, {})
