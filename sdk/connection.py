@@ -312,7 +312,10 @@ class Connection:
         """
         self._lifecycle.require_usable()
         if not self._events.is_durable:
-            raise IllegalStateException("only a durable client has events that wait for it")
+            raise IllegalStateException(
+                "only a durable client has events that wait for it: give create_connection() a client_id and a"
+                " durable_timeout"
+            )
         if self._events.is_ready:
             raise IllegalStateException("call pending_event_count() before ready_for_events()")
         return self._events.attach()
@@ -454,7 +457,10 @@ class Connection:
         with self._lock:
             sessions = self._sessions.values()
         if self._events.in_own_thread() or any(session._state.in_own_thread() for session in sessions):
-            raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
+            raise IllegalStateException(
+                f"cannot {what}: a listener or callback of one of its sessions or regions calls it; call it on another"
+                " thread"
+            )
 
     def _forget(self, session: Session) -> None:
         with self._lock:

@@ -36,7 +36,8 @@ def wrapped(body: object) -> Message:
     if isinstance(body, list | tuple):
         return StreamMessage(body)
     raise MessageFormatException(
-        f"cannot send a value of type {type(body).__name__}; a message, str, bytes, dict or list can be sent"
+        f"cannot send a value of type {type(body).__name__}; a message, str, bytes, dict or list can be"
+        " sent, and a dict or list may hold numbers, as in {'price': 92.5}"
     )
 
 

@@ -14,6 +14,7 @@ from broker_adapter import (
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    MessageFormatException,
     checked_interest,
     pack,
     topic,
@@ -116,6 +117,8 @@ class Region:
         Raises:
             JMSException: as ``put``; some may have been done, the first ones first.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"put_all() takes a dict, or another mapping, of keys to values, not {values!r:.100}")
         return dict(zip(values, self._put(list(values.items()), None), strict=True))
 
     def _put(self, values: list[tuple[str, Value]], properties: Mapping[str, Any] | None) -> list[int]:
@@ -125,6 +128,11 @@ class Region:
         size = 0
         now_ms = self._events.now_ms
         for number, (key, value) in enumerate(values, 1):
+            if value is None:
+                raise MessageFormatException(
+                    f"the value of key {key!r:.100} cannot be None: call invalidate() to take the value of a key away,"
+                    " or destroy() to take the key away"
+                )
             message = wrapped(value)
             if properties is not None:
                 message.properties.update(properties)
@@ -397,6 +405,8 @@ class Region:
             InvalidDestinationException: the name cannot be one.
             IllegalStateException: there is one of this name.
         """
+        if not isinstance(selector, str):
+            raise TypeError(f"selector={selector!r:.100} is not a string")
         checked_interest(QUERY, selector, name)
         state = self._state
         with state.lock:
@@ -417,7 +427,7 @@ class Region:
     def add_listener(self, listener: RegionListener) -> None:
         """Have a listener called with each event of the region that comes to this connection; legal twice."""
         if not isinstance(listener, RegionListener):
-            raise TypeError(f"{listener!r} is not a RegionListener")
+            raise TypeError(f"{listener!r} is not a RegionListener: give an instance of a class derived from it")
         state = self._state
         with state.lock:
             if listener not in state.listeners:
@@ -443,6 +453,8 @@ def _interests(
     if sum(given) != 1:
         raise ValueError("give one of keys, regex, all_keys=True and selector")
     if keys is not None:
+        if not isinstance(keys, Iterable):
+            raise TypeError(f"keys={keys!r:.100} is neither a key, which is a string, nor several of them")
         names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
         if not names:
             raise ValueError("keys has no key; all_keys=True means all")

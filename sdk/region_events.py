@@ -139,8 +139,8 @@ class ClientEvents:
         """
         if self._is_interrupted:
             raise UnconnectedException(
-                f"region {region!r} cannot be changed while the connection is being restored; reads are answered from"
-                " the cache"
+                f"region {region!r} cannot be changed while the connection is being restored; repeat the call when"
+                " event_listener has got Restored"
             )
         return self.ask("change_keys", {"region": region, "changes": changes})
 
@@ -156,9 +156,10 @@ class ClientEvents:
             interests: which.
             drop_queued: whether events that wait for these alone are dropped.
         """
-        if self._link is None and not self.is_durable:
-            return  # the engine knows nothing of this client
-        self.attach()
+        if self.is_durable:
+            self.attach()  # an earlier connection of the client may have registered them
+        elif self._link is None:
+            return  # nothing was registered
         self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
 
     def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> None:
@@ -178,7 +179,9 @@ class ClientEvents:
     def require_connected(self, why: str) -> None:
         """Raise UnconnectedException while the connection is being restored."""
         if self._is_interrupted:
-            raise UnconnectedException(f"{why}, and the connection is being restored")
+            raise UnconnectedException(
+                f"{why}, and the connection is being restored; repeat the call when event_listener has got Restored"
+            )
 
     @property
     def is_interrupted(self) -> bool:

@@ -85,7 +85,7 @@ class ContinuousQuery:
     def add_listener(self, listener: QueryListener) -> None:
         """Have a listener called with each event of the query; legal twice."""
         if not isinstance(listener, QueryListener):
-            raise TypeError(f"{listener!r} is not a QueryListener")
+            raise TypeError(f"{listener!r} is not a QueryListener: give an instance of a class derived from it")
         with self._lock:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
@@ -135,7 +135,7 @@ class ContinuousQuery:
     def _begin(self) -> None:
         self._require_open()
         if self.state is QueryState.RUNNING:
-            raise IllegalStateException(f"query {self.name!r} runs already")
+            raise IllegalStateException(f"query {self.name!r} runs already; call stop() first to execute it anew")
         if self.durable and not self._events.is_durable:
             raise IllegalStateException(
                 "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
@@ -162,7 +162,7 @@ class ContinuousQuery:
         with self._lock:
             self._require_open()
             if self.state is not QueryState.RUNNING:
-                raise IllegalStateException(f"query {self.name!r} does not run")
+                raise IllegalStateException(f"query {self.name!r} does not run; execute() starts it")
             self._end(drop=False)
             self._state = QueryState.STOPPED
 
@@ -207,7 +207,7 @@ class ContinuousQuery:
 
     def _require_open(self) -> None:
         if self._state is QueryState.CLOSED:
-            raise IllegalStateException(f"query {self.name!r} is closed")
+            raise IllegalStateException(f"query {self.name!r} is closed; make another one with create_query()")
 
     def _process(self, event: RegionEvent) -> None:
         """An event of the query; in the thread for events."""

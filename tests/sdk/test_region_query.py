@@ -157,6 +157,25 @@ def test_a_query_is_stopped_executed_again_and_closed(desk: Connection, quotes: 
             call()
 
 
+def test_a_durable_query_of_an_earlier_connection_is_closed_first(factory: ConnectionFactory) -> None:
+    with factory.create_connection(client_id="desk", durable_timeout=60) as first:
+        region(first)[0].create_query("cheap", CHEAP, durable=True).execute()
+        first.close(keep_alive=True)
+    with factory.create_connection(client_id="desk", durable_timeout=60) as second:
+        made = second.create_session().create_region("quotes")
+        made.create_query("cheap", CHEAP, durable=True).close()
+        made.create_query("cheap", "price < 5", durable=True).execute()
+
+
+def test_what_has_no_events_yet_ends_interest_and_queries(factory: ConnectionFactory) -> None:
+    with factory.create_connection() as connection:
+        made = connection.create_session().create_region("quotes")
+        made.unregister_interest(all_keys=True)
+        made.create_query("cheap", CHEAP, durable=True).close()
+    with factory.create_connection(client_id="desk") as connection:
+        connection.create_session().create_region("quotes").unregister_interest(all_keys=True)
+
+
 def test_queries_are_listed_until_they_are_closed(desk: Connection) -> None:
     made, _ = region(desk)
     one, two = made.create_query("one", CHEAP), made.create_query("two", CHEAP)

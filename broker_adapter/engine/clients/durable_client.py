@@ -232,8 +232,8 @@ class DurableClient:
         for each in named:
             if names.setdefault(each.name, (region, each)) != (region, each):
                 raise IllegalStateException(
-                    f"durable client {self.id!r} has another query {each.name!r}: the name of a query is given once in"
-                    " a client"
+                    f"durable client {self.id!r} has another query {each.name!r}: close that one"
+                    " (create_query() with its region and selector, then close()), or give this one another name"
                 )
 
     def conflates(self, region: Region) -> bool:
