@@ -221,8 +221,8 @@ class Region:
         """The values of several keys, by key; keys without one are left out.
 
         Args:
-            keys: which; None: all that the region has.  While the connection is being restored, these are all that the
-                cache has.
+            keys: which; None: all that the region has, which the cache answers while the connection is being restored,
+                if it has them: by interest in all keys with their values.
 
         Raises:
             JMSException: as ``get``.
@@ -231,6 +231,7 @@ class Region:
             return {key: each.body for key, each in self._messages([_checked(key) for key in keys]).items()}
         if self._events.is_interrupted:
             state = self._state
+            self._require_all(ResultPolicy.KEYS_VALUES)
             with state.lock:
                 known = {key: cached_value(state.cache.get(key)) for key in state.cache}
             return {key: each.body for key, each in known.items() if each is not None}
@@ -261,15 +262,24 @@ class Region:
     def keys(self) -> list[str]:
         """The keys that the region has, in the order of their bytes in UTF-8.
 
-        While the connection is being restored, these are those that the cache has.
+        While the connection is being restored, the cache answers, if it has them: by interest in all keys.
 
         Raises:
+            UnconnectedException: the cache does not have them, and the connection is being restored.
             JMSException: as requests.
         """
         if self._events.is_interrupted:
+            self._require_all(ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES)
             with self._state.lock:
                 return sorted(self._state.cache, key=str.encode)
         return [key for key, _, _, _ in self._state.read(values=False)]
+
+    def _require_all(self, *policies: ResultPolicy) -> None:
+        """Raise UnconnectedException unless the cache has all keys, by interest with one of these policies."""
+        with self._state.lock:
+            how = self._state.interests.get(Interest(ALL_KEYS, ""))
+        if how is None or how.policy not in policies:
+            self._events.require_connected(f"the cache of region {self.name!r} does not have all keys")
 
     def __contains__(self, key: str) -> bool:
         """Whether the region has a key, with or without a value."""
@@ -412,7 +422,7 @@ class Region:
         with state.lock:
             if name in state.created:
                 raise IllegalStateException(f"there is a query {name!r}: close it, or give another name")
-            made = ContinuousQuery(self._connection, self._events, state, name, selector, durable=durable)
+            made = ContinuousQuery(self._events, state, name, selector, durable=durable)
             state.created[name] = made
         return made
 

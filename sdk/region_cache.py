@@ -36,6 +36,9 @@ class RegionOperation(IntEnum):
     INVALIDATE = 2  #: it is there, without a value
     DESTROY = 3  #: it is not there any more
 
+    def __str__(self) -> str:
+        return self.name.lower()
+
 
 class KeyState(Enum):
     """What the cache knows of a key."""

@@ -41,6 +41,10 @@ from sdk.session_state import log
 
 #: Interests that are registered with one request.
 INTERESTS_AT_ONCE: Final = 5000
+#: Regions that are named in a warning since nobody is told of their events.
+_MOST_UNKNOWN: Final = 100
+#: What another attempt may change.
+_PASSING: Final = (ConnectionLostException, OperationTimedOutException)
 #: How long the thread waits to be needed, in seconds.
 _IDLE_SECONDS: Final = 3600.0
 #: How long it waits until it tries again what failed although the network is there, in seconds.
@@ -104,6 +108,7 @@ class ClientEvents:
         self._through = 0  #: position up to which events were processed
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
+        self._unknown: set[str] = set()  #: regions of which events have come, and that were not created here
         self._store: str | None = None
 
     def __repr__(self) -> str:
@@ -124,7 +129,9 @@ class ClientEvents:
         """
         self.ask("create_region", {"region": name, "conflates": conflates})
         with self._changed:
-            return self.regions.setdefault(name, RegionState(name, self.ask))
+            found = self.regions.setdefault(name, RegionState(name, self.ask))
+            found.conflates = conflates if conflates is not None else found.conflates
+            return found
 
     def ask(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the engine; raises what requests raise."""
@@ -200,12 +207,14 @@ class ClientEvents:
             How many events waited as the client connected.
 
         Raises:
+            UnconnectedException: the connection is being restored.
             InvalidClientIDException: another connection is this durable client.
             JMSException: as for other links.
         """
         with self._attaching:
             if self._is_ending:
                 raise IllegalStateException(f"{self._name} is closed")
+            self.require_connected("this needs the engine")
             link = self._link
             if link is None:
                 link = self._attach_link()
@@ -418,6 +427,13 @@ class ClientEvents:
             region = self.regions.get(event.region)
             if region is not None:
                 region.process(event, is_live=self._is_live)
+            elif event.region not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+                self._unknown.add(event.region)
+                log.warning(
+                    "! %s has not created region %r, whose events come: nobody is told of them; create regions, and add"
+                    " their listeners, before ready_for_events()",
+                    *(self._name, event.region),
+                )
             self._through = event.position
         self._unacknowledged += 1
         if self._due is None:
@@ -453,14 +469,7 @@ class ClientEvents:
             self.pending = pending = self.ask("pending_events", {})
             self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
             for region in list(self.regions.values()):
-                self.ask("create_region", {"region": region.name})
-                with region.lock:
-                    registered = dict(region.interests)
-                for durable in (False, True):
-                    interests = [each for each, how in registered.items() if how.durable is durable]
-                    self.register(region.name, interests, durable=durable)
-                if self._has_missed:
-                    region.refresh()
+                self._restore_region(region)
             if self._has_missed and self.is_durable:
                 self._report(
                     ResourceAllocationException(
@@ -475,6 +484,30 @@ class ClientEvents:
         except BaseException:
             self._is_lost = True
             raise
+
+    def _restore_region(self, region: RegionState) -> None:
+        """Register what is wanted of a region; what is refused for good is reported, and the others go on."""
+        try:
+            self.ask("create_region", {"region": region.name, "conflates": region.conflates})
+            with region.lock:
+                registered = dict(region.interests)
+            for durable in (False, True):
+                interests = [each for each, how in registered.items() if how.durable is durable]
+                self.register(region.name, interests, durable=durable)
+        except _PASSING:
+            raise
+        except JMSException as error:
+            self._report(error)
+            region.forget()
+            return
+        if not self._has_missed:
+            return
+        try:
+            region.refresh()
+        except _PASSING:
+            raise
+        except JMSException as error:  # what was read until then stays; the rest is asked of the engine
+            self._report(error)
 
 
 class _Pause:

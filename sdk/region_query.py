@@ -31,7 +31,6 @@ class ContinuousQuery:
     """
 
     __slots__ = (
-        "_connection",
         "_events",
         "_listeners",
         "_lock",
@@ -43,13 +42,10 @@ class ContinuousQuery:
         "selector",
     )
 
-    def __init__(
-        self, connection: object, events: ClientEvents, region: RegionState, name: str, selector: str, *, durable: bool
-    ) -> None:
+    def __init__(self, events: ClientEvents, region: RegionState, name: str, selector: str, *, durable: bool) -> None:
         """Made by the region.
 
         Args:
-            connection: is kept as long as this.
             events: of the connection.
             region: of which it is.
             name: of the query.
@@ -59,7 +55,6 @@ class ContinuousQuery:
         self.name = name
         self.selector = selector
         self.durable = durable
-        self._connection = connection
         self._events = events
         self._region = region
         self._state = QueryState.STOPPED

@@ -72,6 +72,7 @@ class RegionState:
 
     Attributes:
         name: of the region.
+        conflates: what was said of that as it was created.
         cache: what is known of its keys; under the lock.
         interests: what was registered, running queries included; changed by ``want`` and ``end``; under the lock.
         created: by name, the queries that were created and are not closed; under the lock.
@@ -88,6 +89,7 @@ class RegionState:
             ask: asks the engine.
         """
         self.name = name
+        self.conflates: bool | None = None
         self.cache = RegionCache()
         self.interests: dict[Interest, Registered] = {}
         self._expressions: dict[Interest, Callable[[str], bool]] = {}  #: those of them that are regular expressions

@@ -52,6 +52,8 @@ def test_reads_are_answered_from_the_cache_while_the_network_is_away(
     for change in (lambda: made.put("a", "2"), lambda: made.destroy("a"), lambda: made.invalidate("a")):
         with pytest.raises(UnconnectedException):
             change()
+    with pytest.raises(UnconnectedException):
+        made.register_interest("b")
     for read in (lambda: made.get("none"), lambda: made.get_all(["a", "none"]), lambda: "none" in made):
         with pytest.raises(UnconnectedException):
             read()
@@ -62,6 +64,19 @@ def test_reads_are_answered_from_the_cache_while_the_network_is_away(
     made.put("c", "1")
     while cached(made) != {"a": "3", "b": None, "c": "1"}:
         time.sleep(0.01)
+
+
+def test_a_cache_that_does_not_have_all_keys_does_not_answer_for_all(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str
+) -> None:
+    feed(direct, name).put_all({"a": "1", "b": "2"})
+    client = connect()
+    made, _ = region(client.connection, name, keys="a")
+    lose(client, proxy)
+    assert made.get_all(["a"]) == {"a": "1"}
+    for read in (made.keys, made.get_all, lambda: list(made)):
+        with pytest.raises(UnconnectedException):
+            read()
 
 
 @pytest.mark.parametrize("client_id", [None, "durable"])

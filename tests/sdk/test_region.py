@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -611,3 +614,38 @@ def test_a_plain_durable_subscriber_gets_events_as_messages(connect: Connect, qu
         (None, "quotes", "a", "invalidate", True),
         (None, "quotes", "a", "destroy", True),
     ]
+
+
+def test_events_of_a_region_that_was_not_created_here_are_noticed(
+    connect: Connect, quotes: Region, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = connect("desk")
+    region(desk, all_keys=True, durable=True)
+    desk.close(keep_alive=True)
+    quotes.put_all({"a": "1", "b": "2"})
+    with caplog.at_level(logging.WARNING):
+        desk = connect("desk")
+        desk.start()
+        desk.ready_for_events()
+        other, told = region(desk, "other", all_keys=True)
+        other.put("x", "1")
+        told.wait_until(lambda: "create x=1" in " ".join(told.words))
+    assert caplog.text.count("has not created region 'quotes'") == 1
+
+
+def test_a_connection_with_a_query_only_is_closed_when_it_is_dropped() -> None:
+    connection = ConnectionFactory("embedded:").create_connection()
+    made = connection.create_session().create_region("dropped")
+    query = made.create_query("q", "x > 1")
+    query.execute()
+    gone = weakref.ref(connection)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del connection, made
+        for _ in range(600):
+            gc.collect()
+            if gone() is None:
+                break
+            time.sleep(0.1)  # another thread closes it
+    assert gone() is None
+    assert query.name == "q"
