@@ -323,16 +323,16 @@ class Region:
             # Ahead: the first event may come before the answer.
             with state.lock:
                 before = {each: state.interests[each] for each in interests if each in state.interests}
-                state.interests.update(dict.fromkeys(interests, how))
+                state.want(interests, how)
             try:
                 events.register(self.name, interests, durable=durable)
                 state.fill(interests, result_policy)
             except BaseException:
                 with state.lock:
-                    for each in interests:
-                        state.interests.pop(each, None)
-                    state.interests.update(before)
-                    state.uncovered()
+                    state.end(interests)
+                    for each, how_before in before.items():
+                        state.want([each], how_before)
+                    state.uncovered(interests)
                 raise
 
     def unregister_interest(
@@ -364,9 +364,8 @@ class Region:
         if ended:
             self._events.unregister(self.name, ended)
         with state.lock:
-            for each in interests:
-                state.interests.pop(each, None)
-            state.uncovered()
+            state.end(interests)
+            state.uncovered(interests)
 
     @property
     def interests(self) -> list[str]:

@@ -119,7 +119,8 @@ class ContinuousQuery:
         Raises:
             JMSException: as ``execute``.
         """
-        with self._lock, self._events.paused():
+        # In this order: the listener that is waited for may use the query.
+        with self._events.paused(), self._lock:
             self._begin()
             try:
                 found = list(self._region.read(selector=self.selector))
@@ -129,6 +130,10 @@ class ContinuousQuery:
                 raise
             self._seen = {key: version for key, version, _, _ in found}
         return {key: None if message is None else message.body for key, _, _, message in found}
+
+    def forget_results(self) -> None:
+        """The events begin anew, perhaps those of another engine: no result tells of one that is to come."""
+        self._seen = {}
 
     def _begin(self) -> None:
         self._require_open()
@@ -142,7 +147,7 @@ class ContinuousQuery:
         region, interest = self._region, self._interest
         with region.lock:  # ahead: the first event may come before the answer
             region.queries[self.name] = self._process
-            region.interests[interest] = Registered(self.durable, ResultPolicy.NONE, True)
+            region.want([interest], Registered(self.durable, ResultPolicy.NONE, True))
         try:
             self._events.register(region.name, [interest], durable=self.durable)
         except BaseException:
@@ -191,7 +196,7 @@ class ContinuousQuery:
         region = self._region
         with region.lock:
             region.queries.pop(self.name, None)
-            region.interests.pop(self._interest, None)
+            region.end([self._interest])
 
     @property
     def _interest(self) -> Interest:
@@ -209,5 +214,5 @@ class ContinuousQuery:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception:
+            except BaseException:  # whatever it is, it is the application's; the thread for events must go on
                 log.exception("! a listener of query %r raised in on_event", self.name)

@@ -71,7 +71,7 @@ class RegionState:
     Attributes:
         name: of the region.
         cache: what is known of its keys; under the lock.
-        interests: what was registered, running queries included; under the lock.
+        interests: what was registered, running queries included; changed by ``want`` and ``end``, under the lock.
         created: by name, the queries that were created; under the lock.
         queries: by name, what is called with each event of one and its operation; under the lock.
         listeners: those that are told; replaced, and never changed.
@@ -94,6 +94,7 @@ class RegionState:
         self.lock = threading.RLock()
         self._ask = ask
         self._through = 0  #: position up to which events were processed
+        self._expressions: dict[Interest, Callable[[str], bool]] = {}  #: those of the interests that are such
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
 
     def __repr__(self) -> str:
@@ -157,7 +158,7 @@ class RegionState:
         interests = self.interests
         if Interest(ALL_KEYS, "") in interests or Interest(KEY, key) in interests:
             return True
-        return any(each.kind == EXPRESSION and key_expression(each.text)(key) for each in interests)
+        return any(matches(key) for matches in self._expressions.values())
 
     def changed(self, key: str, operation: int | None, version: int, message: Message | None) -> None:
         """The application has changed a key; what the server answered comes into the cache."""
@@ -170,6 +171,19 @@ class RegionState:
         return _Asking(self)
 
     # Interest.
+
+    def want(self, interests: Iterable[Interest], how: Registered) -> None:
+        """Interests are registered; under the lock."""
+        for each in interests:
+            self.interests[each] = how
+            if each.kind == EXPRESSION:
+                self._expressions[each] = key_expression(each.text)
+
+    def end(self, interests: Iterable[Interest]) -> None:
+        """Interests are not registered any more; under the lock."""
+        for each in interests:
+            self.interests.pop(each, None)
+            self._expressions.pop(each, None)
 
     def fill(self, interests: Sequence[Interest], policy: ResultPolicy, *, is_refresh: bool = False) -> None:
         """Read what interests cover into the cache.
@@ -205,13 +219,17 @@ class RegionState:
                 self._touched.clear()
                 self._through = 0
                 registered = dict(self.interests)
+                created = list(self.created.values())
+            for query in created:
+                query.forget_results()
             for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
                 wanted = [each for each, how in registered.items() if how.policy is policy]
                 self.fill(wanted, policy, is_refresh=True)
 
-    def uncovered(self) -> None:
-        """An interest has ended: what no other one covers is not known any more; under the lock."""
-        for key in self.cache:
+    def uncovered(self, ended: Sequence[Interest]) -> None:
+        """Interests have ended: what no other one covers is not known any more; under the lock."""
+        are_wide = any(each.kind in (ALL_KEYS, EXPRESSION) for each in ended)
+        for key in list(self.cache) if are_wide else [each.text for each in ended if each.kind == KEY]:
             if not self.covers(key):
                 self.cache.drop(key)
 
@@ -291,6 +309,7 @@ class RegionState:
         """The link for events is lost: the server tells of nothing any more."""
         with self.lock:
             self.interests.clear()
+            self._expressions.clear()
             self.cache.clear()
             self._touched.clear()
 
@@ -310,7 +329,7 @@ class RegionState:
     def _tell(self, listener: RegionListener, method: str, argument: object) -> None:
         try:
             getattr(listener, method)(argument)
-        except Exception:
+        except BaseException:  # whatever it is, it is the application's; the thread for events must go on
             log.exception("! a listener of region %r raised in %s", self.name, method)
 
 
