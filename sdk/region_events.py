@@ -92,6 +92,7 @@ class ClientEvents:
         self._is_ending = False
         self._pauses = 0
         self._is_interrupted = False
+        self._has_missed = False  #: whether events were missed, and the caches are not all read again
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
         self._is_ready = False
         self._is_live = False  #: whether the marker has come
@@ -403,7 +404,9 @@ class ClientEvents:
         """Register everything again with a connection that is new."""
         self._is_lost = False  # ahead: it may be lost again meanwhile
         try:
-            self.pending = pending = self.ask("pending_events", {})
+            self.pending = self.ask("pending_events", {})
+            # Stays so over a further loss, after which there is a queue again.
+            self._has_missed = self._has_missed or self.pending < 0
             for region in list(self.regions.values()):
                 self.ask("create_region", {"region": region.name})
                 with region.lock:
@@ -411,9 +414,9 @@ class ClientEvents:
                 for durable in (False, True):
                     interests = [each for each, how in registered.items() if how.durable is durable]
                     self.register(region.name, interests, durable=durable)
-                if pending < 0:  # the queue began anew, so events were missed
+                if self._has_missed:
                     region.refresh()
-            if pending < 0 and self.is_durable:
+            if self._has_missed and self.is_durable:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
@@ -421,6 +424,7 @@ class ClientEvents:
                         " and the caches of its regions were read again"
                     )
                 )
+            self._has_missed = False
             if self._is_ready:
                 self._say_ready()
         except BaseException:
@@ -439,7 +443,7 @@ class _Pause:
         with events._changed:
             events._pauses += 1
             if not events.in_own_thread():
-                events._changed.wait_for(lambda: not events._is_telling)
+                events._changed.wait_for(lambda: not events._is_telling or events._is_ending)
 
     def __exit__(self, *_: object) -> None:
         events = self._events
