@@ -127,6 +127,10 @@ class ContinuousQuery:
             self._seen = {key: version for key, version, _, _ in found}
         return {key: None if message is None else message.body for key, _, _, message in found}
 
+    def forget_results(self) -> None:
+        """The events begin anew, perhaps those of another engine: no result tells of one that is to come."""
+        self._seen = {}
+
     def _begin(self) -> None:
         self._require_open()
         if self.state is QueryState.RUNNING:

@@ -99,6 +99,7 @@ class RegionState:
         self.lock = threading.RLock()
         self._ask = ask
         self._through = 0  #: position up to which events were processed
+        self._expressions: dict[Interest, Callable[[str], bool]] = {}  #: those of the interests that are such
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
 
     def __repr__(self) -> str:

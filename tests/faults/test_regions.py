@@ -16,7 +16,10 @@ from sdk import (
     ConnectionFactory,
     ConnectionLostException,
     InvalidClientIDException,
+    InvalidDestinationException,
+    QueryListener,
     Region,
+    RegionEvent,
     ResourceAllocationException,
     UnconnectedException,
 )
@@ -166,6 +169,71 @@ def test_a_queue_that_is_dropped_meanwhile_is_told_and_the_cache_read_again(
             quotes.put("k1", "new")
             told.wait_until(lambda: bool(told.events) and told.events[-1].value == "new")
         assert any(isinstance(each, ResourceAllocationException) for each in client.told)
+
+
+def test_a_second_loss_while_a_cache_is_read_again_leaves_it_as_that_of_the_engine(
+    tmp_path: Path, name: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--option", "max_client_queue_events=64") as server,
+        Proxy(server.port) as proxy,
+    ):
+        client = connect(url=proxy.url, client_id="desk")
+        made, told = region(client.connection, name, all_keys=True, durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        lose(client, proxy)
+        refresh, is_lost = made._state.refresh, threading.Event()
+
+        def lost_once() -> None:
+            monkeypatch.undo()
+            proxy.cut()
+            is_lost.set()
+            raise ConnectionLostException("cut in the middle of a refresh")
+
+        monkeypatch.setattr(made._state, "refresh", lost_once)
+        with ConnectionFactory(server.url).create_connection() as direct:
+            quotes = feed(direct, name)
+            quotes.put_all({f"k{number}": str(number) for number in range(300)})
+            proxy.refuse(False)
+            assert is_lost.wait(60)
+            assert made._state.refresh == refresh
+            wanted = quotes.get_all()
+            deadline = time.monotonic() + 30
+            while cached(made) != wanted:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+def test_a_query_with_results_follows_another_engine_at_the_same_address(tmp_path: Path, name: str) -> None:
+    told: list[tuple[str, object]] = []
+
+    class Follower(QueryListener):
+        def on_event(self, event: RegionEvent) -> None:
+            told.append((event.key, event.value))
+
+    with ServerProcess(tmp_path / "one") as server:
+        options = "reconnect_delay_seconds=0.01&max_reconnect_attempts=none"
+        with ConnectionFactory(f"{server.url}?{options}").create_connection() as connection:
+            connection.start()
+            quotes = feed(connection, name)
+            for number in range(20):  # its version is greater than any of the other engine
+                quotes.put("k", str(number))
+            query = quotes.create_query("all", "key LIKE '%'")
+            query.add_listener(Follower())
+            assert query.execute_with_initial_results() == {"k": "19"}
+            server.kill()
+            server.data = tmp_path / "two"
+            server.start()
+            deadline = time.monotonic() + 30
+            puts = 0  # the first ones may come before the query is there again
+            while ("k", "new") not in told:
+                assert time.monotonic() < deadline
+                with suppress(ConnectionLostException, InvalidDestinationException, UnconnectedException):
+                    if puts < 10:
+                        quotes.put("k", "new")
+                        puts += 1
+                time.sleep(0.1)
 
 
 class Desk:

@@ -305,6 +305,9 @@ def test_a_listener_that_raises_does_not_stop_the_others(
         def after_create(self, event: RegionEvent) -> None:
             raise ValueError("mine")
 
+        def after_update(self, event: RegionEvent) -> None:
+            raise SystemExit("not even this ends the thread")
+
         def after_region_live(self, region: str) -> None:
             raise ValueError("mine too")
 
@@ -316,8 +319,10 @@ def test_a_listener_that_raises_does_not_stop_the_others(
     with caplog.at_level(logging.ERROR):
         made.register_interest(all_keys=True)
         quotes.put_all({"a": "1", "b": "2"})
-        assert told.wait_for(3) == ["live quotes", "create a=1", "create b=2"]
+        quotes.put("b", "3")
+        assert told.wait_for(4) == ["live quotes", "create a=1", "create b=2", "update b=3"]
     assert caplog.text.count("ValueError: mine") == 3
+    assert caplog.text.count("SystemExit: not even this") == 1
     made.remove_listener(told)
     made.remove_listener(told)
     quotes.put("c", "3")

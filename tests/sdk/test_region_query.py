@@ -126,6 +126,29 @@ def test_initial_results_and_events_leave_no_gap_and_no_double(desk: Connection,
     assert results["a"] == price(1)
 
 
+def test_a_listener_uses_a_query_while_another_thread_asks_for_its_results(desk: Connection, quotes: Region) -> None:
+    cheap, followed = query(desk)
+    is_told, is_asked = threading.Event(), threading.Event()
+
+    class Slow(RegionListener):
+        def after_create(self, event: RegionEvent) -> None:
+            is_told.set()
+            is_asked.wait(0.5)  # is not set: by then the other thread waits for this listener
+            cheap.add_listener(followed)
+            cheap.remove_listener(Followed())
+
+    made = desk.create_session().create_region("quotes")
+    made.add_listener(Slow())
+    made.register_interest(all_keys=True)
+    quotes.put("a", price(1))
+    assert is_told.wait(WAIT)
+    found: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: found.append(cheap.execute_with_initial_results()), daemon=True)
+    asking.start()
+    asking.join(WAIT)
+    assert found == [{"a": price(1)}]
+
+
 def test_a_selector_names_key_properties_and_fields(desk: Connection, quotes: Region) -> None:
     cheap, _ = query(desk, "key LIKE 'I%' AND desk = 'FX' AND price BETWEEN 1 AND 2")
     quotes.put("IBM", price(1.5), properties={"desk": "FX"})
@@ -204,7 +227,7 @@ def test_a_selector_that_cannot_be_parsed_is_refused(desk: Connection) -> None:
 def test_a_listener_that_raises_does_not_stop_the_others(desk: Connection, quotes: Region) -> None:
     class Broken(QueryListener):
         def on_event(self, event: RegionEvent) -> None:
-            raise ValueError("mine")
+            raise (ValueError if event.query_operation == 0 else SystemExit)("mine")
 
         def on_close(self, query: str) -> None:
             raise ValueError("mine too")
