@@ -94,6 +94,8 @@ class Region:
 
         Returns:
             The version that the key has from now on; each change of a region has a greater one than those before it.
+            Where the connection was lost and the server started again before the answer, it is the version that the key
+            has by then.
 
         Raises:
             UnconnectedException: the connection is being restored.
@@ -155,7 +157,8 @@ class Region:
         """Take a key away.
 
         Returns:
-            Whether it was there.
+            Whether it was there; False as well where it was done, and the connection was lost and the server started
+            again before the answer.
 
         Raises:
             JMSException: as ``put``.
@@ -256,7 +259,7 @@ class Region:
                         found[key] = message
                     with state.lock:
                         if state.covers(key):
-                            state.cache.refresh(key, version, known_as, message)
+                            state.cache.add_result(key, version, known_as, message)
         return found
 
     def keys(self) -> list[str]:

@@ -2,17 +2,17 @@
 
 Three sources change the cache at the same time: results of interest registrations, the application's own operations,
 and events of the server.  Each says the *version* that it has the key from, which only grows, so the cache never goes
-back: what is older than what it has is left out.
+back: what is not newer than what it has is left out.
 
-Results of registrations beside the application's operations (seed *Durable Client/Server Event Messaging*,
-"Application Operations During Interest Registration"):
+So the application's operations stand before results of registrations that were read earlier (seed *Durable
+Client/Server Event Messaging*, "Application Operations During Interest Registration"):
 
 ===================  =================================================================================================
 the cache has        a result with a value
 ===================  =================================================================================================
-a valid value        is left out: what is newer comes as an event
-no valid value       is put into the cache, unless the value ended after the result was read, as its version says
-destroyed            is left out; what is marked so is forgotten after the last request that runs
+a valid value        is left out, unless it is newer
+no valid value       is put into the cache, unless the value ended after the result was read
+destroyed            is left out, unless it is newer; marks are forgotten after the last request that runs
 nothing              is put into the cache
 ===================  =================================================================================================
 
@@ -31,8 +31,8 @@ from sdk.message import Message
 class RegionOperation(IntEnum):
     """What has happened to a key of a region."""
 
-    CREATE = 0  #: it has a value, and had none
-    UPDATE = 1  #: it has another value
+    CREATE = 0  #: it is there, with a value, and was not
+    UPDATE = 1  #: it has another value, or has one again that it had lost by an invalidation
     INVALIDATE = 2  #: it is there, without a value
     DESTROY = 3  #: it is not there any more
 
@@ -104,24 +104,6 @@ class RegionCache:
         """Something is asked of the server; until the answer has come, what is destroyed meanwhile stays marked."""
         self.requests += 1
 
-    def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
-        """A registration says what the server has; returns whether the cache has taken it.
-
-        Args:
-            key: the key.
-            version: that it had.
-            state: valid, unread or invalid.
-            message: with the value, where it is valid.
-        """
-        found = self._keys.get(key)
-        if found is not None:
-            if found.state in (KeyState.VALID, KeyState.DESTROYED):
-                return False
-            if version < found.version or (version == found.version and state is not KeyState.VALID):
-                return False
-        self._keys[key] = CachedKey(state, version, message)
-        return True
-
     def end_request(self, through: int) -> None:
         """The answer has come: after the last one, what is marked as destroyed is forgotten.
 
@@ -165,9 +147,16 @@ class RegionCache:
         if found.state is KeyState.DESTROYED and found.version <= version and not self.requests:
             self._forget(key)
 
-    def refresh(self, key: str, version: int, state: KeyState, message: Message | None = None) -> None:
-        """What was read of the server again; what the cache has is replaced, unless it is newer."""
-        self._know(key, CachedKey(state, version, message))
+    def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
+        """What was read of the server, for a registration or again; returns whether the cache has taken it.
+
+        Args:
+            key: the key.
+            version: that it had.
+            state: valid, unread or invalid.
+            message: with the value, where it is valid.
+        """
+        return self._know(key, CachedKey(state, version, message))
 
     def drop(self, key: str) -> None:
         """Nothing is known of a key any more."""
@@ -179,17 +168,18 @@ class RegionCache:
         self._keys.clear()
         self._destroyed.clear()
 
-    def _know(self, key: str, known: CachedKey) -> None:
+    def _know(self, key: str, known: CachedKey) -> bool:
         found = self._keys.get(key)
         if found is not None and known.version <= found.version:
             is_more = found.state is KeyState.UNREAD and known.version == found.version
             if not is_more:
-                return
+                return False
         self._keys[key] = known
         if known.state is KeyState.DESTROYED:
             self._destroyed[key] = None
         else:
             self._destroyed.pop(key, None)
+        return True
 
     def _forget(self, key: str) -> None:
         del self._keys[key]

@@ -99,7 +99,6 @@ class ClientEvents:
         self._is_ending = False
         self._pauses = 0
         self._is_interrupted = False
-        self._has_missed = False  #: whether events were missed, and the caches are not all read again
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
         self._is_elsewhere = False  #: whether that is another engine, of which nothing is known yet
         self._has_missed = False  #: whether events were missed, so that the caches are to be read again

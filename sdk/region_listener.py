@@ -72,10 +72,10 @@ class RegionListener:
     """
 
     def after_create(self, event: RegionEvent) -> None:
-        """A key has a value, and had none."""
+        """A key is there, with a value, that was not there."""
 
     def after_update(self, event: RegionEvent) -> None:
-        """A key has another value."""
+        """A key has another value, or has one again after an invalidation."""
 
     def after_invalidate(self, event: RegionEvent) -> None:
         """A key has no value any more, or its value changed and was not asked for (``receive_values=False``)."""

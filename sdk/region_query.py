@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from broker_adapter import IllegalStateException
+from sdk.region_cache import RegionOperation
 from sdk.region_events import ClientEvents
 from sdk.region_listener import QueryListener, RegionEvent, ResultPolicy
 from sdk.region_state import QUERY, Interest, RegionState, Registered
@@ -34,6 +35,7 @@ class ContinuousQuery:
         "_events",
         "_listeners",
         "_lock",
+        "_members",
         "_region",
         "_seen",
         "_state",
@@ -61,6 +63,7 @@ class ContinuousQuery:
         self._lock = threading.RLock()  #: held while the state changes
         self._listeners: tuple[QueryListener, ...] = ()
         self._seen: dict[str, int] = {}  #: by key, the version up to which results have told of it
+        self._members: set[str] | None = None  #: keys that are in the result; None: it was not read
 
     def __repr__(self) -> str:
         return f"<ContinuousQuery {self.name!r} of {self._region.name!r}, {self._state.name}: {self.selector}>"
@@ -103,6 +106,7 @@ class ContinuousQuery:
             JMSException: as requests.
         """
         with self._lock:
+            self.forget_results()
             self._begin()
 
     def execute_with_initial_results(self) -> dict[str, Any]:
@@ -125,11 +129,8 @@ class ContinuousQuery:
                 self._state = QueryState.STOPPED
                 raise
             self._seen = {key: version for key, version, _, _ in found}
+            self._members = set(self._seen)
         return {key: None if message is None else message.body for key, _, _, message in found}
-
-    def forget_results(self) -> None:
-        """The events begin anew, perhaps those of another engine: no result tells of one that is to come."""
-        self._seen = {}
 
     def _begin(self) -> None:
         self._require_open()
@@ -189,6 +190,7 @@ class ContinuousQuery:
     def forget_results(self) -> None:
         """What comes from now on is told, whatever the initial results had; of the region, in the thread for events."""
         self._seen = {}
+        self._members = None
 
     def _end(self, *, drop: bool) -> None:
         self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
@@ -210,9 +212,16 @@ class ContinuousQuery:
 
     def _process(self, event: RegionEvent) -> None:
         """An event of the query; in the thread for events."""
-        seen = self._seen
+        seen, members = self._seen, self._members
         if seen and event.version <= seen.get(event.key, 0):
             return
+        if members is not None:
+            if event.query_operation is not RegionOperation.DESTROY:
+                members.add(event.key)
+            elif event.key in members:
+                members.remove(event.key)
+            elif not event.replayed:
+                return  # it had left before the results were read
         for listener in self._listeners:
             try:
                 listener.on_event(event)

@@ -99,7 +99,6 @@ class RegionState:
         self.lock = threading.RLock()
         self._ask = ask
         self._through = 0  #: position up to which events were processed
-        self._expressions: dict[Interest, Callable[[str], bool]] = {}  #: those of the interests that are such
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
 
     def __repr__(self) -> str:
@@ -193,13 +192,12 @@ class RegionState:
                 if not self.covers(key):
                     self.cache.drop(key)
 
-    def fill(self, interests: Sequence[Interest], policy: ResultPolicy, *, is_refresh: bool = False) -> None:
+    def fill(self, interests: Sequence[Interest], policy: ResultPolicy) -> None:
         """Read what interests cover into the cache.
 
         Args:
             interests: which.
             policy: whether keys or values are read, or nothing.
-            is_refresh: whether the cache takes whatever is newer, because events may have been missed.
         """
         if policy is ResultPolicy.NONE:
             return
@@ -214,11 +212,8 @@ class RegionState:
         for source in sources:
             for key, version, state, message in source:
                 with self.lock:
-                    if not self.covers(key):
-                        pass  # its interest has ended meanwhile, so nothing would tell when this is not true any more
-                    elif is_refresh:
-                        self.cache.refresh(key, version, state, message)
-                    else:
+                    # Else its interest has ended meanwhile: nothing would tell when this is not true any more.
+                    if self.covers(key):
                         self.cache.add_result(key, version, state, message)
 
     def refresh(self) -> None:
@@ -233,7 +228,7 @@ class RegionState:
                     query.forget_results()
             for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
                 wanted = [each for each, how in registered.items() if how.policy is policy]
-                self.fill(wanted, policy, is_refresh=True)
+                self.fill(wanted, policy)
 
     # Events, in the thread for events.
 
@@ -325,7 +320,7 @@ class RegionState:
                 del gone[key]
                 with self.lock:
                     if self.covers(key):  # else its interest has ended meanwhile
-                        self.cache.refresh(key, version, state, message)
+                        self.cache.add_result(key, version, state, message)
             with self.lock:
                 for key in gone:
                     self.cache.drop(key)

@@ -568,6 +568,32 @@ def test_interests_that_are_too_many_leave_none_of_them(connect: Connect) -> Non
     assert told.wait_for(2) == ["live quotes", "create kept=2"]
 
 
+def test_an_answer_that_comes_late_does_not_hide_what_a_registration_reads(
+    connect: Connect, quotes: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotes.put("k", "old")
+    made, _ = region(connect())
+    state = made._state
+    read = state.read
+    is_read, goes_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        answer = list(read(*arguments, **named))
+        is_read.set()
+        assert goes_on.wait(60)
+        return iter(answer)
+
+    monkeypatch.setattr(state, "read", slow)
+    late = threading.Thread(target=made.get, args=("k",))
+    late.start()
+    assert is_read.wait(60)
+    monkeypatch.undo()
+    quotes.put("k", "new")  # no interest is registered, so no event comes
+    monkeypatch.setattr(made._events, "register", lambda *_, **__: (goes_on.set(), late.join(), None)[-1])
+    made.register_interest(all_keys=True)
+    assert cached(made) == {"k": "new"}
+
+
 # Conflation, and plain consumers.
 
 

@@ -20,7 +20,7 @@ def cache(*known: CachedKey, requests: int = 0) -> RegionCache:
     for _ in range(requests):
         made.begin_request()
     for each in known:
-        made.refresh("k", each.version, each.state, each.message)
+        made.add_result("k", each.version, each.state, each.message)
     return made
 
 
@@ -28,21 +28,18 @@ def live(made: RegionCache, operation: RegionOperation, version: int, message: T
     made.apply("k", operation, version, message, VALID)
 
 
-@pytest.mark.parametrize(
-    ("known", "taken"),
-    [
-        (CachedKey(VALID, 5, OLD), False),
-        (CachedKey(UNREAD, 5), True),
-        (CachedKey(INVALID, 5), True),
-        (CachedKey(DESTROYED, 5), False),
-        (None, True),
-    ],
-)
-def test_a_result_of_a_registration_gives_way_to_the_application(known: CachedKey | None, taken: bool) -> None:
-    made = cache(*([known] if known else []), requests=1)
-    assert made.add_result("k", 7, VALID, NEW) is taken
-    found = made.get("k")
-    assert found == (CachedKey(VALID, 7, NEW) if taken else known)
+@pytest.mark.parametrize("version", [4, 5, 6])
+@pytest.mark.parametrize("known", [VALID, UNREAD, INVALID, DESTROYED, None])
+def test_a_result_of_a_registration_gives_way_unless_it_is_newer(known: KeyState | None, version: int) -> None:
+    before = None if known is None else CachedKey(known, 5, OLD if known is VALID else None)
+    made = cache(requests=1)
+    if before is not None:
+        made.apply(
+            "k", {INVALID: INVALIDATE, DESTROYED: DESTROY}.get(before.state, UPDATE), 5, before.message, before.state
+        )
+    taken = version > 5 or before is None or (before.state is UNREAD and version == 5)
+    assert made.add_result("k", version, VALID, NEW) is taken
+    assert made.get("k") == (CachedKey(VALID, version, NEW) if taken else before)
 
 
 def test_a_value_that_ended_after_the_result_was_read_does_not_come_back() -> None:
@@ -53,7 +50,7 @@ def test_a_value_that_ended_after_the_result_was_read_does_not_come_back() -> No
 
 def test_a_result_without_a_value_takes_no_value_away() -> None:
     made = cache(CachedKey(VALID, 5, OLD), requests=1)
-    assert not made.add_result("k", 7, UNREAD)
+    assert not made.add_result("k", 5, UNREAD)
     assert made.get("k") == CachedKey(VALID, 5, OLD)
 
 
@@ -97,9 +94,9 @@ def test_an_own_change_is_not_taken_back_by_an_older_event() -> None:
 
 def test_a_value_that_was_read_fills_a_key_of_the_same_version() -> None:
     made = cache(CachedKey(UNREAD, 5))
-    made.refresh("k", 5, VALID, NEW)
+    made.add_result("k", 5, VALID, NEW)
     assert made.get("k") == CachedKey(VALID, 5, NEW)
-    made.refresh("k", 5, UNREAD)
+    made.add_result("k", 5, UNREAD)
     assert made.get("k") == CachedKey(VALID, 5, NEW)
 
 

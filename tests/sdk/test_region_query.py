@@ -344,3 +344,23 @@ def test_a_query_is_stopped_where_the_queue_of_the_client_was_dropped(tmp_path: 
         desk.ready_for_events()
         quotes.put("k1", price(6))
         assert followed.wait_for(1) == ["update k1 by update"]
+
+
+def test_what_left_before_the_results_were_read_is_not_told(
+    desk: Connection, quotes: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotes.put_all({"a": price(1), "b": price(2)})
+    cheap, followed = query(desk)
+    state = cheap._region
+    read = state.read
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        quotes.put("a", price(100))  # it is registered by now
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(state, "read", late)
+    assert cheap.execute_with_initial_results() == {"b": price(2)}
+    quotes.destroy("b")
+    quotes.put("c", price(3))
+    quotes.put("c", price(100))
+    assert followed.wait_for(3) == ["destroy b by destroy", "create c by create", "destroy c by update"]
