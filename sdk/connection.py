@@ -43,7 +43,7 @@ from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.region import Region
-from sdk.region_events import ClientEvents
+from sdk.region_events import EVENTS_SESSION, ClientEvents
 from sdk.session import Session
 from sdk.session_state import log
 
@@ -155,7 +155,7 @@ class Connection:
             self._lifecycle.name,
             transport,
             settings,
-            next(self._session_numbers),
+            EVENTS_SESSION,
             None if durable_timeout is None else round(durable_timeout * 1000),
             weakly(self._report),
         )

@@ -39,6 +39,8 @@ from broker_adapter import (
 from sdk.region_state import Interest, RegionState
 from sdk.session_state import log
 
+#: The number of the session of which the link for events is; those of the application count from 1.
+EVENTS_SESSION: Final = 0
 #: Interests that are registered with one request.
 INTERESTS_AT_ONCE: Final = 5000
 #: Regions that are named in a warning since nobody is told of their events.

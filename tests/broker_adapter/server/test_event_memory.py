@@ -91,7 +91,7 @@ def run_client(url: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "count", "size"),
     [
-        ("without credit", 100_000, 100),
+        ("without credit", 30_000, 100),
         ("without credit", 300, MIB),
         ("without reading", 300, MIB),
         ("without acknowledging", 300, MIB),
