@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,7 +69,18 @@ SHAPES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def filled(path: Path) -> None:
-    """A store with something in every table."""
+    """A store with something in every table, copied from one that is made once."""
+    shutil.copytree(_made().name, path, dirs_exist_ok=True)
+
+
+@cache
+def _made() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory()
+    _fill(Path(made.name))
+    return made
+
+
+def _fill(path: Path) -> None:
     broker = Broker(SETTINGS, str(path))
     client = connect(broker, "me")
     subscribe(broker, client, "news", "one", "two")

@@ -119,13 +119,13 @@ class Served:
         )
         self.broker.call(c.Credit(consumer, 1_000_000), WAIT)
         self.desk = connect(self.broker, "desk")
+        make(self.broker, "r")
+        put(self.broker, "r", "a", "1")
         self.fill()
 
     def fill(self) -> None:
         """A queue without consumers that has messages, and a durable client of a region."""
         self.broker.call(c.Enqueue(self.client, queue("target"), [message("x"), message("y")]), WAIT)
-        make(self.broker, "r")
-        put(self.broker, "r", "a", "1")
         with suppress(IllegalStateException):  # it has left, or is there still
             self.broker.call(e.ConnectDurable(self.desk, "desk", None, 100, lambda _events: None), WAIT)
 
@@ -164,7 +164,7 @@ def is_expected(error: JMSException) -> bool:
 
 
 @pytest.mark.parametrize("operation", sorted(ARGUMENTS.keys() - {"check"}))
-@settings(FEW, max_examples=40)
+@settings(FEW, max_examples=25)
 @given(data=st.data())
 def test_any_request_is_answered_or_refused(served: Served, operation: str, data: st.DataObject) -> None:
     arguments = data.draw(arguments_of(operation))
