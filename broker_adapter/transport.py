@@ -124,7 +124,31 @@ class EventsSpec:
         return "the link for events"
 
 
-class Delivery:
+class _Carried:
+    """What has a message that is decoded when it is first read (in the thread that reads it)."""
+
+    __slots__ = ("_decode", "_envelope", "_payload")
+
+    _decode: Callable[[Any], Envelope] | None
+    _envelope: Envelope | None
+    _payload: Any
+
+    @property
+    def envelope(self) -> Envelope:
+        """The message, decoded when it is first read (in the thread that reads it).
+
+        Raises:
+            MessageFormatException: the payload cannot be decoded.
+        """
+        envelope = self._envelope
+        if envelope is None:
+            assert self._decode is not None
+            envelope = self._envelope = self._decode(self._payload)
+            self._payload = None
+        return envelope
+
+
+class Delivery(_Carried):
     """A message on its way to a consumer.
 
     Attributes:
@@ -135,7 +159,7 @@ class Delivery:
             It blocks until the broker has stored that, and raises as a request does.  None: nothing is to be called.
     """
 
-    __slots__ = ("_decode", "_envelope", "_payload", "delivery_count", "position", "tag", "take_in_hand")
+    __slots__ = ("delivery_count", "position", "tag", "take_in_hand")
 
     def __init__(
         self,
@@ -152,27 +176,16 @@ class Delivery:
         self.take_in_hand = take_in_hand
         self._payload = payload
         self._decode = decode
-        self._envelope: Envelope | None = None
-
-    @property
-    def envelope(self) -> Envelope:
-        """The message, decoded when it is first read (in the thread that reads it).
-
-        Raises:
-            MessageFormatException: the payload cannot be decoded.
-        """
-        envelope = self._envelope
-        if envelope is None:
-            envelope = self._envelope = self._decode(self._payload)
-            self._payload = None
-        return envelope
+        self._envelope = None
 
     def __repr__(self) -> str:
         return f"<Delivery {tuple(self.tag)} position={self.position} delivery_count={self.delivery_count}>"
 
 
-class EventDelivery:
+class EventDelivery(_Carried):
     """An event of a region on its way to its client, or the marker: what came before it is history.
+
+    ``envelope`` is the message of the event, with the value of a create or update; the marker has none.
 
     Attributes:
         position: its place among all events, increasing and never reused; the version of its key from then on.
@@ -184,18 +197,7 @@ class EventDelivery:
         is_history: whether it was queued before the client was ready.
     """
 
-    __slots__ = (
-        "_decode",
-        "_envelope",
-        "_payload",
-        "interests",
-        "is_history",
-        "key",
-        "operation",
-        "position",
-        "queries",
-        "region",
-    )
+    __slots__ = ("interests", "is_history", "key", "operation", "position", "queries", "region")
 
     def __init__(
         self,
@@ -218,21 +220,7 @@ class EventDelivery:
         self.is_history = is_history
         self._payload = payload
         self._decode = decode
-        self._envelope: Envelope | None = None
-
-    @property
-    def envelope(self) -> Envelope:
-        """The message of the event, with the value of a create or update; decoded when it is first read.
-
-        Raises:
-            MessageFormatException: the payload cannot be decoded.
-        """
-        envelope = self._envelope
-        if envelope is None:
-            assert self._decode is not None
-            envelope = self._envelope = self._decode(self._payload)
-            self._payload = None
-        return envelope
+        self._envelope = None
 
     def __repr__(self) -> str:
         if self.region is None:

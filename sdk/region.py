@@ -27,9 +27,12 @@ from sdk.region_listener import RegionListener, ResultPolicy
 from sdk.region_query import ContinuousQuery
 from sdk.region_state import (
     ALL_KEYS,
+    DESTROY,
     EXPRESSION,
+    INVALIDATE,
     KEY,
     KEYS_AT_ONCE,
+    PUT,
     QUERY,
     SELECTOR,
     Interest,
@@ -38,7 +41,6 @@ from sdk.region_state import (
     cached_value,
 )
 
-_PUT, _INVALIDATE, _DESTROY = 0, 1, 2
 #: Bytes of messages that are put with one request.
 _BYTES_AT_ONCE = 1024 * 1024
 
@@ -145,7 +147,7 @@ class Region:
             message.message_id = f"ID:{identity.producer_id}:{identity.thread_id}-{identity.sequence}"
             envelope = envelope_of(message, identity)
             packed = pack(envelope)
-            part.append((_checked(key), _PUT, packed))
+            part.append((_checked(key), PUT, packed))
             messages.append(message_of(envelope, 0))
             size += len(packed)
             if len(part) == KEYS_AT_ONCE or size >= _BYTES_AT_ONCE or number == len(values):
@@ -163,7 +165,7 @@ class Region:
         Raises:
             JMSException: as ``put``.
         """
-        return self._take(key, _DESTROY)
+        return self._take(key, DESTROY)
 
     def invalidate(self, key: str) -> bool:
         """Take the value of a key away, and keep the key.
@@ -174,7 +176,7 @@ class Region:
         Raises:
             JMSException: as ``put``.
         """
-        return self._take(key, _INVALIDATE)
+        return self._take(key, INVALIDATE)
 
     def _take(self, key: str, change: int) -> bool:
         destination = topic(self.name)

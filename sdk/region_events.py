@@ -146,11 +146,7 @@ class ClientEvents:
             UnconnectedException: the connection is being restored.
             JMSException: as requests.
         """
-        if self._is_interrupted:
-            raise UnconnectedException(
-                f"region {region!r} cannot be changed while the connection is being restored; repeat the call when"
-                " event_listener has got Restored"
-            )
+        self.require_connected(f"region {region!r} cannot be changed now")
         return self.ask("change_keys", {"region": region, "changes": changes})
 
     def register(self, region: str, interests: Sequence[Interest], *, durable: bool) -> None:

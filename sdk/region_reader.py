@@ -13,8 +13,6 @@ from broker_adapter import Envelope, UnsupportedOperationException, decode_paylo
 from sdk.connection import Connection
 from sdk.range_reader import CHUNK_BYTES
 
-#: What is wanted of a key, as ``change_keys`` has it.
-PUT, INVALIDATE, DESTROY = 0, 1, 2
 #: Changes that one request may have.
 CHANGES_AT_ONCE = 10_000
 

@@ -36,6 +36,10 @@ from sdk.region_cache import CachedKey, KeyState, RegionCache, RegionOperation
 from sdk.region_listener import RegionEvent, RegionListener, ResultPolicy
 from sdk.session_state import log
 
+#: What is wanted of a key, as ``change_keys`` has it.
+PUT: Final = 0
+INVALIDATE: Final = 1
+DESTROY: Final = 2
 #: Kinds of interest, as ``register_interest`` has them.
 KEY: Final = 0
 ALL_KEYS: Final = 1

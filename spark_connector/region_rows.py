@@ -32,7 +32,8 @@ from pyspark.sql.types import (
 
 from broker_adapter import BodyKind, Destination, DestinationKind, Envelope, JMSException, checked_interest
 from sdk.range_reader import RangeMessage
-from sdk.region_reader import DESTROY, INVALIDATE, PUT, RegionKey
+from sdk.region_reader import RegionKey
+from sdk.region_state import DESTROY, INVALIDATE, PUT
 from spark_connector.rows import (
     SCHEMA,
     VALUES,

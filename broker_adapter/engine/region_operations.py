@@ -92,19 +92,18 @@ def open_snapshot(arguments: Arguments) -> Steps:
     name, part = arguments["region"], arguments["keys_per_part"]
 
     token, region = yield lambda reader: reader.open_snapshot(name)
+
+    def pass_over(last: str | None, left: int, reader: Reader) -> tuple[int, str | None]:
+        found = reader.open_one(token, region)
+        return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
+
     splits: list[str] = []
     after: str | None = None
     while part and len(splits) < _MOST_PARTS:
         left, last = part, after
-
-        def pass_over(reader: Reader, last: str | None = None, left: int = 0) -> tuple[int, str | None]:
-            found = reader.open_one(token, region)
-            return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
-
         while left:
-            passed, found = yield partial(pass_over, last=last, left=left)
+            passed, last = yield partial(pass_over, last, left)
             left -= passed
-            last = found
             if last is None:
                 break
         if last is None:

@@ -9,7 +9,8 @@ import pytest
 
 from broker_adapter import BodyKind, Destination, Envelope, pack
 from sdk.range_reader import RangeMessage
-from sdk.region_reader import DESTROY, INVALIDATE, PUT, RegionKey
+from sdk.region_reader import RegionKey
+from sdk.region_state import DESTROY, INVALIDATE, PUT
 from spark_connector.region_rows import (
     REGION_SCHEMA,
     batch_of_events,
