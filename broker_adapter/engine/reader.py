@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
 from typing import Any
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
@@ -14,16 +13,14 @@ from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
 from broker_adapter.engine.regions.event_records import LANE
-from broker_adapter.engine.regions.key_records import decode_key_record, region_key, region_prefix
-from broker_adapter.engine.regions.stored_key import StoredKey
+from broker_adapter.engine.regions.key_records import region_key
+from broker_adapter.engine.regions.stored_key import StoredKey, records_behind, stored_key
 from broker_adapter.engine.runs import Runs
 from broker_adapter.engine.selection import RegionFields, selects
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Message, Stores
-from broker_adapter.errors import InvalidDestinationException, StoreCorruptException
+from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.selectors.language import Selector
-
-_log = logging.getLogger(f"holdfast.{__name__}")
 
 
 class Reader:
@@ -117,26 +114,16 @@ class Reader:
             limit: of them.
             places: whether the places of their values are wanted, for ``values``.
         """
-        prefix = region_prefix(region)
-        first = prefix if after is None else region_key(region, after) + b"\0"
         with self._stores.records() as records:
-            found = []
-            for name, value in islice(records.items_from("keys", first), limit):
-                if not name.startswith(prefix):
-                    break
-                found.append((name, value))
+            found = list(records_behind(partial(records.items_from, "keys"), region, after, limit))
         return [self._stored(region, name, value, places=places) for name, value in found]
 
     def _stored(self, region: int, name: bytes, value: bytes, *, places: bool = True) -> StoredKey:
-        key = name[len(region_prefix(region)) :].decode(errors="replace")
-        try:
-            record = decode_key_record(name, value)
-        except StoreCorruptException as error:
-            _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
-            return StoredKey(key, None, None)
-        place = record.place if places else 0
-        found = self._reads.repaired(self._stores.load, region, LANE, place - 1, 1).entries if place else ()
-        return StoredKey(key, record, found[0] if found and found[0].position == place else None)
+        return stored_key(region, name, value, partial(self._entry_at, region) if places else None)
+
+    def _entry_at(self, region: int, place: int) -> RawEntry | None:
+        found = self._reads.repaired(self._stores.load, region, LANE, place - 1, 1).entries
+        return found[0] if found and found[0].position == place else None
 
     def values(self, keys: Sequence[StoredKey]) -> list[Message | None]:
         """The value of each key; None where it has none, or a record that cannot be trusted."""

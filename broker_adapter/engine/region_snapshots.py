@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final, Protocol
 
 from broker_adapter.engine.memory_store import MemoryStore
@@ -33,8 +32,8 @@ from broker_adapter.engine.records import (
     message_key,
 )
 from broker_adapter.engine.regions.event_records import LANE
-from broker_adapter.engine.regions.key_records import decode_key_record, region_key, region_prefix
-from broker_adapter.engine.regions.stored_key import StoredKey
+from broker_adapter.engine.regions.key_records import region_key
+from broker_adapter.engine.regions.stored_key import StoredKey, key_text, records_behind, stored_key
 from broker_adapter.engine.store import DurableStore, StoreSnapshot
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException, StoreCorruptException
 from broker_adapter.settings import EngineSettings
@@ -166,32 +165,17 @@ class RegionSnapshot:
         passed, last = 0, None
         for name, _ in self._items(after, count):
             passed, last = passed + 1, name
-        return passed, None if last is None else self._text(last)
+        return passed, None if last is None else key_text(self.region, last)
 
     def values(self, keys: Sequence[StoredKey]) -> list[Message | None]:
         """The value of each key; None where it has none, or a record that cannot be trusted."""
         return [None if each.entry is None else self._source.message(each.entry.number) for each in keys]
 
     def _items(self, after: str | None, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        prefix = region_prefix(self.region)
-        first = prefix if after is None else region_key(self.region, after) + b"\0"
-        for name, value in islice(self._source.items_from(first), limit):
-            if not name.startswith(prefix):
-                return
-            yield name, value
-
-    def _text(self, name: bytes) -> str:
-        return name[len(region_prefix(self.region)) :].decode(errors="replace")
+        return records_behind(self._source.items_from, self.region, after, limit)
 
     def _stored(self, name: bytes, value: bytes, *, places: bool = True) -> StoredKey:
-        key = self._text(name)
-        try:
-            record = decode_key_record(name, value)
-        except StoreCorruptException as error:
-            _log.error("! record %s of table keys cannot be trusted: %s; it is passed over", name.hex(), error)
-            return StoredKey(key, None, None)
-        is_placed = places and record.place
-        return StoredKey(key, record, self._source.entry(self.region, record.place) if is_placed else None)
+        return stored_key(self.region, name, value, partial(self._source.entry, self.region) if places else None)
 
 
 class RegionSnapshots:
