@@ -15,12 +15,14 @@ from contextlib import suppress
 import msgpack
 
 from broker_adapter.engine.clients.client_records import (
+    SPAN_KEY_BYTES,
     AudienceRecord,
     ClientRecord,
     decode_audience,
     decode_client,
     decode_cursor,
     decode_interest,
+    decode_span,
     encode_audience,
     moved,
 )
@@ -109,6 +111,9 @@ class EventCheck:
 
     def _check_audiences(self) -> Iterator[Finding]:
         for key, value in self._tables.items("audiences"):
+            if len(key) == SPAN_KEY_BYTES:
+                yield from self._check_span(key, value)
+                continue
             try:
                 number = decode_queue_key("audiences", key)
                 record = decode_audience(key, value)
@@ -118,6 +123,17 @@ class EventCheck:
                 yield _damaged("damaged audience", "audiences", key, value, "the record of an audience", error)
                 continue
             self._audiences[number] = record
+
+    def _check_span(self, key: bytes, value: bytes) -> Iterator[Finding]:
+        """A span follows its audience."""
+        try:
+            number, _ = decode_span(key, value)
+            if number not in self._audiences or not self._audiences[number].is_own:
+                raise StoreCorruptException(f"there is no audience {number} of one client alone")
+        except _DAMAGE as error:
+            yield _damaged(
+                "damaged span", "audiences", key, value, "for which events a durable client had an interest", error
+            )
 
     def _check_clients(self) -> Iterator[Finding]:
         known: set[bytes] = set()

@@ -28,6 +28,7 @@ from broker_adapter.engine.pending import raw_entry
 from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry, entry_key, short_name
+from broker_adapter.engine.regions.audience import NOTHING, Matched
 from broker_adapter.engine.regions.event_log import append_event
 from broker_adapter.engine.regions.event_records import (
     LANE,
@@ -54,7 +55,6 @@ from broker_adapter.engine.regions.key_records import (
     tombstone,
 )
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.regions.routing import NOTHING, Matched
 from broker_adapter.engine.selection import Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
@@ -460,7 +460,7 @@ class EventChanges:
             return NOTHING
         found = self._matched.get((position, audience.id))
         if found is None:
-            found = self._matched[position, audience.id] = audience.matched(event.key, event.answers)
+            found = self._matched[position, audience.id] = audience.matched(event.key, event.answers, position)
         return found
 
     def _trim(self, command: e.TrimEvents, now_ms: int, effects: Effects) -> None:

@@ -12,13 +12,16 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.clients.client_queue import LeftOut, Part
 from broker_adapter.engine.clients.client_records import (
+    SPAN_KEY_BYTES,
     AudienceRecord,
     ClientRecord,
     InterestRecord,
+    SpanRecord,
     decode_audience,
     decode_client,
     decode_cursor,
     decode_interest,
+    decode_span,
     moved,
 )
 from broker_adapter.engine.clients.durable_client import CONFLATIONS, Conflation, Counted, DurableClient
@@ -62,7 +65,7 @@ TRIMMED_AT_ONCE = 500
 #: Keys that were destroyed and are forgotten in one cycle, at most.
 FORGOTTEN_AT_ONCE = 500
 
-_R = TypeVar("_R", AudienceRecord, ClientRecord, InterestRecord, RegionRecord)
+_R = TypeVar("_R", AudienceRecord, ClientRecord, InterestRecord, RegionRecord, tuple[int, SpanRecord])
 
 
 class EventReads:
@@ -95,11 +98,17 @@ class EventReads:
         with self._stores.records() as records:
             log = StoredLog(records)
             streams = []
+            spans: dict[int, list[SpanRecord]] = {}
             for key, value in records.items_from("audiences", b"\0"):
+                if len(key) == SPAN_KEY_BYTES:
+                    span = self._decoded(decode_span, "audiences", key, value)
+                    if span is not None:
+                        spans.setdefault(span[0], []).append(span[1])
+                    continue
                 audience = self._decoded(decode_audience, "audiences", key, value)
                 if audience is not None and len(key) == QUEUE_KEY_BYTES:
                     (number,) = unpack_queue_key(key)
-                    streams.append((number, audience, log.last_ordinal(number)))
+                    streams.append((number, audience, spans.setdefault(number, []), log.last_ordinal(number)))
             found = [self._client(records, *each) for each in records.items_from("clients", b"\0")]
             head = self._state.stored_head()
             clients = [(each, _sizes_of(each, log, head)) for each in found if each is not None]

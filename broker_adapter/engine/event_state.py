@@ -7,16 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_adapter.destination import Destination
+from broker_adapter.engine.clients.client_interests import ClientInterests
 from broker_adapter.engine.clients.client_records import (
     AudienceRecord,
     ClientRecord,
     CursorRecord,
     InterestRecord,
+    SpanRecord,
     encode_audience,
     encode_client,
     encode_cursor,
     encode_interest,
+    encode_span,
     interest_key,
+    span_key,
 )
 from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.clients.durable_clients import EVERYTHING, DurableClients
@@ -25,11 +29,11 @@ from broker_adapter.engine.effects import Effects, StoreBatch
 from broker_adapter.engine.event_commands import ChangeKeys
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import NEXT_STREAM, CatalogRecord, encode_meta, last_key, queue_key
+from broker_adapter.engine.regions.audience import Audience, OwnAudience, Span
 from broker_adapter.engine.regions.event_log import BroadStream
 from broker_adapter.engine.regions.interests import Interest, InterestKind, checked_key
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.region_records import RegionRecord, encode_region
-from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -65,14 +69,20 @@ class EventState:
         self._directory = directory
         self._durable = directory.durable
         settings = directory.settings
+        interests = ClientInterests(
+            self._store_audience,
+            self._store_span,
+            self._store_interest,
+            settings.max_client_interests,
+            settings.max_client_queue_events,
+        )
         self.clients = DurableClients(
             self.by_number.__getitem__,
             self._store_client,
             self._store_cursor,
             self._store_audience,
-            self._store_interest,
+            interests,
             settings.max_durable_clients,
-            settings.max_client_interests,
             settings.max_client_queue_events,
         )
 
@@ -103,7 +113,7 @@ class EventState:
     def restore(
         self,
         regions: Mapping[int, RegionRecord],
-        streams: Iterable[tuple[int, AudienceRecord, int]],
+        streams: Iterable[tuple[int, AudienceRecord, Sequence[SpanRecord], int]],
         clients: Iterable[tuple[ClientRecord, tuple[int, int, bool]]],
         interests: Iterable[InterestRecord],
         next_stream: int,
@@ -113,7 +123,8 @@ class EventState:
 
         Args:
             regions: what is known of each, by number.
-            streams: number and record of each audience and each stream of what many want, and how many postings it had.
+            streams: number and record of each audience and each stream of what many want, the spans of its interests,
+                and how many postings it had.
             clients: the record of each, with how many events its queue has, how many of them came while it was away,
                 and whether these are exact.
             interests: of all clients.
@@ -129,12 +140,12 @@ class EventState:
             for of, number, of_client, *_ in client.parts:  # whose records may be damaged
                 broad.setdefault(of, BroadStream(number))
                 self.next_stream = max(self.next_stream, number + 1, of_client + 1)
-        for number, record, postings in streams:
+        for number, record, spans, postings in streams:
             self.next_stream = max(self.next_stream, number + 1)
             if record.interests is None:
                 broad[record.region] = BroadStream(number, postings)
             else:
-                audiences.append((number, record, postings))
+                audiences.append((_audience(number, record, spans), postings))
         for queue in self._directory.queues.values():
             if queue.record.kind == "events":
                 self.events = queue
@@ -142,11 +153,10 @@ class EventState:
                 region = self._add(queue, broad.get(queue.id))
                 if queue.id in regions:
                     region.conflates, region.keys, region.events = regions[queue.id]
-        for number, record, postings in audiences:
-            if record.region in self.by_number:
-                audience = Audience(number, record.region, frozenset(map(_interest, record.interests or ())))
+        for audience, postings in audiences:
+            if audience.region in self.by_number:
                 audience.postings, audience.passed = postings, EVERYTHING
-                self.clients.audiences[number] = self.clients.worn[number] = audience
+                self.clients.audiences[audience.id] = self.clients.worn[audience.id] = audience
         wanted: dict[str, dict[int, dict[Interest, bool]]] = {}
         for each in interests:
             if each.region in self.by_number:
@@ -252,16 +262,37 @@ class EventState:
 
     def _store_audience(self, audience: Audience, is_there: bool) -> None:
         key = queue_key(audience.id)
-        if not is_there:
-            self.batch.put("audiences", key, None)
+        if is_there:
+            interests = [(int(each.kind), each.text, each.name) for each in audience.interests]
+            record = AudienceRecord(audience.region, interests, isinstance(audience, OwnAudience))
+            self.batch.put("audiences", key, encode_audience(key, record))
             return
-        interests = [(int(each.kind), each.text, each.name) for each in audience.interests]
-        self.batch.put("audiences", key, encode_audience(key, AudienceRecord(audience.region, interests)))
+        self.batch.put("audiences", key, None)
+        if isinstance(audience, OwnAudience):
+            for interest in audience.spans:
+                self.batch.put("audiences", _span_record(audience, interest)[0], None)
+
+    def _store_span(self, audience: OwnAudience, interest: Interest) -> None:
+        key, record = _span_record(audience, interest)
+        self.batch.put("audiences", key, encode_span(key, record))
 
     def _store_interest(self, client: DurableClient, region: int, interest: Interest, durable: bool | None) -> None:
         record = InterestRecord(client.id, region, int(interest.kind), interest.text, interest.name, durable is True)
         key = interest_key(record)
         self.batch.put("interests", key, None if durable is None else encode_interest(key, record))
+
+
+def _span_record(audience: OwnAudience, interest: Interest) -> tuple[bytes, SpanRecord]:
+    record = SpanRecord(int(interest.kind), interest.text, interest.name, *audience.spans[interest])
+    return span_key(audience.id, record), record
+
+
+def _audience(number: int, record: AudienceRecord, spans: Iterable[SpanRecord]) -> Audience:
+    """An audience of its record, and of the spans of its interests."""
+    interests = map(_interest, record.interests or ())
+    if not record.is_own:
+        return Audience(number, record.region, frozenset(interests))
+    return OwnAudience(number, record.region, interests, {_interest(each[:3]): Span(*each[3:]) for each in spans})
 
 
 def _interest(fields: Sequence[Any]) -> Interest:

@@ -25,10 +25,13 @@ from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.check import Check
 from broker_adapter.engine.clients.client_records import (
     INTEREST_KEY_BYTES,
+    SPAN_KEY_BYTES,
+    AudienceRecord,
     decode_audience,
     decode_client,
     decode_cursor,
     decode_interest,
+    decode_span,
 )
 from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_errors import without_room
@@ -486,6 +489,11 @@ def _is_queue(key: bytes) -> bool:
     return len(key) == 4 and unpack_queue_key(key)[0] < FIRST_VOLATILE_QUEUE
 
 
+def _is_audience(record: AudienceRecord) -> bool:
+    """Whether it is one; records of the catalogue and the counters of a queue have other fields there."""
+    return isinstance(record.region, int) and isinstance(record.is_own, bool)
+
+
 _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
     (("schedule",), lambda key, value: decode_schedule_line(key, value)),
     (("entries",), lambda key, value: decode_entry(key, value)),
@@ -499,13 +507,14 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("runs",), lambda key, value: decode_run_of_updates(key, value)),
     (("postings",), lambda key, value: decode_posting(key, value)),
     (("keys",), lambda key, value: decode_key_record(key, value)),
+    # The value of a short one of these two might be that of a tombstone.
+    (("interests",), lambda key, value: len(key) == INTEREST_KEY_BYTES and decode_interest(key, value)),
+    (("audiences",), lambda key, value: len(key) == SPAN_KEY_BYTES and decode_span(key, value)),
     (("tombstones",), lambda key, value: decode_tombstone(key, value)),
     (("regions",), lambda key, value: decode_region(key, value)),
     (("clients",), lambda key, value: key[:1] in b"=#" and isinstance(decode_client(key, value).client_id, str)),
-    (("interests",), lambda key, value: len(key) == INTEREST_KEY_BYTES and decode_interest(key, value)),
     (("cursors",), lambda key, value: key[:1] in b"=#" and decode_cursor(key, value)),
-    # A record of the catalogue has more fields.
-    (("audiences",), lambda key, value: len(key) == 4 and isinstance(decode_audience(key, value).region, int)),
+    (("audiences",), lambda key, value: len(key) == 4 and _is_audience(decode_audience(key, value))),
     (("catalog",), lambda key, value: _is_queue(key) and decode_catalog(key, value, old=True)),
     (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value, old=True)),
     # Nothing tells these two apart; a number too many in one of them is never asked for.

@@ -10,10 +10,13 @@ interests   hash of the client     crc u32, msgpack array of the fields of :clas
             id, region u32, hash
             of the interest
 audiences   number u32             crc u32, msgpack array of the fields of :class:`AudienceRecord`
+            number u32, hash of    crc u32, msgpack array of the fields of :class:`SpanRecord`
+            an interest
 ==========  =====================  ====================================================================================
 
 The cursor of a client moves with each acknowledgement.  So only the cursor is written then, in a record of its own,
-which counts where it is further than the client's.  A client may have thousands of interests, so each has its record.
+which counts where it is further than the client's.  A client may have thousands of interests, so each has its record;
+and where the client has an audience of its own, each that was added to it or has ended has a record there.
 
 A checksum covers key and value.  A record of a msgpack array may get further fields at its end: one that has more than
 are known here was written by newer software, and the store is refused as it is.
@@ -31,11 +34,12 @@ import msgpack
 from broker_adapter.engine.records import newer
 from broker_adapter.errors import StoreCorruptException
 
-_R = TypeVar("_R", "ClientRecord", "AudienceRecord", "InterestRecord")
+_R = TypeVar("_R", "ClientRecord", "AudienceRecord", "InterestRecord", "SpanRecord")
 _HASH_BYTES: Final = 16
 #: Numbers that the record of a cursor has at least; one with fewer is of another table, as a repair of pages reads it.
 _CURSOR_FIELDS: Final = 6
 INTEREST_KEY_BYTES: Final = 2 * _HASH_BYTES + 4
+SPAN_KEY_BYTES: Final = 4 + _HASH_BYTES
 
 
 class ClientRecord(NamedTuple):
@@ -79,6 +83,17 @@ class AudienceRecord(NamedTuple):
 
     region: int
     interests: Sequence[Sequence[Any]] | None  #: (kind, text, name) of each; None: it is the broad stream
+    is_own: bool = False  #: of one client: spans may be noted for it
+
+
+class SpanRecord(NamedTuple):
+    """For which positions an audience had an interest: one that was added to it, or has ended."""
+
+    kind: int
+    text: str
+    name: str  #: of a query
+    after: int  #: behind this position
+    through: int | None  #: up to this one; None: it still has it
 
 
 def encode_client(key: bytes, record: ClientRecord) -> bytes:
@@ -98,9 +113,13 @@ def decode_client(key: bytes, value: bytes) -> ClientRecord:
 
 def interest_key(record: InterestRecord) -> bytes:
     """The key of an interest's record."""
-    wish = msgpack.packb((record.kind, record.text, record.name), unicode_errors="surrogatepass")
     of = blake2b(record.client_id.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).digest()
-    return of + record.region.to_bytes(4) + blake2b(wish, digest_size=_HASH_BYTES).digest()
+    return of + record.region.to_bytes(4) + _hash_of_wish(record)
+
+
+def _hash_of_wish(record: InterestRecord | SpanRecord) -> bytes:
+    wish = msgpack.packb((record.kind, record.text, record.name), unicode_errors="surrogatepass")
+    return blake2b(wish, digest_size=_HASH_BYTES).digest()
 
 
 def encode_interest(key: bytes, record: InterestRecord) -> bytes:
@@ -140,8 +159,8 @@ def moved(client: ClientRecord, cursor: CursorRecord) -> ClientRecord:
 
 
 def encode_audience(key: bytes, record: AudienceRecord) -> bytes:
-    """The record of an audience."""
-    return _encode(key, record)
+    """The record of an audience; older software can read that of one which clients share."""
+    return _encode(key, record if record.is_own else record[:2])
 
 
 def decode_audience(key: bytes, value: bytes) -> AudienceRecord:
@@ -149,7 +168,26 @@ def decode_audience(key: bytes, value: bytes) -> AudienceRecord:
     return _decode(AudienceRecord, key, value)
 
 
-def _encode(key: bytes, record: ClientRecord | AudienceRecord | InterestRecord) -> bytes:
+def span_key(audience: int, record: SpanRecord) -> bytes:
+    """The key of a span's record."""
+    return audience.to_bytes(4) + _hash_of_wish(record)
+
+
+def encode_span(key: bytes, record: SpanRecord) -> bytes:
+    """The record of a span."""
+    return _encode(key, record)
+
+
+def decode_span(key: bytes, value: bytes) -> tuple[int, SpanRecord]:
+    """The number of the audience, and the record of a span; raises as ``decode_client``."""
+    found = _decode(SpanRecord, key, value)
+    audience = int.from_bytes(key[:4])
+    if span_key(audience, found) != key:
+        raise StoreCorruptException(f"record {key.hex()} of a span stands in a wrong place")
+    return audience, found
+
+
+def _encode(key: bytes, record: tuple[Any, ...]) -> bytes:
     body: bytes = msgpack.packb(tuple(record))
     return crc32(body, crc32(key)).to_bytes(4) + body
 

@@ -13,10 +13,10 @@ from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_looks import Drain, Walk, count_behind
 from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, State
 from broker_adapter.engine.new_message import EventSink
+from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException
 
 #: What an event takes beside its message and its key, and for each interest that matches it, in bytes, about.
@@ -115,6 +115,7 @@ class DurableClient:
         window: most events under way.
         window_bytes: most bytes that these may take, but for the last one; None: no limit.
         pending: what it was told of its queue as it connected.
+        names: name → region and interest of each of its queries.
         asked: region → how many of its interests are not a key: so many may match one event beside that of its key.
         marker: the position of the last event that is history; None: it was told, or the client is not ready.
         is_behind: whether it gets its events from the store.
@@ -150,6 +151,7 @@ class DurableClient:
         "is_behind",
         "is_exact",
         "marker",
+        "names",
         "pending",
         "queue",
         "seen",
@@ -178,6 +180,7 @@ class DurableClient:
         self.window = 0
         self.window_bytes: int | None = None
         self.pending = NO_QUEUE_COUNT
+        self.names: dict[str, tuple[int, Interest]] = {}
         self.asked: dict[int, int] = {}
         self.marker: int | None = None
         self.is_behind = True
@@ -209,17 +212,32 @@ class DurableClient:
     # What it wants.
 
     def want(self, region: int, wanted: Mapping[Interest, bool]) -> None:
-        """Note what it wants of a region."""
-        self.interests.pop(region, None)
-        self.asked.pop(region, None)
-        if wanted:
-            self.interests[region] = dict(wanted)
-            self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
+        """Note what it wants of a region, in place of what it has wanted."""
+        self.want_less(region, list(self.interests.get(region, ())))
+        self.want_more(region, wanted)
 
-    def query_names(self) -> dict[str, tuple[int, Interest]]:
-        """Name → region and interest of each of its queries."""
-        found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
-        return {each.name: (region, each) for region, each in found if each.name}
+    def want_more(self, region: int, more: Mapping[Interest, bool]) -> None:
+        """Note what it wants of a region, beside what it has wanted."""
+        if not more:
+            return
+        wanted = self.interests.setdefault(region, {})
+        for each in more:
+            if each not in wanted:
+                self.asked[region] = self.asked.get(region, 0) + (each.kind is not InterestKind.KEY)
+                if each.name:
+                    self.names[each.name] = region, each
+        wanted |= more
+
+    def want_less(self, region: int, ended: Iterable[Interest]) -> None:
+        """Note that it does not want any more some of what it has wanted of a region."""
+        wanted = self.interests.get(region, {})
+        for each in ended:
+            del wanted[each]
+            self.asked[region] -= each.kind is not InterestKind.KEY
+            self.names.pop(each.name, None)
+        if not wanted:
+            self.interests.pop(region, None)
+            self.asked.pop(region, None)
 
     def check_names(self, region: int, interests: Iterable[Interest]) -> None:
         """Whether it may have these interests in a region as well.
@@ -227,10 +245,10 @@ class DurableClient:
         Raises:
             IllegalStateException: it has another query of one of their names.
         """
-        named = [each for each in interests if each.name]
-        names = self.query_names() if named else {}
-        for each in named:
-            if names.setdefault(each.name, (region, each)) != (region, each):
+        names: dict[str, tuple[int, Interest]] = {}
+        for each in interests:
+            mine = region, each
+            if each.name and (self.names.get(each.name, mine) != mine or names.setdefault(each.name, mine) != mine):
                 raise IllegalStateException(
                     f"durable client {self.id!r} has another query {each.name!r}: close that one"
                     " (create_query() with its region and selector, then close()), or give this one another name"

@@ -18,13 +18,14 @@ Theory of operation
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from broker_adapter.engine.clients.client_interests import ClientInterests
 from broker_adapter.engine.clients.client_queue import ClientQueue, LeftOut, Part, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
-from broker_adapter.engine.clients.conflating import Conflating
 from broker_adapter.engine.clients.durable_client import (
     Conflation,
     Counted,
@@ -41,16 +42,16 @@ from broker_adapter.engine.clients.states import Event, Refusal, State, after, p
 from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.records import LAST_POSITION
+from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.regions.routing import Audience
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
+
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Clients that timed out of which that is remembered, to be told when they come back.
 MOST_TIMED_OUT: Final = 10_000
-#: How often the queues of an audience's clients are measured while as many events come as one of them may have.
-_CHECKS: Final = 64
 #: How far an audience has passed that has no clients.
 EVERYTHING: Final = LAST_POSITION
 
@@ -63,10 +64,8 @@ class DurableClients:
         store_client: called with each client that changed, to be stored, and whether it is still there.
         store_cursor: the same where only its cursor has moved.
         store_audience: as ``store_client``, with audiences.
-        store_interest: called with each interest of a client that changed, its region, and whether it outlives the
-            client's connection; None: it has ended.
+        interests: what the clients want.
         max_clients: most clients that have a queue.
-        max_interests: most interests of a client.
         max_events: most events that wait for a client.
 
     Attributes:
@@ -87,15 +86,15 @@ class DurableClients:
         store_client: Callable[[DurableClient, bool], None],
         store_cursor: Callable[[DurableClient], None],
         store_audience: Callable[[Audience, bool], None],
-        store_interest: Callable[[DurableClient, int, Interest, bool | None], None],
+        interests: ClientInterests,
         max_clients: int,
-        max_interests: int,
         max_events: int,
     ) -> None:
         self.clients: dict[str, DurableClient] = {}
-        self.audiences: dict[int, Audience] = {}
+        self.audiences = interests.audiences
         self.behind: dict[DurableClient, None] = {}
-        self.worn: dict[int, Audience] = {}
+        self.worn = interests.worn
+        self.conflating = interests.conflating
         self.worn_regions: dict[int, None] = {}
         self.alerts: list[tuple[str, str]] = []
         self.totals = Totals()
@@ -103,18 +102,15 @@ class DurableClients:
         self._store_client = store_client
         self._store_cursor = store_cursor
         self._store_audience = store_audience
-        self._store_interest = store_interest
+        self._interests = interests
         self._max_clients = max_clients
-        self._max_interests = max_interests
         self._max_events = max_events
-        self._check_step = max(1, max_events // _CHECKS)
         self._by_connection: dict[int, DurableClient] = {}
         self._queues = 0  #: clients that have a queue
         self._timed_out: dict[str, None] = {}  #: the ids of those that have none any more, the first ones first
         self.walks = Walks(self.audiences, self._drained)
         self._expiries = Expiries(self.clients)
         self._interrupted: list[DurableClient] = []  #: after a start: those that were connected
-        self.conflating = Conflating()
 
     # What a restart finds.
 
@@ -155,17 +151,7 @@ class DurableClients:
         client.counted, client.is_exact = sizes[0], is_exact
         client.state = State.DRAINING if client.drains else State.PAUSED
         client.away_ms, client.away_at = record.away_ms, record.away_at
-        for region, wanted in interests.items():
-            client.want(region, wanted)
-            self.conflating.wants(region, client.conflation, 1)
-        for part in client.queue.parts:
-            audience = self.audiences[part.audience]
-            audience.members[client] = None
-            if part.last is None:
-                audience.belonging += 1
-                client.seen[audience.id] = audience.events
-            audience.passed = min(audience.passed, max(record.cursor, part.first - 1))
-            self.worn[audience.id] = audience
+        self._interests.restore(client, interests, record.cursor)
         client.came_by = client.came(self.audiences)
         if client.away_ms is None or client.away_at is None:  # it was connected
             client.away_ms, client.away_at = age_ms, head
@@ -177,6 +163,11 @@ class DurableClients:
 
     def restored(self, head: int) -> None:
         """All clients are there, and regions have their audiences: those that were connected are away now."""
+        for client in self.clients.values():
+            for region in client.interests:
+                if self._interests.put_right(client, self._region(region), head):
+                    _log.error("! what durable client %r wants was damaged; run 'holdfast check'", client.id)
+                    self._store_client(client, True)
         for client in self._interrupted:
             self._end_connection(client, head)
         self._interrupted.clear()
@@ -308,9 +299,8 @@ class DurableClients:
     def _end_connection(self, client: DurableClient, head: int) -> None:
         """A client is away: what it wants only as long as it is connected ends, and what is queued by it stays."""
         for region, interests in list(client.interests.items()):
-            durable = {interest: True for interest, outlives in interests.items() if outlives}
-            if len(durable) < len(interests):
-                self._want(client, self._region(region), durable, head)
+            ended = [interest for interest, outlives in interests.items() if not outlives]
+            self._interests.end(client, self._region(region), ended, head)
         self._store_client(client, True)
 
     def close(self, client_id: str) -> None:
@@ -342,10 +332,10 @@ class DurableClients:
 
     def _end(self, client: DurableClient) -> None:
         """A client has no queue any more."""
-        for region in list(client.interests):
-            self._want(client, self._region(region), {}, EVERYTHING)
+        for region, interests in list(client.interests.items()):
+            self._interests.end(client, self._region(region), list(interests), EVERYTHING)
         for number in {part.audience for part in client.queue.parts}:
-            self._leave_audience(client, number)
+            self._interests.leave(client, number)
         client.lose_queue(self.audiences)
         self.walks.give_up(client)
         self._queues -= 1
@@ -373,18 +363,7 @@ class DurableClients:
             IllegalStateException: it has another query of this name.
             ResourceAllocationException: it has as many interests as it may have.
         """
-        wanted = dict(client.interests.get(region.id, {}))
-        interests = list(interests)
-        client.check_names(region.id, interests)
-        for interest in interests:
-            wanted[interest] = durable or wanted.get(interest, False)
-        others = sum(len(found) for number, found in client.interests.items() if number != region.id)
-        if len(wanted) + others > self._max_interests:
-            raise ResourceAllocationException(
-                f"durable client {client.id!r} may have no more than {self._max_interests} interests (option"
-                " max_client_interests): want keys that match an expression, or all keys"
-            )
-        self._want(client, region, wanted, head)
+        self._interests.add(client, region, interests, durable, head)
         self._store_client(client, True)
 
     def unregister(
@@ -411,9 +390,7 @@ class DurableClients:
         Returns:
             Whether something is to be taken out.
         """
-        left = dict(client.interests.get(region.id, {}))
-        ended = [interest for interest in interests if left.pop(interest, None) is not None]
-        self._want(client, region, left, head)
+        ended = self._interests.end(client, region, interests, head)
         names = [interest.name for interest in ended if interest.name] if drop else []
         if names:
             client.drains.append(Drain(region.id, names, head, answer))
@@ -436,7 +413,7 @@ class DurableClients:
         client = self.clients.get(client_id)
         state = after(State.ABSENT if client is None else client.state, Event.BEGIN_DRAIN, client_id)
         assert client is not None
-        found = client.query_names().get(name)
+        found = client.names.get(name)
         if found is None:
             raise IllegalStateException(f"durable client {client_id!r} has no query {name!r}")
         client.state = state
@@ -468,66 +445,6 @@ class DurableClients:
             return wish is Conflation.TRUE
         return any(self._region(part.region).conflates for part in client.queue.parts)
 
-    def _want(self, client: DurableClient, region: Region, wanted: Mapping[Interest, bool], head: int) -> None:
-        """Give a client these interests in a region, and none besides."""
-        had = client.interests.get(region.id, {})
-        for interest in had:
-            if interest not in wanted:
-                self._store_interest(client, region.id, interest, None)
-        for interest, durable in wanted.items():
-            if had.get(interest) is not durable:
-                self._store_interest(client, region.id, interest, durable)
-        self.conflating.wants(region.id, client.conflation, bool(wanted) - bool(had))
-        client.want(region.id, wanted)
-        queue = client.queue
-        self._note_head(client, head)
-        before = queue.audience_of(region.id)
-        audience: Audience | None = None
-        if wanted:
-            interests = frozenset(wanted)
-            old = None if before is None else self.audiences[before]
-            audience = old if old is not None and old.interests == interests else region.routing.audience(interests)
-            if audience.id not in self.audiences:
-                audience.passed = head
-                self.audiences[audience.id] = audience
-                self._store_audience(audience, True)
-        number = None if audience is None else audience.id
-        if number == before:
-            return
-        queue.belong(region.id, region.broad.id, number, head)
-        if audience is not None:
-            if not audience.belonging:
-                audience.check_at = audience.events + self._check_step
-            audience.belonging += 1
-            client.seen[audience.id] = audience.events
-            audience.members[client] = None
-            if not client.is_behind:
-                audience.live[client] = None
-        if before is not None:
-            left = self.audiences[before]
-            left.live.pop(client, None)
-            left.belonging -= 1
-            client.counted += left.events - client.seen.pop(before)
-            if not left.belonging:  # it gets nothing any more
-                region.routing.drop(left)
-            if all(part.audience != before for part in queue.parts):
-                self._leave_audience(client, before)
-            self._forget_parts(client)
-
-    def _forget_parts(self, client: DurableClient) -> bool:
-        """A client may have processed all that it got by audiences to which it belonged; returns whether it has."""
-        gone = client.queue.forget_parts()
-        for part in gone:
-            if all(each.audience != part.audience for each in client.queue.parts):
-                self._leave_audience(client, part.audience)
-        return bool(gone)
-
-    def _leave_audience(self, client: DurableClient, number: int) -> None:
-        """A client has processed all that it got by an audience, and does not belong to it."""
-        audience = self.audiences[number]
-        audience.members.pop(client, None)
-        self.worn[number] = audience
-
     # What a client gets.
 
     def size(self, client: DurableClient) -> int:
@@ -551,7 +468,7 @@ class DurableClients:
         found: dict[DurableClient, None] = {}
         for audience in wanting:
             if audience.events >= audience.check_at:
-                audience.check_at = audience.events + self._check_step
+                audience.check_at = audience.events + self._interests.check_step
                 found |= {each: None for each in audience.members if self.size(each) > self._max_events}
         for client in [each for each in found if self.conflates(each)]:
             del found[client]
@@ -653,7 +570,7 @@ class DurableClients:
         """The cursor of a client has moved."""
         for part in client.queue.parts:
             self.worn[part.audience] = self.audiences[part.audience]
-        if self._forget_parts(client):
+        if self._interests.forget_parts(client):
             self._store_client(client, True)
         else:
             self._store_cursor(client)

@@ -20,8 +20,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import ClientQueue, EventLog, LeftOut, contains
+from broker_adapter.engine.regions.audience import NOTHING, Audience, Matched
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
-from broker_adapter.engine.regions.routing import NOTHING, Audience, Matched
 
 #: How many newer updates of a run are looked at for one that supersedes an update, at most.
 NEWER: Final = 100
@@ -79,13 +79,13 @@ class LeavingOut:
         }
         if not names:
             return False
-        found = self._matched(event, audience)
+        found = self._matched(position, event, audience)
         return not found.interests and bool(found.queries) and all(name in names for name, _ in found.queries)
 
     def _is_conflated(self, position: int, event: EventRecord, audience: int) -> bool:
         of = self._audiences(audience)
-        wants_all = of is not None and of.is_by_key and not self._closed  # each event of the key
-        mine = self._matched(event, audience) if not wants_all else None
+        wants_all = of is not None and of.gets_all and not self._closed  # each event of the key
+        mine = self._matched(position, event, audience) if not wants_all else None
         if mine is not None and any(operation is not Operation.UPDATE for _, operation in mine.queries):
             return False
         for at in islice(self._log.updates_behind(event.run, position), NEWER):
@@ -97,12 +97,12 @@ class LeavingOut:
                 continue  # it is not for this client
             if self._closed and self.is_drained(at, newer, number):
                 continue
-            return _supersedes(self._matched(newer, number), mine or self._matched(event, audience))
+            return _supersedes(self._matched(at, newer, number), mine or self._matched(position, event, audience))
         return False
 
-    def _matched(self, event: EventRecord, number: int) -> Matched:
+    def _matched(self, position: int, event: EventRecord, number: int) -> Matched:
         audience = self._audiences(number)
-        return NOTHING if audience is None else audience.matched(event.key, event.answers)
+        return NOTHING if audience is None else audience.matched(event.key, event.answers, position)
 
 
 def _supersedes(newer: Matched, older: Matched) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_looks import Answer, Walk, count_behind
-from broker_adapter.engine.regions.routing import Audience
+from broker_adapter.engine.regions.audience import Audience
 
 
 class Walks:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import (
     FEW,
     EventRecord,
@@ -27,7 +28,6 @@ from broker_adapter.engine.regions.event_records import (
     posting_key,
     run_key,
 )
-from broker_adapter.engine.regions.routing import Audience
 
 #: Puts a record into a table: the table's name, key and value.
 Put = Callable[[str, bytes, bytes], None]

@@ -1,9 +1,9 @@
 """Who wants an event of a region: found by an index, whatever the number of clients.
 
 Theory of operation
-    Clients of a region that have the same set of interests are one :class:`Audience`: for an event it is enough to know
-    the audiences.  Ten thousand clients that want all keys of a region are one audience, and a put costs what it costs
-    for one of them.
+    Clients of a region that have the same set of interests are one audience (:mod:`audience`): for an event it is
+    enough to know the audiences.  Ten thousand clients that want all keys of a region are one audience, and a put costs
+    what it costs for one of them.
 
     Each distinct interest has the list of the audiences that have it.  An event's audiences are those of its key's
     interest, those of all keys, and those of each distinct expression and selector that matches.  Which expressions
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from broker_adapter.engine.regions.event_records import Answer, Operation
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression
+from broker_adapter.engine.regions.audience import Audience, OwnAudience
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, expression
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.selectors.language import Selector, parse_selector
 
@@ -32,98 +32,8 @@ MOST_EXPRESSIONS: Final = 1000
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
+#: What the clients of an audience want that may be shared.
 Interests = frozenset[Interest]
-
-
-class Matched(NamedTuple):
-    """Which interests of an audience an event matches."""
-
-    interests: Sequence[Interest]  #: all but queries, by kind and text
-    queries: Sequence[tuple[str, Operation]]  #: the name of each query, and what the event is for it; by name
-
-
-NOTHING: Final = Matched((), ())
-
-
-class Audience:
-    """Clients of a region that want the same of it.
-
-    Attributes:
-        id: its number, which no other audience of the engine had, has or will have.
-        region: number of the region.
-        interests: what its clients want.
-        questions: what is asked of an event for that.
-        is_by_key: whether that is asked of its key alone.
-        postings: how many postings it has had.
-        events: how many events it has got since the engine was started.
-        belonging: how many clients belong to it now.
-        members: these, and those that have events queued from when they did.
-        live: of these, the clients that get events as they come.
-        check_at: once it has got so many, it is looked at whether a member's queue is too long.
-        passed: up to this position all members have processed what they got by it, as was seen last.
-    """
-
-    __slots__ = (
-        "_asked",
-        "_expressions",
-        "belonging",
-        "check_at",
-        "events",
-        "id",
-        "interests",
-        "is_by_key",
-        "live",
-        "members",
-        "passed",
-        "postings",
-        "questions",
-        "region",
-    )
-
-    def __init__(self, number: int, region: int, interests: Interests) -> None:
-        self.id = number
-        self.region = region
-        self.interests = interests
-        self.is_by_key = not any(each.is_asked for each in interests)
-        has_names = not self.is_by_key and any(each.name for each in interests)
-        self.questions = frozenset(each.question for each in interests) if has_names else interests
-        self.postings = 0
-        self.events = 0
-        self.belonging = 0
-        self.check_at = 0
-        self.members: dict[Any, None] = {}
-        self.live: dict[Any, None] = {}
-        self.passed = 0
-        self._expressions: list[tuple[Interest, Callable[[str], bool]]] | None = None  #: None: not looked up yet
-        self._asked: dict[bytes, list[Interest]] = {}
-
-    def matched(self, key: str, answers: Iterable[Answer] = ()) -> Matched:
-        """Which of its interests an event matches; all of these are empty where it is for others only.
-
-        Args:
-            key: of the event.
-            answers: of the selectors and queries that are true of it.
-        """
-        if self._expressions is None:
-            expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
-            self._expressions = [(each, expression(each.text)) for each in expressions]
-            for each in self.interests:
-                if each.is_asked:
-                    self._asked.setdefault(digest(each.question), []).append(each)
-        found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in self.interests]
-        found += [each for each, matches in self._expressions if matches(key)]
-        queries: list[tuple[str, Operation]] = []
-        if self._asked:
-            for of, operation in answers:
-                for each in self._asked.get(of, ()):
-                    if each.kind is InterestKind.QUERY:
-                        queries.append((each.name, operation))
-                    else:
-                        found.append(each)
-        return Matched(sorted(found), sorted(queries))
-
-    def __repr__(self) -> str:
-        return f"<Audience {self.id}: {', '.join(sorted(each.label for each in self.interests))}>"
 
 
 class Routing:
@@ -143,7 +53,8 @@ class Routing:
         self.selectors: dict[Interest, Selector] = {}
         self.queries: dict[Interest, Selector] = {}
         self._new_number = new_number
-        self._audiences: dict[Interests, Audience] = {}
+        self._audiences: dict[int, Audience] = {}
+        self._shared: dict[Interests, Audience] = {}
         self._by_interest: dict[Interest, list[Audience]] = {}
         self._expressions: dict[Interest, Callable[[str], bool]] = {}
         #: key → the expressions that match it, of the keys used last, the least recently used first
@@ -155,32 +66,62 @@ class Routing:
         return self._audiences.values()
 
     def audience(self, interests: Interests) -> Audience:
-        """The audience with these interests, of which there is at least one; it is made where there is none."""
-        found = self._audiences.get(interests)
+        """The audience that clients with these interests share, at least one; it is made where there is none."""
+        found = self._shared.get(interests)
         if found is None:
             found = Audience(self._new_number(), self.region, interests)
             self.add(found)
         return found
 
+    def own_audience(self, interests: Iterable[Interest]) -> OwnAudience:
+        """A new audience for one client alone."""
+        found = OwnAudience(self._new_number(), self.region, interests)
+        self.add(found)
+        return found
+
     def add(self, audience: Audience) -> None:
         """Let an audience get events."""
-        self._audiences[audience.interests] = audience
-        for interest in audience.questions:
-            self._by_interest.setdefault(interest, []).append(audience)
-            if interest.kind is InterestKind.KEY:
-                continue
-            if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
-                self._expressions[interest] = expression(interest.text)
-                self._matching.clear()
-            elif interest.kind is InterestKind.SELECTOR and interest not in self.selectors:
-                self.selectors[interest] = parse_selector(interest.text)
-            elif interest.kind is InterestKind.QUERY and interest not in self.queries:
-                self.queries[interest] = parse_selector(interest.text)
+        self._audiences[audience.id] = audience
+        if not isinstance(audience, OwnAudience):
+            self._shared[frozenset(audience.interests)] = audience
+        for question in audience.questions:
+            self._ask(audience, question)
+
+    def change(self, audience: OwnAudience, more: Iterable[Interest], ended: Iterable[Interest], head: int) -> None:
+        """Let an audience get other events than before, from the one behind ``head`` on."""
+        asked, no_longer = audience.change(more, ended, head)
+        for question in asked:
+            self._ask(audience, question)
+        for question in no_longer:
+            self._ask_no_longer(audience, question)
+
+    def _ask(self, audience: Audience, question: Interest) -> None:
+        """An event for which this is true is for an audience."""
+        self._by_interest.setdefault(question, []).append(audience)
+        kind = question.kind
+        if kind is InterestKind.EXPRESSION and question not in self._expressions:
+            self._expressions[question] = expression(question.text)
+            self._matching.clear()
+        elif kind is InterestKind.SELECTOR and question not in self.selectors:
+            self.selectors[question] = parse_selector(question.text)
+        elif kind is InterestKind.QUERY and question not in self.queries:
+            self.queries[question] = parse_selector(question.text)
+
+    def _ask_no_longer(self, audience: Audience, question: Interest) -> None:
+        having = self._by_interest[question]
+        having.remove(audience)
+        if having:
+            return
+        del self._by_interest[question]
+        self.selectors.pop(question, None)
+        self.queries.pop(question, None)
+        if self._expressions.pop(question, None) is not None:
+            self._matching.clear()
 
     def check_room(self, interests: Iterable[Interest]) -> None:
         """Raise ResourceAllocationException where these are more distinct expressions than a region may have."""
-        expressions = {each for each in interests if each.kind is InterestKind.EXPRESSION} | self._expressions.keys()
-        if len(expressions) > MOST_EXPRESSIONS:
+        new = {each for each in interests if each.kind is InterestKind.EXPRESSION and each not in self._expressions}
+        if new and len(self._expressions) + len(new) > MOST_EXPRESSIONS:
             raise ResourceAllocationException(
                 f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
                 " name the keys, or use one expression for several"
@@ -188,20 +129,12 @@ class Routing:
 
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""
-        if self._audiences.get(audience.interests) is not audience:
+        if self._audiences.pop(audience.id, None) is None:
             return
-        del self._audiences[audience.interests]
-        for interest in audience.questions:
-            having = self._by_interest[interest]
-            having.remove(audience)
-            if not having:
-                del self._by_interest[interest]
-                if interest.kind is InterestKind.KEY:
-                    continue
-                self.selectors.pop(interest, None)
-                self.queries.pop(interest, None)
-                if self._expressions.pop(interest, None) is not None:
-                    self._matching.clear()
+        if not isinstance(audience, OwnAudience):
+            del self._shared[frozenset(audience.interests)]
+        for question in audience.questions:
+            self._ask_no_longer(audience, question)
 
     def wanting(self, key: str, selected: Iterable[Interest] = ()) -> Sequence[Audience]:
         """The audiences that want an event, each once.

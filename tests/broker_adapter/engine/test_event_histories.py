@@ -20,8 +20,10 @@ from broker_adapter.destination import topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.clients import client_interests
 from broker_adapter.engine.clients.durable_client import CONFLATIONS
 from broker_adapter.engine.records import queue_key
+from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.event_records import FEW, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_key_record
@@ -515,10 +517,12 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize("conflates", [False, True], ids=["plain", "conflating"])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("most_shared", [1000, 1, 3])
 def test_each_client_gets_what_it_wanted_in_order_until_it_has_processed_it(
-    path: Path | None, number: int, conflates: bool
+    path: Path | None, most_shared: int, conflates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (audience, client_interests):  # with more interests, a client has an audience of its own
+        monkeypatch.setattr(module, "MOST_SHARED", most_shared)
     seed = random.randrange(2**32)
     world = World(path, seed, conflates=conflates)
     try:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.engine.regions import routing
+from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest
-from broker_adapter.engine.regions.routing import Audience, Routing
+from broker_adapter.engine.regions.routing import Routing
 from broker_adapter.errors import ResourceAllocationException
 
 EXPRESSIONS = ("a.*", ".b", "[ac]+")
