@@ -16,8 +16,8 @@ import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import tables_of
 from broker_adapter.engine.pages import FREE_PAGES, File, metas
+from broker_adapter.engine.record_kinds import tables_of
 from broker_adapter.engine.records import RUN_PREFIX, TABLES, RunRecord
 from broker_adapter.engine.run_numbers import number_of
 from broker_adapter.errors import StoreCorruptException

@@ -18,7 +18,8 @@ from broker_adapter.engine.clients.client_records import (
     interest_key,
 )
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store, tables_of
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.record_kinds import tables_of
 from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.audience import OwnAudience
 from broker_adapter.engine.regions.interests import Interest, InterestKind

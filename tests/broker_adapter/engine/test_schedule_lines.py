@@ -11,7 +11,8 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store, tables_of
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.record_kinds import tables_of
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     KIND_DELIVER,
