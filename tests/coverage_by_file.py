@@ -83,9 +83,9 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         (
             *(f"{_E}/event_{each}.py" for each in ("changes", "commands", "reads", "state")),
             *(f"{_E}/regions/{each}.py" for each in ("event_log", "region")),
-            f"{_E}/clients/durable_clients.py",
+            *(f"{_E}/clients/{each}.py" for each in ("client_interests", "durable_clients")),
         ),
-        _engine("event_changes", "event_histories", "check_events"),
+        _engine("event_changes", "event_histories", "check_events", "own_audiences"),
     ),
     f"{_E}/new_message.py": _engine("sends", "event_changes"),
     f"{_E}/region_operations.py": (*_engine("strange_values"), "tests/contracts/test_transport_regions.py"),
@@ -169,6 +169,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/check_places.py": _REPAIRS,
     f"{_E}/maintenance.py": _REPAIRS,
     f"{_E}/pages.py": _REPAIRS,
+    f"{_E}/record_kinds.py": _REPAIRS,
     f"{_E}/salvage.py": _REPAIRS,
     # The driver, and positions over its restarts.
     f"{_E}/broker.py": _engine("engine_failures"),
