@@ -96,8 +96,8 @@ class Region:
 
         Returns:
             The version that the key has from now on; each change of a region has a greater one than those before it.
-            Where the connection was lost and the server started again before the answer, it is the version that the key
-            has by then.
+            Where the connection was lost and the server started again before the answer, and somebody else has changed
+            the key in between, it is the version that the key has by then.
 
         Raises:
             UnconnectedException: the connection is being restored.
@@ -159,8 +159,8 @@ class Region:
         """Take a key away.
 
         Returns:
-            Whether it was there; False as well where it was done, and the connection was lost and the server started
-            again before the answer.
+            Whether it was there; False as well where it was done, the connection was lost and the server started again
+            before the answer, and somebody else has changed the key in between.
 
         Raises:
             JMSException: as ``put``.
@@ -171,7 +171,7 @@ class Region:
         """Take the value of a key away, and keep the key.
 
         Returns:
-            Whether it had one.
+            Whether it had one; False as well as ``destroy`` returns it.
 
         Raises:
             JMSException: as ``put``.
