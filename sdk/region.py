@@ -96,8 +96,8 @@ class Region:
 
         Returns:
             The version that the key has from now on; each change of a region has a greater one than those before it.
-            Where the connection was lost and the server started again before the answer, it is the version that the key
-            has by then.
+            Where the connection was lost and the server started again before the answer, and somebody else has changed
+            the key in between, it is the version that the key has by then.
 
         Raises:
             UnconnectedException: the connection is being restored.
@@ -159,8 +159,8 @@ class Region:
         """Take a key away.
 
         Returns:
-            Whether it was there; False as well where it was done, and the connection was lost and the server started
-            again before the answer.
+            Whether it was there; False as well where it was done, the connection was lost and the server started again
+            before the answer, and somebody else has changed the key in between.
 
         Raises:
             JMSException: as ``put``.
@@ -171,7 +171,7 @@ class Region:
         """Take the value of a key away, and keep the key.
 
         Returns:
-            Whether it had one.
+            Whether it had one; False as well as ``destroy`` returns it.
 
         Raises:
             JMSException: as ``put``.
@@ -188,10 +188,10 @@ class Region:
         return [version for _, version in self._ask_for(part, messages)]
 
     def _ask_for(self, part: list[tuple[str, int, bytes]], messages: Any) -> Any:
-        with self._state.asking():
+        with self._state.asking() as cache:
             answers = self._events.change(self.name, part)
             for (key, _, _), message, (operation, version) in zip(part, messages, answers, strict=True):
-                self._state.changed(key, operation, version, message)
+                self._state.changed(cache, key, operation, version, message)
         return answers
 
     def _next_identity(self) -> Identity:
@@ -255,13 +255,11 @@ class Region:
                     found[key] = known.message
         if unknown:
             self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
-            with state.asking():
+            with state.asking() as cache:
                 for key, version, known_as, message in state.read(unknown):
                     if message is not None:
                         found[key] = message
-                    with state.lock:
-                        if state.covers(key):
-                            state.cache.add_result(key, version, known_as, message)
+                    state.add_result(cache, key, version, known_as, message)
         return found
 
     def keys(self) -> list[str]:
@@ -348,22 +346,24 @@ class Region:
             )
         events.attach()
         how = Registered(durable, result_policy, receive_values)
+        before: dict[Interest, Registered] = {}
         with state.asking():
-            # Ahead: the first event may come before the answer.
-            with state.lock:
-                before = {each: state.interests[each] for each in interests if each in state.interests}
-                state.want(dict.fromkeys(interests, how))
             try:
-                events.register(self.name, interests, durable=durable)
+                with state.registering:
+                    with state.lock:  # ahead: the first event may come before the answer
+                        before = {each: state.interests[each] for each in interests if each in state.interests}
+                        state.want(dict.fromkeys(interests, how))
+                    events.register(self.name, interests, durable=durable)
                 state.fill(interests, result_policy)
             except BaseException as error:
                 new = [each for each in interests if each not in before]
-                with state.lock:
-                    state.want(before)
-                    state.end(new)
-                if isinstance(error, JMSException) and new:  # the engine may have taken the first ones, or all
-                    with suppress(JMSException):
-                        events.unregister(self.name, new)
+                with state.registering:
+                    with state.lock:
+                        state.want(before)
+                        state.end(new)
+                    if isinstance(error, JMSException) and new:  # the engine may have taken the first ones, or all
+                        with suppress(JMSException):
+                            events.unregister(self.name, new)
                 raise
 
     def unregister_interest(
@@ -388,14 +388,15 @@ class Region:
         """
         interests = _interests(keys, regex, selector, all_keys=all_keys)
         state = self._state
-        with state.lock:
-            kept = [each for each in interests if keep_alive and each in state.interests]
-            kept = [each for each in kept if state.interests[each].durable]
-        ended = [each for each in interests if each not in kept]
-        if ended:
-            self._events.unregister(self.name, ended)
-        with state.lock:
-            state.end(interests)
+        with state.registering:
+            with state.lock:
+                kept = {each for each in interests if keep_alive and each in state.interests}
+                kept = {each for each in kept if state.interests[each].durable}
+            ended = [each for each in interests if each not in kept]
+            if ended:
+                self._events.unregister(self.name, ended)
+            with state.lock:
+                state.end(interests)
 
     @property
     def interests(self) -> list[str]:

@@ -163,11 +163,6 @@ class RegionCache:
         if key in self._keys:
             self._forget(key)
 
-    def clear(self) -> None:
-        """Nothing is known any more."""
-        self._keys.clear()
-        self._destroyed.clear()
-
     def _know(self, key: str, known: CachedKey) -> bool:
         found = self._keys.get(key)
         if found is not None and known.version <= found.version:

@@ -4,6 +4,8 @@ Theory of operation
     A connection has one link for events, which is attached when it is first needed.  What comes on it waits in a queue
     that is as long as the link's window.  One thread takes it from there, tells the regions in order, and acknowledges
     what was processed, a moment later: what comes again because an acknowledgement was lost is known by its position.
+    Where the link is lost for good, and another one is attached, that is the same thread: so no listener is told by two
+    at once, also if it was in a call as the link was lost.
 
     Events flow once the client is ready: a client that is not durable is ready as soon as the link is attached, a
     durable one when it says so.  Where the connection or the link was lost, this thread registers all interests again,
@@ -17,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from broker_adapter import (
@@ -26,6 +27,7 @@ from broker_adapter import (
     EventDelivery,
     EventsSpec,
     IllegalStateException,
+    InvalidDestinationException,
     JMSException,
     LinkInterrupted,
     LinkLost,
@@ -136,8 +138,22 @@ class ClientEvents:
             return found
 
     def ask(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Ask the engine; raises what requests raise."""
-        return self._transport.request(operation, arguments, self._settings.request_timeout_seconds)
+        """Ask the engine; raises what requests raise.
+
+        A region that was created here is created at another engine as well where that is asked for it first.
+        """
+        limit = self._settings.request_timeout_seconds
+        try:
+            return self._transport.request(operation, arguments, limit)
+        except InvalidDestinationException:
+            region = self.regions.get(arguments.get("region", ""))
+            if region is None or operation == "create_region":
+                raise
+            self._create(region)
+            return self._transport.request(operation, arguments, limit)
+
+    def _create(self, region: RegionState) -> None:
+        self.ask("create_region", {"region": region.name, "conflates": region.conflates})
 
     def change(self, region: str, changes: Sequence[tuple[str, int, bytes]]) -> Any:
         """Change keys, which needs the network.
@@ -213,22 +229,20 @@ class ClientEvents:
             if self._is_ending:
                 raise IllegalStateException(f"{self._name} is closed")
             self.require_connected("this needs the engine")
-            link = self._link
-            if link is None:
-                link = self._attach_link()
+            if self._link is None:
+                self._attach_link()
             pending = self.pending
             if pending is None:
                 pending = self.pending = self.ask("pending_events", {})
             if self._thread is None:
-                target = partial(self._run, link)
-                thread = threading.Thread(target=target, name=f"holdfast-events-of-{self._name}", daemon=True)
+                thread = threading.Thread(target=self._run, name=f"holdfast-events-of-{self._name}", daemon=True)
                 uninterrupted(thread.start)
                 self._thread = thread
             if not self.is_durable and not self._is_ready:
                 self._say_ready()
             return pending
 
-    def _attach_link(self) -> int:
+    def _attach_link(self) -> None:
         with self._changed:
             self._is_attaching = True
         link = None
@@ -239,11 +253,11 @@ class ClientEvents:
                 self._is_attaching = False
                 self._link = link
                 early, self._early = self._early, []
-        self._thread = None
+                if link is not None and not self._is_lost:
+                    self._forget_elsewhere()
         for event in early:
             if self.came(event) and isinstance(event, LinkLost):
                 raise event.error
-        return link
 
     def ready(self) -> None:
         """The client is ready for events; legal twice."""
@@ -343,7 +357,8 @@ class ClientEvents:
                 self._arrived.clear()
                 self.pending = None
                 if isinstance(event, LinkLost):
-                    self._link = self._marker = None
+                    self._link = self._marker = self._due = None
+                    self._unacknowledged = 0
                     self._is_ready = self._is_live = self._is_lost = False
                     for region in list(self.regions.values()):
                         region.forget()
@@ -357,50 +372,58 @@ class ClientEvents:
 
     # The thread for events.
 
-    def _run(self, link: int) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(partial(self._has_work, link), self._wait_seconds())
-                if self._is_ending or self._link != link:
+                self._changed.wait_for(self._has_work, self._wait_seconds())
+                if self._is_ending:
                     return
-                event = None
-                marker = None
+                link, event, marker = self._link, None, None
                 if not self._is_lost and self._tells:
                     marker = self._marker
                     if marker is None and self._arrived:
                         event = self._arrived.popleft()
                 self._is_telling = marker is not None or event is not None
             try:
-                self._work(event, marker)
+                self._work(link, event, marker)
             finally:
                 with self._changed:
                     self._is_telling = False
                     self._changed.notify_all()
 
-    def _has_work(self, link: int) -> bool:
-        if self._is_ending or self._link != link:
+    def _has_work(self) -> bool:
+        if self._is_ending:
             return True
-        if self._is_interrupted:
+        if self._is_interrupted or self._link is None:
             return False
         return self._is_lost or (self._tells and (bool(self._arrived) or self._marker is not None))
 
     @property
     def _tells(self) -> bool:
         """Whether events may be told now."""
-        return self._is_started and not self._pauses
+        return self._link is not None and self._is_started and not self._pauses
 
     def _wait_seconds(self) -> float:
-        return _IDLE_SECONDS if self._due is None or self._is_interrupted else max(0.0, self._due - time.monotonic())
+        if self._due is None or self._is_interrupted or self._link is None:
+            return _IDLE_SECONDS
+        return max(0.0, self._due - time.monotonic())
 
-    def _work(self, event: EventDelivery | None, marker: EventDelivery | None) -> None:
+    def _work(self, link: int | None, event: EventDelivery | None, marker: EventDelivery | None) -> None:
+        """Do what there is to do.
+
+        Args:
+            link: by which event and marker came.
+            event: to be told; None: there is none.
+            marker: that has come; None: it has not.
+        """
         try:
-            if self._is_lost and not self._is_interrupted:
+            if self._is_lost and not self._is_interrupted and self._link is not None:
                 self._restore()
             elif marker is not None:
-                self._go_live(marker)
+                self._go_live(marker, link)
             elif event is not None:
-                self._process(event)
-            if self._is_lost or self._is_interrupted:
+                self._process(event, link)
+            if self._is_lost or self._is_interrupted or self._link is None:
                 return  # positions may be those of another engine
             if self._due is not None and time.monotonic() >= self._due:
                 self._acknowledge()
@@ -416,10 +439,10 @@ class ClientEvents:
             self._due = None if not self._unacknowledged else time.monotonic() + _RETRY_SECONDS
             self._changed.wait_for(lambda: self._is_ending, _RETRY_SECONDS)
 
-    def _process(self, event: EventDelivery) -> None:
+    def _process(self, event: EventDelivery, link: int | None) -> None:
         if event.region is None:
             if not self._is_live:
-                self._go_live(event)
+                self._go_live(event, link)
             return
         if event.position > self._through:
             region = self.regions.get(event.region)
@@ -432,22 +455,32 @@ class ClientEvents:
                     " their listeners, before ready_for_events()",
                     *(self._name, event.region),
                 )
-            self._through = event.position
-        self._unacknowledged += 1
-        if self._due is None:
-            self._due = time.monotonic() + self._settings.event_acknowledge_seconds
-        if self._unacknowledged >= max(1, self._spec.window // 2):
-            self._due = 0.0
+        with self._changed:
+            if self._link != link:
+                return  # it is lost meanwhile; what is attached now may be one of another engine
+            self._through = max(self._through, event.position)
+            self._unacknowledged += 1
+            if self._due is None:
+                self._due = time.monotonic() + self._settings.event_acknowledge_seconds
+            if self._unacknowledged >= max(1, self._spec.window // 2):
+                self._due = 0.0
 
-    def _go_live(self, marker: EventDelivery) -> None:
-        self._marker = marker
+    def _go_live(self, marker: EventDelivery, link: int | None) -> None:
+        with self._changed:
+            if self._link != link:
+                return
+            self._marker = marker
         regions = list(self.regions.values())
         for region in regions:
             region.catch_up()
-        self._marker = None
+        with self._changed:
+            if self._link != link:
+                return  # what is attached now has a marker of its own
+            self._marker = None
         for region in regions:
             region.tell_live()
-        self._is_live = True
+        with self._changed:
+            self._is_live = self._link == link
 
     def _acknowledge(self) -> None:
         self._due = None
@@ -459,10 +492,8 @@ class ClientEvents:
         """Register everything again with a connection that is new."""
         with self._changed:
             self._is_lost = False  # ahead: it may be lost again meanwhile
-            if self._is_elsewhere:
-                self._is_elsewhere = False
-                self._has_missed = True  # whatever waits there for the client, the caches are those of another engine
-                self._through = self._unacknowledged = 0
+            # Whatever waits there for the client, the caches are those of another engine.
+            self._has_missed = self._forget_elsewhere() or self._has_missed
         try:
             self.pending = pending = self.ask("pending_events", {})
             self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
@@ -483,15 +514,23 @@ class ClientEvents:
             self._is_lost = True
             raise
 
+    def _forget_elsewhere(self) -> bool:
+        """Under the lock: if this is another engine, forget the positions of the last one; returns whether it is."""
+        is_elsewhere, self._is_elsewhere = self._is_elsewhere, False
+        if is_elsewhere:
+            self._through = self._unacknowledged = 0
+        return is_elsewhere
+
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""
         try:
-            self.ask("create_region", {"region": region.name, "conflates": region.conflates})
-            with region.lock:
-                registered = dict(region.interests)
-            for durable in (False, True):
-                interests = [each for each, how in registered.items() if how.durable is durable]
-                self.register(region.name, interests, durable=durable)
+            self._create(region)
+            with region.registering:  # else what is ended meanwhile could be registered again behind its end
+                with region.lock:
+                    registered = dict(region.interests)
+                for durable in (False, True):
+                    interests = [each for each, how in registered.items() if how.durable is durable]
+                    self.register(region.name, interests, durable=durable)
         except _PASSING:
             raise
         except JMSException as error:

@@ -142,14 +142,15 @@ class ContinuousQuery:
             )
         self._events.attach()
         region, interest = self._region, self._interest
-        with region.lock:  # ahead: the first event may come before the answer
-            region.queries[self.name] = self._process
-            region.want({interest: Registered(self.durable, ResultPolicy.NONE, True)})
-        try:
-            self._events.register(region.name, [interest], durable=self.durable)
-        except BaseException:
-            self._forget()
-            raise
+        with region.registering:
+            with region.lock:  # ahead: the first event may come before the answer
+                region.queries[self.name] = self._process
+                region.want({interest: Registered(self.durable, ResultPolicy.NONE, True)})
+            try:
+                self._events.register(region.name, [interest], durable=self.durable)
+            except BaseException:
+                self._forget()
+                raise
         self._state = QueryState.RUNNING
 
     def stop(self) -> None:
@@ -193,8 +194,9 @@ class ContinuousQuery:
         self._members = None
 
     def _end(self, *, drop: bool) -> None:
-        self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
-        self._forget()
+        with self._region.registering:
+            self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
+            self._forget()
 
     def _forget(self) -> None:
         region = self._region

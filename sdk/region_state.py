@@ -2,7 +2,9 @@
 
 Theory of operation
     Two kinds of threads come here: those of the application, with operations and registrations, and the connection's
-    thread for events.  What they share is under a lock, which nobody holds while the server is asked.
+    thread for events.  What they share is under a lock, which nobody holds while the server is asked.  Another one is
+    held while interest is registered or ended at the server: so what the server knows is what is known here, also where
+    the thread for events registers all of it again with a new connection.
 
     The cache holds the keys that an interest covers, for only of these the server tells what becomes of them.  A
     selector chooses events and not keys: that a key has left it is no event, so what only a selector covers is told to
@@ -11,6 +13,9 @@ Theory of operation
     Before the marker of a durable client, events are *history*: they are told to listeners, and do not change the
     cache, which may have newer values from a registration.  Where history is newer than the cache, the key is read
     again as the marker comes, so that the cache is that of the server from then on.
+
+    Where events were missed, or the server is another one, a new cache takes the place of the old one.  An answer that
+    was asked for before goes into the old one, and so nowhere: its version may be one of another server.
 """
 
 from __future__ import annotations
@@ -83,6 +88,7 @@ class RegionState:
         queries: by name, what is called with each event of one and its operation; under the lock.
         listeners: those that are told; replaced, and never changed.
         lock: of what is shared.
+        registering: held while interest is registered or ended at the engine; taken before ``lock``.
     """
 
     def __init__(self, name: str, ask: Ask) -> None:
@@ -101,6 +107,7 @@ class RegionState:
         self.created: dict[str, Any] = {}
         self.listeners: tuple[RegionListener, ...] = ()
         self.lock = threading.RLock()
+        self.registering = threading.RLock()
         self._ask = ask
         self._through = 0  #: position up to which events were processed
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
@@ -168,14 +175,35 @@ class RegionState:
             return True
         return any(matches(key) for matches in self._expressions.values())
 
-    def changed(self, key: str, operation: int | None, version: int, message: Message | None) -> None:
-        """The application has changed a key; what the server answered comes into the cache."""
+    def changed(
+        self, cache: RegionCache, key: str, operation: int | None, version: int, message: Message | None
+    ) -> None:
+        """The application has changed a key; what the server answered comes into the cache.
+
+        Args:
+            cache: as ``asking`` gave it when the change was asked for.
+            key: the key.
+            operation: what has happened to it; None: nothing.
+            version: that it has from then on.
+            message: with its value.
+        """
         with self.lock:
-            if operation is not None and (self.cache.get(key) is not None or self.covers(key)):
-                self.cache.change(key, RegionOperation(operation), version, message)
+            if operation is not None and (cache.get(key) is not None or self.covers(key)):
+                cache.change(key, RegionOperation(operation), version, message)
+
+    def add_result(
+        self, cache: RegionCache, key: str, version: int, state: KeyState, message: Message | None = None
+    ) -> None:
+        """What was read of the server comes into the cache that ``asking`` gave, if an interest covers it.
+
+        Else that has ended meanwhile: nothing would tell when it is not true any more.
+        """
+        with self.lock:
+            if self.covers(key):
+                cache.add_result(key, version, state, message)
 
     def asking(self) -> _Asking:
-        """While the server is asked for what comes into the cache."""
+        """While the server is asked for what comes into the cache; entering it gives the cache."""
         return _Asking(self)
 
     # Interest.
@@ -197,14 +225,19 @@ class RegionState:
                     self.cache.drop(key)
 
     def fill(self, interests: Sequence[Interest], policy: ResultPolicy) -> None:
-        """Read what interests cover into the cache.
+        """Read what interests cover into the cache; again, where another one has taken its place meanwhile.
 
         Args:
             interests: which.
             policy: whether keys or values are read, or nothing.
         """
-        if policy is ResultPolicy.NONE:
-            return
+        while policy is not ResultPolicy.NONE:
+            with self.asking() as cache:
+                self._fill(cache, interests, policy)
+            if cache is self.cache:
+                return
+
+    def _fill(self, cache: RegionCache, interests: Sequence[Interest], policy: ResultPolicy) -> None:
         values = policy is ResultPolicy.KEYS_VALUES
         keys = [each.text for each in interests if each.kind == KEY]
         sources = [self.read(keys, values=values)] if keys else []
@@ -215,24 +248,23 @@ class RegionState:
             sources += [self.read(values=values, expression=each) for each in expressions]
         for source in sources:
             for key, version, state, message in source:
-                with self.lock:
-                    # Else its interest has ended meanwhile: nothing would tell when this is not true any more.
-                    if self.covers(key):
-                        self.cache.add_result(key, version, state, message)
+                self.add_result(cache, key, version, state, message)
 
     def refresh(self) -> None:
         """Events may have been missed: nothing is known any more but what is read now."""
-        with self.asking():
-            with self.lock:
-                self.cache.clear()
-                self._touched.clear()
-                self._through = 0
-                registered = dict(self.interests)
-                for query in self.created.values():
-                    query.forget_results()
-            for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
-                wanted = [each for each, how in registered.items() if how.policy is policy]
-                self.fill(wanted, policy)
+        with self.lock:
+            self._begin_anew()
+            registered = dict(self.interests)
+            for query in self.created.values():
+                query.forget_results()
+        for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
+            self.fill([each for each, how in registered.items() if how.policy is policy], policy)
+
+    def _begin_anew(self) -> None:
+        """Under the lock: nothing is known any more."""
+        self.cache = RegionCache()
+        self._touched.clear()
+        self._through = 0
 
     # Events, in the thread for events.
 
@@ -312,22 +344,19 @@ class RegionState:
             self.interests.clear()
             self._expressions.clear()
             self.queries.clear()
-            self.cache.clear()
-            self._touched.clear()
+            self._begin_anew()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:
         if not keys:
             return
-        with self.asking():
+        with self.asking() as cache:
             gone = dict.fromkeys(keys)
             for key, version, state, message in self.read(keys, values=values):
                 del gone[key]
-                with self.lock:
-                    if self.covers(key):  # else its interest has ended meanwhile
-                        self.cache.add_result(key, version, state, message)
+                self.add_result(cache, key, version, state, message)
             with self.lock:
                 for key in gone:
-                    self.cache.drop(key)
+                    cache.drop(key)
 
     def _tell(self, listener: RegionListener, method: str, argument: object) -> None:
         try:
@@ -349,14 +378,16 @@ class _Asking:
 
     def __init__(self, state: RegionState) -> None:
         self._state = state
+        self._cache = state.cache
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> RegionCache:
         with self._state.lock:
-            self._state.cache.begin_request()
+            self._cache.begin_request()
+        return self._cache
 
     def __exit__(self, *_: object) -> None:
         with self._state.lock:
-            self._state.cache.end_request(self._state._through)
+            self._cache.end_request(self._state._through)
 
 
 def cached_value(found: CachedKey | None) -> Message | None:

@@ -49,7 +49,9 @@ from broker_adapter.engine.regions.key_records import (
     KeyRecord,
     KeyState,
     Wanted,
+    answer_again,
     encode_key_record,
+    maker_of,
     operation_of,
     region_key,
     tombstone,
@@ -193,7 +195,7 @@ class EventChanges:
         before = self._records.get(name, change.before)
         version = 0 if before is None else before.version
         if not self._is_new(region, change.message, now_ms, effects):
-            return None, version
+            return answer_again(before, change.message.identity)
         operation = operation_of(change.wanted, before)
         if operation is None:
             return None, version
@@ -239,7 +241,8 @@ class EventChanges:
             self._directory.changed[queue.id] = queue
         if before is not None and before.place:
             self._drop_value(region, before.place, change.value, effects)
-        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run)
+        maker = maker_of(change.message.identity)
+        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run, maker)
         if operation is Operation.CREATE:
             region.keys += 1
         elif operation is Operation.DESTROY:

@@ -94,8 +94,9 @@ or subscription; or None)
 ``change_keys`` with ``region`` and ``changes``: (key, change, packed envelope) each, where the change is 0 (put), 1
 (invalidate) or 2 (destroy)
     (operation, version) of each, in order: 0 (create), 1 (update), 2 (invalidate), 3 (destroy), or None where nothing
-    has changed, also because the message's identity says that it was changed so before.  At most 10,000 at once; up to
-    1,000 of them are one commit.
+    has changed.  What was changed before, as the message's identity says, is not changed again: where it was the key's
+    last change, the answer is that of then, else None and the key's version.  At most 10,000 at once; up to 1,000 of
+    them are one commit.
 ``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
 (default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
 ``skip_damaged`` and ``envelope_version`` as in ``read_range``; and with ``snapshot`` (or None: what is there now) and

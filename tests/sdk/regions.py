@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,3 +78,11 @@ def cached(made: Region) -> dict[str, Any]:
         for key, known in found.items()
         if known is not None
     }
+
+
+def wait_until_cached(made: Region, wanted: dict[str, Any]) -> None:
+    """Wait until the cache has what ``cached`` is to return."""
+    deadline = time.monotonic() + WAIT
+    while (found := cached(made)) != wanted:
+        assert time.monotonic() < deadline, (found, wanted)
+        time.sleep(0.01)

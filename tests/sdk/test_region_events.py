@@ -13,12 +13,14 @@ from broker_adapter import (
     ClientSettings,
     ConnectionLostException,
     EventDelivery,
+    Identity,
+    InvalidDestinationException,
     JMSException,
     LinkLost,
     ResourceAllocationException,
     Transport,
 )
-from sdk import RegionEvent, RegionListener, ResultPolicy
+from sdk import Region, RegionEvent, RegionListener, ResultPolicy
 from sdk.region_cache import KeyState
 from sdk.region_events import ClientEvents
 from sdk.region_state import ALL_KEYS, QUERY, Interest, RegionState, Registered
@@ -37,6 +39,8 @@ class Scripted:
         self.pending: Any = 0
         self.entries: list[tuple[Any, ...]] = []  #: of the keys of the region
         self.failures: dict[str, list[JMSException]] = {}  #: by operation, what the next requests raise
+        self.answers: dict[str, Callable[[], Any]] = {}  #: by operation, what makes the answer
+        self.link = LINK  #: the number of the next link
         self.while_attaching: Callable[[], None] = lambda: None
         self.sink: Any = None
         self._changed = threading.Condition()
@@ -44,7 +48,7 @@ class Scripted:
     def attach(self, _spec: object, sink: Any, _timeout: object) -> int:
         self.sink = sink
         self.while_attaching()
-        return LINK
+        return self.link
 
     def request(self, operation: str, arguments: Mapping[str, Any], _timeout: object) -> Any:
         with self._changed:
@@ -53,6 +57,8 @@ class Scripted:
             failures = self.failures.get(operation)
         if failures:
             raise failures.pop(0)
+        if operation in self.answers:
+            return self.answers[operation]()
         if operation == "read_keys":
             return {"entries": self.entries, "next": None}
         return self.pending if operation == "pending_events" else True
@@ -119,6 +125,11 @@ def followed(events: ClientEvents, listener: RegionListener) -> RegionState:
         state.want({ALL: Registered(True, ResultPolicy.KEYS, True)})
     events.ready()
     return state
+
+
+def made(events: ClientEvents, state: RegionState) -> Region:
+    """The region as the application has it."""
+    return Region(None, events, state, Identity("p", 1, 0))
 
 
 def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found(
@@ -217,3 +228,174 @@ def test_a_query_of_a_link_that_is_lost_is_not_registered_again(engine: Scripted
         state.queries["cheap"] = lambda _event: None
     events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
     assert (state.interests, state.queries) == ({}, {})
+
+
+def test_an_interest_that_ends_while_all_are_registered_again_stays_ended(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    region = made(events, followed(events, Told()))
+    wanted: list[str] = []
+    ender = threading.Thread(target=lambda: region.unregister_interest(all_keys=True), daemon=True)
+    has_ended = threading.Event()
+
+    def registers() -> bool:
+        ender.start()
+        has_ended.wait(0.5)  # where nothing holds it back, it comes first
+        wanted.append("all")
+        return True
+
+    def unregisters() -> bool:
+        wanted.clear()
+        has_ended.set()
+        return True
+
+    engine.answers |= {"register_interest": registers, "unregister_interest": unregisters}
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("unregister_interest")
+    engine.wait_for("ready_for_events", 2)
+    ender.join(WAIT)
+    assert (wanted, region.interests) == ([], [])
+
+
+def test_an_answer_of_the_last_engine_is_not_kept_behind_what_was_read_of_this_one(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    told = Told()
+    state = followed(events, told)
+    engine.entries = [("k", 3, 1, None, None)]
+
+    def answer() -> Any:
+        events.interrupted()
+        events.restored("two")
+        engine.wait_for("ready_for_events", 2)
+        return [(0, 1000)]
+
+    engine.answers["change_keys"] = answer
+    assert made(events, state).put("k", "of one") == 1000
+    found = state.cache.get("k")
+    assert found is not None
+    assert (found.version, found.state) == (3, KeyState.INVALID)
+
+
+def test_what_was_read_of_the_last_engine_is_not_kept_behind_what_was_read_of_this_one(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    state = followed(events, Told())
+
+    def answer() -> Any:
+        engine.answers["read_keys"] = lambda: {"entries": [("k", 3, 1, None, None)], "next": None}
+        events.interrupted()
+        events.restored("two")
+        engine.wait_for("ready_for_events", 2)
+        return {"entries": [("k", 1000, 1, None, None)], "next": None}
+
+    engine.answers["read_keys"] = answer
+    assert made(events, state).get("k") is None
+    found = state.cache.get("k")
+    assert found is not None
+    assert found.version == 3
+
+
+def test_an_interest_that_is_registered_as_the_cache_is_read_again_fills_it(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    state = followed(events, Told())
+    engine.pending = -1
+
+    def answer() -> Any:
+        del engine.answers["read_keys"]
+        engine.entries = [("k", 3, 1, None, None)]
+        events.interrupted()
+        events.restored("one")
+        engine.wait_for("ready_for_events", 2)
+        with state.lock:
+            state.cache.drop("k")  # as if it was read by nothing else
+        return {"entries": [("k", 2, 1, None, None)], "next": None}
+
+    engine.answers["read_keys"] = answer
+    made(events, state).register_interest("k", durable=True)
+    found = state.cache.get("k")
+    assert found is not None
+    assert found.version == 3
+
+
+def test_a_region_is_created_at_another_engine_that_is_asked_for_it_first(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    region = made(events, events.region("quotes", conflates=True))
+    missing = InvalidDestinationException("there is no region 'quotes'")
+    for operation in ("change_keys", "read_keys", "register_interest"):
+        engine.failures[operation] = [missing]
+    engine.answers["change_keys"] = lambda: [(0, 1)]
+    assert region.put("k", "v") == 1
+    assert region.keys() == []
+    region.register_interest("k", result_policy=ResultPolicy.NONE)
+    created = [arguments for each, arguments in engine.asked if each == "create_region"]
+    assert created == [{"region": "quotes", "conflates": True}] * 4
+
+
+def test_a_region_that_cannot_be_created_at_another_engine_is_an_error(engine: Scripted, events: ClientEvents) -> None:
+    region = made(events, events.region("quotes"))
+    engine.failures["change_keys"] = [InvalidDestinationException("there is no region 'quotes'")]
+    engine.failures["create_region"] = [ResourceAllocationException("full")]
+    with pytest.raises(ResourceAllocationException):
+        region.put("k", "v")
+
+
+def test_events_of_the_next_link_wait_for_a_listener_that_was_told_by_the_last_one(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    threads: set[threading.Thread] = set()
+
+    class InThreads(Held):
+        def after_destroy(self, event: RegionEvent) -> None:
+            threads.add(threading.current_thread())
+            super().after_destroy(event)
+
+    held = InThreads()
+    followed(events, held)
+    engine.sink([destroyed(5)])
+    assert held.is_in.wait(WAIT)
+    events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
+    engine.link = LINK + 1
+    followed(events, held)
+    engine.sink([destroyed(6), destroyed(7)])
+    held.may_return.set()
+    held.wait_for(3)
+    assert [event.version for event in held.events] == [5, 6, 7]
+    assert len(threads) == 1
+    engine.wait_for("acknowledge_events")
+    assert all(arguments["through"] >= 6 for each, arguments in engine.asked if each == "acknowledge_events")
+
+
+def test_a_link_that_is_lost_in_the_middle_of_a_marker_leaves_the_next_one_its_own(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    held = Held()
+    followed(events, held)
+    engine.sink([EventDelivery(9)])
+    assert held.is_in.wait(WAIT)
+    events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
+    engine.link = LINK + 1
+    followed(events, held)
+    held.may_return.set()
+    engine.sink([EventDelivery(12)])
+    assert held.wait_for(2) == ["live quotes"] * 2
+
+
+def test_a_link_that_is_attached_first_to_another_engine_has_events_from_the_first_position_on(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    told = Told()
+    followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
+    events.interrupted()
+    events.restored("two")
+    engine.link = LINK + 1
+    followed(events, told)
+    engine.sink([destroyed(3)])
+    told.wait_for(2)
+    assert [event.version for event in told.events] == [100, 3]

@@ -44,16 +44,17 @@ class Walk:
 
     Attributes:
         drain: what it is for; None: it counts what is conflated.
+        first: behind this position it began.
         after: up to here everything was looked at.
         through: up to here it goes.
         found: the positions that it has found.
     """
 
-    __slots__ = ("after", "drain", "found", "through")
+    __slots__ = ("after", "drain", "first", "found", "through")
 
     def __init__(self, after: int, through: int, drain: Drain | None = None) -> None:
         self.drain = drain
-        self.after = after
+        self.first = self.after = after
         self.through = through
         self.found = array("Q")
 

@@ -62,6 +62,9 @@ class Walks:
             return False
         client.walk = None
         self.walking.pop(client, None)
+        if client.queue.read_through < walk.first:  # its connection was lost meanwhile, and more is queued again
+            self.go_on(client) if walk.drain is not None else self.count(client, head)
+            return False
         if walk.drain is None:
             client.foresee(walk.found, client.came(self._audiences) if walk.through == head else -1)
             return True

@@ -3,26 +3,34 @@
 ==========  ==========================  ===============================================================================
 table       key                         value
 ==========  ==========================  ===============================================================================
-keys        region u32, key (UTF-8)     crc u32 over key and value, :data:`_record`
+keys        region u32, key (UTF-8)     crc u32 over key and value, :data:`_record`, and where it is known the digest
+                                        u64 of who made the last change
 tombstones  due u64, key in ``keys``    crc u32 over key and value, version u64
 ==========  ==========================  ===============================================================================
 
 The value of a key is a message, which has its place in the region's own queue: its record says at which position.
 A key that was destroyed leaves a *tombstone* for a while, so that what comes late is known to be older: its record,
 which is forgotten when the age of the store is ``due``, in milliseconds, unless the key has another version by then.
+
+The digest is that of the last change's identity.  By it, who asks for the same change again, since the answer was lost,
+gets that answer, also after a restart, as long as nothing else has changed the key (:func:`answer_again`).
 """
 
 from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException
 
 _record: Final = struct.Struct(">QQQBQ")
+_maker: Final = struct.Struct(">Q")
+_identity: Final = struct.Struct(">QQ")
 _tombstone: Final = struct.Struct(">IQ")
 _due: Final = struct.Struct(">Q")
 _crc: Final = struct.Struct(">I")
@@ -45,6 +53,7 @@ class KeyRecord(NamedTuple):
     changed_ms: int  #: when that event happened, by the age of the store
     state: KeyState
     run: int = 0  #: position of the first of its last updates, behind which nothing else happened to it; 0: none
+    maker: int = 0  #: digest of the identity of its last change; 0: that had none, or it is not known
 
 
 class Wanted(IntEnum):
@@ -67,19 +76,52 @@ def region_prefix(region: int) -> bytes:
 
 def encode_key_record(key: bytes, record: KeyRecord) -> bytes:
     """The record of a key."""
-    body = _record.pack(*record)
+    *fields, maker = record
+    body = _record.pack(*fields) + (_maker.pack(maker) if maker else b"")
     return _crc.pack(crc32(body, crc32(key))) + body
 
 
 def decode_key_record(key: bytes, value: bytes) -> KeyRecord:
     """The record of a key; raises StoreCorruptException where it cannot be trusted."""
     body = value[_crc.size :]
-    if len(body) != _record.size or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]:
+    if (
+        len(body) not in (_record.size, _record.size + _maker.size)
+        or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]
+    ):
         raise StoreCorruptException(f"record of key {key.hex()} fails its checksum")
-    version, place, changed_ms, state, run = _record.unpack(body)
+    version, place, changed_ms, state, run = _record.unpack_from(body)
+    (maker,) = _maker.unpack_from(body, _record.size) if len(body) > _record.size else (0,)
     if state >= len(KeyState):
         raise StoreCorruptException(f"record of key {key.hex()} has a state that is not known")
-    return KeyRecord(version, place, changed_ms, KeyState(state), run)
+    return KeyRecord(version, place, changed_ms, KeyState(state), run, maker)
+
+
+def maker_of(identity: Identity | None) -> int:
+    """What the record of a key has of the identity of its last change."""
+    if identity is None:
+        return 0
+    text = identity.producer_id.encode(errors="surrogatepass") + _identity.pack(identity.thread_id, identity.sequence)
+    (maker,) = _maker.unpack(blake2b(text, digest_size=_maker.size).digest())
+    return int(maker) or 1
+
+
+def answer_again(record: KeyRecord | None, identity: Identity | None) -> tuple[Operation | None, int]:
+    """(operation, version) for a change that was made before, and is asked for again.
+
+    Args:
+        record: what is known of the key; None: nothing.
+        identity: of the change.
+
+    Returns:
+        What was answered then, if it was the key's last change; else no operation, and the version of the key.
+    """
+    if record is None:
+        return None, 0
+    if not record.maker or record.maker != maker_of(identity):
+        return None, record.version
+    if record.state is KeyState.VALID:
+        return Operation.UPDATE if record.run else Operation.CREATE, record.version
+    return (Operation.INVALIDATE if record.state is KeyState.INVALID else Operation.DESTROY), record.version
 
 
 def tombstone(due_ms: int, key: bytes, version: int) -> tuple[bytes, bytes]:

@@ -18,7 +18,7 @@ from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.errors import IllegalStateException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, change, make, put
-from tests.broker_adapter.engine.driving import WAIT, Engines, come_to_rest, connect, eventually
+from tests.broker_adapter.engine.driving import WAIT, Engines, come_to_rest, connect, eventually, message
 from tests.broker_adapter.engine.test_continuous_queries import DEAR, query, quotes
 
 KEY_A = Interest(InterestKind.KEY, "a")
@@ -151,6 +151,32 @@ def test_a_client_that_is_here_closes_a_query_and_keeps_what_is_under_way(broker
     assert desk.drop("quotes", KEY_A, DEAR, queued=True) == 0
 
 
+def test_a_drain_counts_what_comes_again_as_its_client_is_lost_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_reads, "WALKED_AT_ONCE", 1)
+    make(broker, "quotes")
+    desk = Desk(broker, window=3)
+    desk.want("quotes", DEAR, KEY_A)
+    quotes(broker, "IBM", 4, 5, 6, 7, 8)
+    desk.ready()
+    assert len(desk.handouts()) == 3
+    answers: list[Any] = []
+    with broker.reading():
+        broker.submit(e.UnregisterInterest(desk.connection, "quotes", [DEAR], answers.append, drop_queued=True))
+        broker.submit(c.Disconnect(desk.connection))
+    eventually(lambda: bool(answers))
+    assert answers == [5]
+    found = desk.described()
+    assert (found.size, found.queued, found.counters.drained) == (0, 5, 5)
+    desk = Desk(broker)
+    assert desk.pending == 0
+    desk.ready()
+    assert told(desk) == []
+    found = desk.described()
+    assert (found.size, found.queued, found.counters.drained) == (0, 5, 5)
+
+
 # Conflation.
 
 
@@ -279,6 +305,28 @@ def test_a_queue_that_is_short_once_it_is_conflated_is_not_dropped(engines: Engi
     statistics = broker.call(e.EventTotals(), WAIT)
     assert (statistics.dropped_by_overflow, statistics.dropped_by_timeout) == (2, 0)
     assert statistics.clients == {"timed_out": 2}
+
+
+def test_a_queue_that_is_counted_as_its_client_is_lost_is_counted_anew(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_reads, "WALKED_AT_ONCE", 1)
+    broker = engines.start(max_client_queue_events=10)
+    make(broker, "quotes")
+    desk = Desk(broker, window=4, conflation="true")
+    desk.want("quotes", ALL_KEYS)
+    desk.ready()
+    for key in "aaaabbbb":  # the first four are under way, and conflated once they come again
+        put(broker, "quotes", key)
+    come_to_rest(broker)
+    with broker.reading():
+        for key in "cdefgh":
+            broker.submit(e.ChangeKeys("quotes", [e.KeyChange(key, Wanted.PUT, message(b""))]))
+    with broker.reading():
+        broker.submit(c.Disconnect(desk.connection))
+    come_to_rest(broker)
+    assert desk.described().state == "paused"
+    assert Desk(broker, conflation="true").pending == 10  # of a and b the first and the last one
 
 
 def test_a_word_that_says_nothing_and_a_window_without_room_are_refused(broker: Broker) -> None:

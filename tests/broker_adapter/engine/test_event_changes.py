@@ -140,9 +140,34 @@ def test_a_change_that_is_asked_for_again_is_made_once(engines: Engines) -> None
     if engines.path is not None:
         broker = engines.start()
         desk = Desk(broker)
-    assert change(broker, "quotes", "IBM", Wanted.PUT, 1, identity=Identity("p", 1, 7)) == (None, first)
+    assert change(broker, "quotes", "IBM", Wanted.PUT, 1, identity=Identity("p", 1, 7)) == (Operation.CREATE, first)
     desk.ready()
     assert desk.events() == ["IBM=1", "HP=2", "marker"]
+
+
+def test_a_change_that_is_asked_for_again_has_its_answer_again(engines: Engines) -> None:
+    broker = engines.start()
+    make(broker, "quotes")
+    wishes = [Wanted.PUT, Wanted.PUT, Wanted.INVALIDATE, Wanted.INVALIDATE, Wanted.PUT, Wanted.DESTROY, Wanted.DESTROY]
+    operations = []
+    for number, wanted in enumerate(wishes):
+        answer = change(broker, "quotes", "k", wanted, number, identity=Identity("p", 1, number))
+        if engines.path is not None:
+            broker = engines.start()
+        again = change(broker, "quotes", "k", wanted, number, identity=Identity("p", 1, number))
+        assert again == answer
+        operations.append(answer[0])
+    assert operations == [
+        *(Operation.CREATE, Operation.UPDATE, Operation.INVALIDATE, None, Operation.UPDATE, Operation.DESTROY, None)
+    ]
+
+
+def test_a_change_that_is_asked_for_again_behind_another_one_has_the_version_of_the_key(broker: Broker) -> None:
+    make(broker, "quotes")
+    put(broker, "quotes", "k", 1, identity=Identity("p", 1, 7))
+    last = put(broker, "quotes", "k", 2, identity=Identity("q", 1, 7))
+    assert change(broker, "quotes", "k", Wanted.PUT, 1, identity=Identity("p", 1, 7)) == (None, last)
+    assert change(broker, "quotes", "k", Wanted.PUT, 2, identity=Identity("q", 1, 7)) == (Operation.UPDATE, last)
 
 
 def test_that_a_key_was_destroyed_is_forgotten_after_a_while(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

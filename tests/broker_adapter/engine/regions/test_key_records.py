@@ -10,14 +10,17 @@ from broker_adapter.engine.regions.key_records import (
     KeyRecord,
     KeyState,
     Wanted,
+    answer_again,
     decode_key_record,
     decode_tombstone,
     encode_key_record,
+    maker_of,
     operation_of,
     region_key,
     region_prefix,
     tombstone,
 )
+from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException
 
 RECORD = KeyRecord(2**63, 7, 1_700_000_000_000, KeyState.INVALID)
@@ -27,6 +30,26 @@ def test_a_record_is_read_as_it_was_written() -> None:
     key = region_key(3, "a/\u20ac")
     assert key.startswith(region_prefix(3))
     assert decode_key_record(key, encode_key_record(key, RECORD)) == RECORD
+
+
+def test_a_record_says_who_made_the_last_change_where_that_is_known() -> None:
+    key = region_key(3, "a")
+    made = RECORD._replace(maker=maker_of(Identity("p", 1, 2)))
+    assert decode_key_record(key, encode_key_record(key, made)) == made
+    assert len(encode_key_record(key, made)) == len(encode_key_record(key, RECORD)) + 8
+    assert maker_of(None) == 0
+    identities = [Identity("p", 1, 2), Identity("p", 2, 1), Identity("q", 1, 2), Identity("\ud800", 2**63 - 1, 0)]
+    assert len({0, *map(maker_of, identities)}) == 5
+
+
+def test_a_change_without_identity_or_of_an_older_store_has_no_answer_again() -> None:
+    identity = Identity("p", 1, 2)
+    assert answer_again(None, identity) == (None, 0)
+    assert answer_again(RECORD, identity) == (None, RECORD.version)
+    assert answer_again(RECORD, None) == (None, RECORD.version)
+    made = RECORD._replace(maker=maker_of(identity))
+    assert answer_again(made, identity) == (Operation.INVALIDATE, RECORD.version)
+    assert answer_again(made, None) == (None, RECORD.version)
 
 
 def test_a_record_that_is_changed_or_in_another_place_is_not_trusted() -> None:
