@@ -178,6 +178,20 @@ class Region:
         """
         return self._take(key, INVALIDATE)
 
+    def __setitem__(self, key: str, value: Value) -> None:
+        """Give a key a value, as ``put`` does."""
+        self.put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        """Take a key away, as ``destroy`` does.
+
+        Raises:
+            KeyError: the region does not have the key.
+            JMSException: as ``put``.
+        """
+        if not self.destroy(key):
+            raise KeyError(key)
+
     def _take(self, key: str, change: int) -> bool:
         destination = topic(self.name)
         packed = pack(Envelope(destination, BodyKind.NONE, None, identity=self._next_identity()))
@@ -220,7 +234,17 @@ class Region:
         Raises:
             JMSException: as ``get``.
         """
-        return self._messages([_checked(key)]).get(key)
+        return self._known([_checked(key)]).get(key)
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key, as ``get`` returns it; None where the key has no value.
+
+        Raises:
+            KeyError: the region does not have the key.
+            JMSException: as ``get``.
+        """
+        message = self._known([_checked(key)])[key]
+        return None if message is None else message.body
 
     def get_all(self, keys: Iterable[str] | None = None) -> dict[str, Any]:
         """The values of several keys, by key; keys without one are left out.
@@ -233,32 +257,33 @@ class Region:
             JMSException: as ``get``.
         """
         if keys is not None:
-            return {key: each.body for key, each in self._messages([_checked(key) for key in keys]).items()}
+            known = self._known([_checked(key) for key in keys])
+            return {key: each.body for key, each in known.items() if each is not None}
         if self._events.is_interrupted:
             state = self._state
             self._require_all(ResultPolicy.KEYS_VALUES)
             with state.lock:
-                known = {key: cached_value(state.cache.get(key)) for key in state.cache}
-            return {key: each.body for key, each in known.items() if each is not None}
+                cached = {key: cached_value(state.cache.get(key)) for key in state.cache}
+            return {key: each.body for key, each in cached.items() if each is not None}
         return {key: each.body for key, _, _, each in self._state.read() if each is not None}
 
-    def _messages(self, keys: list[str]) -> dict[str, Message]:
+    def _known(self, keys: list[str]) -> dict[str, Message | None]:
+        """The keys of these that the region has, with their values."""
         state = self._state
-        found: dict[str, Message] = {}
+        found: dict[str, Message | None] = {}
         unknown: list[str] = []
         with state.lock:
             for key in keys:
                 known = state.cache.get(key)
                 if known is None or known.state is KeyState.UNREAD:
                     unknown.append(key)
-                elif known.message is not None and known.state is KeyState.VALID:
-                    found[key] = known.message
+                elif known.state is not KeyState.DESTROYED:
+                    found[key] = cached_value(known)
         if unknown:
             self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
             with state.asking() as cache:
                 for key, version, known_as, message in state.read(unknown):
-                    if message is not None:
-                        found[key] = message
+                    found[key] = message
                     state.add_result(cache, key, version, known_as, message)
         return found
 

@@ -123,6 +123,23 @@ def test_many_keys_are_put_and_read_at_once(quotes: Region) -> None:
     assert quotes.put_all({}) == {}
 
 
+def test_keys_are_read_put_and_taken_away_with_brackets(connect: Connect, quotes: Region) -> None:
+    for each in (quotes, region(connect(), all_keys=True)[0]):  # one that asks the engine, and one with a cache
+        each["k"] = {"price": 1.0}
+        each["invalid"] = "1"
+        each.invalidate("invalid")
+        assert each["k"] == {"price": 1.0}
+        assert each["invalid"] is None
+        assert dict(each) == {"invalid": None, "k": {"price": 1.0}}
+        del each["k"]
+        with pytest.raises(KeyError, match="k"):
+            each["k"]
+        with pytest.raises(KeyError, match="k"):
+            del each["k"]
+        with pytest.raises(InvalidDestinationException, match="a key is a string"):
+            each[7]  # type: ignore[index]
+
+
 @pytest.mark.parametrize("key", ["", "x" * 401, "\ud800", "é" * 201, 7, None])
 def test_what_cannot_be_a_key_is_refused(quotes: Region, key: Any) -> None:
     for call in (lambda: quotes.put(key, "x"), lambda: quotes.get(key), lambda: quotes.destroy(key)):
