@@ -57,8 +57,9 @@ from broker_adapter.errors import StoreCorruptException, StoreVersionException
 #: checksums in ``references`` and ``producers``, and those of messages did not cover the number.  Up to version 3, the
 #: checksums of ``catalog``, ``queues``, ``annotations`` and starts did not cover the key, and the rest of ``meta`` had
 #: none.  Up to version 4, packed envelopes were of version 1 (:mod:`broker_adapter.envelope`).  Up to version 5, there
-#: were no regions and durable clients.
-STORE_VERSION = 6
+#: were no regions and durable clients.  Up to version 6, a region did not note who changed a key last, and what a
+#: client wanted could not change in place.
+STORE_VERSION = 7
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255

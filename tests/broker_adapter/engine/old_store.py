@@ -17,6 +17,8 @@ from broker_adapter import BodyKind, Destination, Envelope, Identity, pack
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.clients import client_interests
+from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings
@@ -76,10 +78,24 @@ def fill(broker: Broker) -> None:
         put(broker, "quotes", key, f"{key} {number}")
     change(broker, "quotes", "INTEL", Wanted.DESTROY)
     desk.lose()
+    make(broker, "trades")
+    many = Desk(broker, "many")
+    keys = [Interest(InterestKind.KEY, key) for key in "abcdef"]
+    many.want("trades", *keys[:3])
+    many.want("trades", keys[3])
+    many.want("trades", keys[4])
+    many.drop("trades", keys[0])
+    put(broker, "trades", "d", "d 1", identity=Identity("trader", 1, 1))
+    many.want("trades", keys[5])
+    put(broker, "trades", "e", "e 1")
+    put(broker, "trades", "a", "a 1")
+    many.lose()
 
 
 def main(file: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
+        for module in (audience, client_interests):
+            module.MOST_SHARED = 2  # the client of many interests has an audience of its own
         broker = Broker(EngineSettings(max_store_bytes=MAX_STORE_BYTES), directory)
         fill(broker)
         broker.close()
