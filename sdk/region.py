@@ -90,7 +90,7 @@ class Region:
     # Changing keys.
 
     def put(self, key: str, value: Value, *, properties: Mapping[str, Any] | None = None) -> int:
-        """Give a key a value; on disk when this returns.
+        """Give a key a value; on disk when this returns; part of no transaction.
 
         Args:
             key: 1 to 400 bytes of UTF-8.
