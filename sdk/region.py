@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,10 +14,12 @@ from broker_adapter import (
     Identity,
     IllegalStateException,
     InvalidDestinationException,
+    InvalidSelectorException,
     JMSException,
     MessageFormatException,
     checked_interest,
     pack,
+    parse_selector,
     topic,
 )
 from sdk.envelopes import envelope_of, message_of, wrapped
@@ -87,7 +90,7 @@ class Region:
     # Changing keys.
 
     def put(self, key: str, value: Value, *, properties: Mapping[str, Any] | None = None) -> int:
-        """Give a key a value; on disk when this returns.
+        """Give a key a value; on disk when this returns; part of no transaction.
 
         Args:
             key: 1 to 400 bytes of UTF-8.
@@ -126,6 +129,8 @@ class Region:
         return dict(zip(values, self._put(list(values.items()), None), strict=True))
 
     def _put(self, values: list[tuple[str, Value]], properties: Mapping[str, Any] | None) -> list[int]:
+        if properties is not None and not isinstance(properties, Mapping):
+            raise TypeError(f"properties={properties!r:.100} is not a dict, or another mapping, of names to values")
         versions: list[int] = []
         part: list[tuple[str, int, bytes]] = []
         messages: list[Message] = []
@@ -246,18 +251,18 @@ class Region:
         message = self._known([_checked(key)])[key]
         return None if message is None else message.body
 
-    def get_all(self, keys: Iterable[str] | None = None) -> dict[str, Any]:
+    def get_all(self, keys: str | Iterable[str] | None = None) -> dict[str, Any]:
         """The values of several keys, by key; keys without one are left out.
 
         Args:
-            keys: which; None: all that the region has, which the cache answers while the connection is being restored,
-                if it has them: by interest in all keys with their values.
+            keys: a key, or several; None: all that the region has, which the cache answers while the connection is
+                being restored, if it has them: by interest in all keys with their values.
 
         Raises:
             JMSException: as ``get``.
         """
         if keys is not None:
-            known = self._known([_checked(key) for key in keys])
+            known = self._known(_several(keys))
             return {key: each.body for key, each in known.items() if each is not None}
         if self._events.is_interrupted:
             state = self._state
@@ -354,6 +359,7 @@ class Region:
 
         Raises:
             ValueError: not exactly one of the first four is given.
+            TypeError: an argument has another type.
             IllegalStateException: ``durable`` without a durable client.
             InvalidDestinationException: a key or the expression cannot be one.
             InvalidSelectorException: the selector cannot be parsed.
@@ -363,6 +369,7 @@ class Region:
         """
         if not isinstance(result_policy, ResultPolicy):
             raise TypeError(f"result_policy={result_policy!r} is not a ResultPolicy, such as ResultPolicy.KEYS")
+        _require_flags(all_keys=all_keys, durable=durable, receive_values=receive_values)
         interests = _interests(keys, regex, selector, all_keys=all_keys)
         events, state = self._events, self._state
         if durable and not events.is_durable:
@@ -409,8 +416,10 @@ class Region:
 
         Raises:
             ValueError: not exactly one of the first four is given.
+            TypeError: an argument has another type.
             JMSException: as requests.
         """
+        _require_flags(all_keys=all_keys, keep_alive=keep_alive)
         interests = _interests(keys, regex, selector, all_keys=all_keys)
         state = self._state
         with state.registering:
@@ -442,13 +451,23 @@ class Region:
             durable: whether the engine queues its events while this client is away; needs a client id.
 
         Raises:
-            InvalidSelectorException: the selector cannot be parsed.
+            InvalidSelectorException: the selector cannot be parsed, or name and selector are in each other's place.
             InvalidDestinationException: the name cannot be one.
-            IllegalStateException: there is one of this name.
+            IllegalStateException: there is one of this name, or ``durable`` without a durable client.
+            TypeError: an argument has another type.
         """
-        if not isinstance(selector, str):
-            raise TypeError(f"selector={selector!r:.100} is not a string")
+        _require_strings(name=name, selector=selector)
+        _require_flags(durable=durable)
         checked_interest(QUERY, selector, name)
+        if _seem_swapped(name, selector):
+            raise InvalidSelectorException(
+                f"{name!r} is given as the name of a query and {selector!r} as its selector: the name comes first:"
+                f" create_query({selector!r}, {name!r})"
+            )
+        if durable and not self._events.is_durable:
+            raise IllegalStateException(
+                "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
+            )
         state = self._state
         with state.lock:
             if name in state.created:
@@ -487,22 +506,52 @@ def _checked(key: object) -> str:
     return checked_interest(KEY, key).text
 
 
+def _several(keys: str | Iterable[str]) -> list[str]:
+    if not isinstance(keys, Iterable):
+        raise TypeError(f"keys={keys!r:.100} is neither a key, which is a string, nor several of them")
+    return [_checked(each) for each in ([keys] if isinstance(keys, str) else keys)]
+
+
+def _require_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r:.100} is neither True nor False")
+
+
+def _require_strings(**strings: object) -> None:
+    for name, value in strings.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name}={value!r:.100} is not a string")
+
+
+def _seem_swapped(name: str, selector: str) -> bool:
+    """Whether a query's selector looks like a name, and its name is a selector that does not look like one."""
+    if not selector.isidentifier() or name.isidentifier():
+        return False
+    try:
+        parse_selector(name)
+    except InvalidSelectorException:
+        return False
+    return True
+
+
 def _interests(
     keys: str | Iterable[str] | None, regex: str | None, selector: str | None, *, all_keys: bool
 ) -> list[Interest]:
-    given = [keys is not None, regex is not None, selector is not None, bool(all_keys)]
+    given = [keys is not None, regex is not None, selector is not None, all_keys]
     if sum(given) != 1:
         raise ValueError("give one of keys, regex, all_keys=True and selector")
     if keys is not None:
-        if not isinstance(keys, Iterable):
-            raise TypeError(f"keys={keys!r:.100} is neither a key, which is a string, nor several of them")
-        names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
-        if not names:
+        wanted = [(KEY, each) for each in dict.fromkeys(_several(keys))]
+        if not wanted:
             raise ValueError("keys has no key; all_keys=True means all")
-        wanted = [(KEY, _checked(each)) for each in names]
     elif regex is not None:
+        if isinstance(regex, re.Pattern):
+            raise TypeError(f"regex={regex!r:.100} is not a string; give its pattern, which is read as RE2")
+        _require_strings(regex=regex)
         wanted = [(EXPRESSION, regex)]
     elif selector is not None:
+        _require_strings(selector=selector)
         wanted = [(SELECTOR, selector)]
     else:
         wanted = [(ALL_KEYS, "")]

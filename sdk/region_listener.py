@@ -46,7 +46,10 @@ class RegionEvent:
 
     @property
     def old_value(self) -> Any:
-        """The value that the cache had before; None where it had none."""
+        """The value that the cache had as the event came; None where it had none.
+
+        That may be the new value already, or a newer one, for own changes and where the event is replayed.
+        """
         return None if self.old_message is None else self.old_message.body
 
 
@@ -61,7 +64,7 @@ class QueryListener:
         """
 
     def on_close(self, query: str) -> None:
-        """The query was closed; nothing more comes."""
+        """The query of this name was closed; nothing more comes."""
 
 
 class RegionListener:
@@ -84,4 +87,4 @@ class RegionListener:
         """A key is not there any more."""
 
     def after_region_live(self, region: str) -> None:
-        """All events that had waited for the client were told; those that follow change the cache as well."""
+        """All events of the region of this name that had waited were told; those that follow change the cache too."""

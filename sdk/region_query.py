@@ -136,10 +136,6 @@ class ContinuousQuery:
         self._require_open()
         if self.state is QueryState.RUNNING:
             raise IllegalStateException(f"query {self.name!r} runs already; call stop() first to execute it anew")
-        if self.durable and not self._events.is_durable:
-            raise IllegalStateException(
-                "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
-            )
         self._events.attach()
         region, interest = self._region, self._interest
         with region.registering:

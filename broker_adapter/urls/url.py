@@ -35,6 +35,8 @@ _HOST = rf"(?:\[[0-9A-Fa-f:.%]*\]|[^{_DIVIDING}:]*)(?::[0-9]*)?"
 _ENCODED = re.compile(rf"{_USER}|failover:\((?:\s*{_USER}@{_HOST}/?(?:\?[^@,]*|\s*),)*\s*{_USER}")
 #: What is ahead of a user, as far as it is certain that it is no part of one.
 _AHEAD = re.compile(r"\s*(?:failover:\(?\s*)?(?:[a-z][a-z0-9+.-]*://|amqps?:)?", re.IGNORECASE)
+#: Arguments that some take for options.
+_ARGUMENTS = ("client_id", "durable_timeout")
 _FORMS = (
     "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
     " ?option=value&..."
@@ -215,6 +217,8 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
         if name not in known:
             if (hint := renamed(name, known)) is not None:
                 raise InvalidURLException(hint)
+            if name in _ARGUMENTS:
+                raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
             from difflib import get_close_matches  # only where an option is misspelt
 
             similar = "".join(f"; the most similar one is {each!r}" for each in get_close_matches(name, known, 1))

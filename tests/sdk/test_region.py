@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import threading
 import time
 import warnings
@@ -120,6 +121,7 @@ def test_many_keys_are_put_and_read_at_once(quotes: Region) -> None:
     assert quotes.get_all(["k00001", "none", "k02000"]) == {"k00001": "1", "k02000": "2000"}
     some = list(values)[::2]
     assert quotes.get_all(some) == {key: values[key] for key in some}
+    assert quotes.get_all("k00001") == {"k00001": "1"}
     assert quotes.put_all({}) == {}
 
 
@@ -157,6 +159,8 @@ def test_what_cannot_be_a_value_is_refused_and_changes_nothing(quotes: Region) -
             quotes.put("k", value)  # type: ignore[arg-type]
     with pytest.raises(JMSException):
         quotes.put("k", "x", properties={"not a name": 1})
+    with pytest.raises(TypeError, match="properties='desk' is not a dict, or another mapping"):
+        quotes.put("k", "x", properties="desk")  # type: ignore[arg-type]
     assert quotes.get("k") == "1"
 
 
@@ -252,6 +256,20 @@ def test_an_interest_is_one_of_four(quotes: Region) -> None:
         quotes.register_interest("a", result_policy="keys")  # type: ignore[arg-type]
     with pytest.raises(IllegalStateException, match="durable client"):
         quotes.register_interest("a", durable=True)
+    assert quotes.interests == []
+
+
+def test_arguments_of_another_type_are_refused_before_anything_is_registered(quotes: Region) -> None:
+    for name in ("all_keys", "durable", "receive_values"):
+        with pytest.raises(TypeError, match=f"{name}='no' is neither True nor False"):
+            quotes.register_interest(**{"keys": "a", name: "no"})  # type: ignore[arg-type]
+    for name in ("all_keys", "keep_alive"):
+        with pytest.raises(TypeError, match=f"{name}='no' is neither True nor False"):
+            quotes.unregister_interest(**{"keys": "a", name: "no"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"regex=re.compile\('a.b'\) is not a string; give its pattern"):
+        quotes.register_interest(regex=re.compile("a.b"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="selector=5 is not a string"):
+        quotes.register_interest(selector=5)  # type: ignore[arg-type]
     assert quotes.interests == []
 
 

@@ -194,9 +194,11 @@ def test_what_has_no_events_yet_ends_interest_and_queries(factory: ConnectionFac
     with factory.create_connection() as connection:
         made = connection.create_session().create_region("quotes")
         made.unregister_interest(all_keys=True)
-        made.create_query("cheap", CHEAP, durable=True).close()
+        made.create_query("cheap", CHEAP).close()
     with factory.create_connection(client_id="desk") as connection:
-        connection.create_session().create_region("quotes").unregister_interest(all_keys=True)
+        made = connection.create_session().create_region("quotes")
+        made.unregister_interest(all_keys=True)
+        made.create_query("cheap", CHEAP, durable=True).close()
 
 
 def test_queries_are_listed_until_they_are_closed(desk: Connection) -> None:
@@ -220,8 +222,27 @@ def test_what_cannot_be_the_name_of_a_query_is_refused(desk: Connection, name: s
 def test_a_selector_that_cannot_be_parsed_is_refused(desk: Connection) -> None:
     with pytest.raises(InvalidSelectorException):
         region(desk)[0].create_query("q", "price <")
-    with pytest.raises(IllegalStateException, match="durable client"):
-        region(desk)[0].create_query("q", CHEAP, durable=True).execute()
+
+
+def test_a_name_and_a_selector_in_each_others_place_are_refused(desk: Connection) -> None:
+    made, _ = region(desk)
+    with pytest.raises(InvalidSelectorException, match=r"the name comes first: create_query\('cheap', 'price < 10'\)"):
+        made.create_query(CHEAP, "cheap")
+    assert made.queries == []
+    names = ("active", "cheap-us", "of price < 10", "10", "'a'")  # that are no selectors, or could be meant as names
+    assert [made.create_query(name, "active").name for name in names] == list(names)
+    assert made.create_query("price < 5", CHEAP).selector == CHEAP
+
+
+def test_a_durable_query_of_a_client_that_is_not_durable_is_not_created(desk: Connection) -> None:
+    made, _ = region(desk)
+    with pytest.raises(IllegalStateException, match="durable client: give create_connection"):
+        made.create_query("q", CHEAP, durable=True)
+    with pytest.raises(TypeError, match="durable='no' is neither True nor False"):
+        made.create_query("q", CHEAP, durable="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name=5 is not a string"):
+        made.create_query(5, CHEAP)  # type: ignore[arg-type]
+    assert made.queries == []
 
 
 def test_a_listener_that_raises_does_not_stop_the_others(desk: Connection, quotes: Region) -> None:

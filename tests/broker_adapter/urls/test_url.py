@@ -64,6 +64,8 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("amqp://h?x=1", "unknown option 'x'; the options here are prefetch_messages, "),
         ("amqp://h?prefech_messages=1", "'prefech_messages'; the most similar one is 'prefetch_messages'; the options"),
         ("amqp://h?max_queue_messages=1", "unknown option 'max_queue_messages'"),
+        ("amqp://h?client_id=desk-7", "'client_id' is no option: it is an argument of create_connection()"),
+        ("embedded:?durable_timeout=60", "'durable_timeout' is no option: it is an argument of create_connection()"),
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
         ("embedded:?max_resting_messages=1", "'max_resting_messages' is called 'max_delayed_redeliveries' now"),
         ("amqp://h?max_resting_messages=1", "unknown option 'max_resting_messages'"),
