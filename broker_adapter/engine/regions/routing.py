@@ -13,22 +13,35 @@ Theory of operation
     What a selector or query says of an event is stored with the event, once for each distinct text: when the event is
     dispatched, the value that its key had is gone.
 
+    To compile an expression or a selector may take a tenth of a second, and a client may have thousands: that is done
+    ahead of the engine's thread (``prepared``), and here only at a start.
+
     The numbers of audiences are stored with the events, so they are given once only, and never to another set.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.regions.event_records import Answer, Operation
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression
+from broker_adapter.engine.regions.interests import (
+    ALL_KEYS,
+    Interest,
+    InterestKind,
+    Prepared,
+    compiled,
+    digest,
+    expression,
+)
 from broker_adapter.errors import ResourceAllocationException
-from broker_adapter.selectors.language import Selector, parse_selector
+from broker_adapter.selectors.language import Selector
 
 #: Distinct regular expressions of a region: each is asked of each key that is not remembered.
 MOST_EXPRESSIONS: Final = 1000
+#: Distinct selectors and queries of a region: each is asked of each event, and of the value before.
+MOST_SELECTORS: Final = 1000
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
@@ -95,7 +108,12 @@ class Audience:
         self.live: dict[Any, None] = {}
         self.passed = 0
         self._expressions: list[tuple[Interest, Callable[[str], bool]]] | None = None  #: None: not looked up yet
-        self._asked: dict[bytes, list[Interest]] = {}
+        self._asked: dict[bytes, list[Interest]] | None = None  #: the same
+
+    def take_expressions(self, known: Mapping[Interest, Callable[[str], bool]]) -> None:
+        """Take its regular expressions from those that its region has compiled."""
+        wanted = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
+        self._expressions = [(each, known[each]) for each in wanted]
 
     def matched(self, key: str, answers: Iterable[Answer] = ()) -> Matched:
         """Which of its interests an event matches; all of these are empty where it is for others only.
@@ -104,14 +122,16 @@ class Audience:
             key: of the event.
             answers: of the selectors and queries that are true of it.
         """
-        if self._expressions is None:
-            expressions = sorted(each for each in self.interests if each.kind is InterestKind.EXPRESSION)
-            self._expressions = [(each, expression(each.text)) for each in expressions]
+        if self._expressions is None:  # it gets nothing any more, since a start
+            wanted = [each for each in self.interests if each.kind is InterestKind.EXPRESSION]
+            self.take_expressions({each: expression(each.text) for each in wanted})
+        if self._asked is None:
+            self._asked = {}
             for each in self.interests:
                 if each.is_asked:
                     self._asked.setdefault(digest(each.question), []).append(each)
         found = [each for each in (Interest(InterestKind.KEY, key), ALL_KEYS) if each in self.interests]
-        found += [each for each, matches in self._expressions if matches(key)]
+        found += [each for each, matches in self._expressions or () if matches(key)]
         queries: list[tuple[str, Operation]] = []
         if self._asked:
             for of, operation in answers:
@@ -126,6 +146,25 @@ class Audience:
         return f"<Audience {self.id}: {', '.join(sorted(each.label for each in self.interests))}>"
 
 
+def check_numbers(interests: Iterable[Interest]) -> None:
+    """Whether the clients of a region may have these interests together.
+
+    Raises:
+        ResourceAllocationException: they are more distinct expressions, or selectors and queries, than a region has.
+    """
+    listed = [each for each in interests if each.kind > InterestKind.ALL_KEYS]
+    if len({each for each in listed if each.kind == InterestKind.EXPRESSION}) > MOST_EXPRESSIONS:
+        raise ResourceAllocationException(
+            f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
+            " name the keys, or use one expression for several"
+        )
+    if len({(each.kind, each.text) for each in listed if each.kind != InterestKind.EXPRESSION}) > MOST_SELECTORS:
+        raise ResourceAllocationException(
+            f"all clients of a region together have no more than {MOST_SELECTORS} different selectors and queries:"
+            " name the keys, or ask in the program what is different"
+        )
+
+
 class Routing:
     """The audiences of one region.
 
@@ -136,12 +175,14 @@ class Routing:
     Attributes:
         selectors: the distinct selectors that are to be asked of each event.
         queries: the distinct queries that are to be asked of the old and of the new value, without their names.
+        prepared: what new interests ask, where it was made ahead.
     """
 
     def __init__(self, region: int, new_number: Callable[[], int]) -> None:
         self.region = region
         self.selectors: dict[Interest, Selector] = {}
         self.queries: dict[Interest, Selector] = {}
+        self.prepared: Prepared = {}
         self._new_number = new_number
         self._audiences: dict[Interests, Audience] = {}
         self._by_interest: dict[Interest, list[Audience]] = {}
@@ -169,22 +210,28 @@ class Routing:
             self._by_interest.setdefault(interest, []).append(audience)
             if interest.kind is InterestKind.KEY:
                 continue
-            if interest.kind is InterestKind.EXPRESSION and interest not in self._expressions:
-                self._expressions[interest] = expression(interest.text)
-                self._matching.clear()
-            elif interest.kind is InterestKind.SELECTOR and interest not in self.selectors:
-                self.selectors[interest] = parse_selector(interest.text)
-            elif interest.kind is InterestKind.QUERY and interest not in self.queries:
-                self.queries[interest] = parse_selector(interest.text)
+            known = self._known(interest.kind)
+            if known is not None and interest not in known:
+                known[interest] = self.prepared.get(interest) or compiled(interest)
+                if interest.kind is InterestKind.EXPRESSION:
+                    self._matching.clear()
+        audience.take_expressions(self._expressions)
+
+    def _known(self, kind: InterestKind) -> dict[Interest, Any] | None:
+        """Where what an interest of a kind asks is noted; None: it asks nothing."""
+        if kind is InterestKind.EXPRESSION:
+            return self._expressions
+        if kind is InterestKind.SELECTOR:
+            return self.selectors
+        return self.queries if kind is InterestKind.QUERY else None
 
     def check_room(self, interests: Iterable[Interest]) -> None:
-        """Raise ResourceAllocationException where these are more distinct expressions than a region may have."""
-        expressions = {each for each in interests if each.kind is InterestKind.EXPRESSION} | self._expressions.keys()
-        if len(expressions) > MOST_EXPRESSIONS:
-            raise ResourceAllocationException(
-                f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
-                " name the keys, or use one expression for several"
-            )
+        """Whether a region may have these as well.
+
+        Raises:
+            ResourceAllocationException: they are more distinct expressions, or selectors and queries, than it may have.
+        """
+        check_numbers((*interests, *self._expressions, *self.selectors, *self.queries))
 
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""
