@@ -71,7 +71,7 @@ class ContinuousQuery:
     @property
     def state(self) -> QueryState:
         """Whether it runs, is stopped, or is closed; stopped as well where the link for events was lost."""
-        if self._state is QueryState.RUNNING and self._interest not in self._region.interests:
+        if self._state is QueryState.RUNNING and self.interest not in self._region.interests:
             return QueryState.STOPPED
         return self._state
 
@@ -141,7 +141,7 @@ class ContinuousQuery:
                 "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
             )
         self._events.attach()
-        region, interest = self._region, self._interest
+        region, interest = self._region, self.interest
         with region.registering:
             with region.lock:  # ahead: the first event may come before the answer
                 region.queries[self.name] = self._process
@@ -195,17 +195,18 @@ class ContinuousQuery:
 
     def _end(self, *, drop: bool) -> None:
         with self._region.registering:
-            self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
+            self._events.unregister(self._region.name, [self.interest], drop_queued=drop)
             self._forget()
 
     def _forget(self) -> None:
         region = self._region
         with region.lock:
             region.queries.pop(self.name, None)
-            region.end([self._interest])
+            region.end([self.interest])
 
     @property
-    def _interest(self) -> Interest:
+    def interest(self) -> Interest:
+        """By which it is registered."""
         return Interest(QUERY, self.selector, self.name)
 
     def _require_open(self) -> None:
