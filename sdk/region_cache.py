@@ -158,6 +158,12 @@ class RegionCache:
         """
         return self._know(key, CachedKey(state, version, message))
 
+    def take(self, key: str, other: RegionCache) -> None:
+        """Know of a key what another cache knows of it, unless this one knows something newer."""
+        known = other.get(key)
+        if known is not None:
+            self._know(key, known)
+
     def drop(self, key: str) -> None:
         """Nothing is known of a key any more."""
         if key in self._keys:

@@ -433,6 +433,9 @@ class ClientEvents:
         except JMSException as error:
             self._report(error)
             self._rest()
+        except Exception:  # a fault must not end the events of the connection without a word
+            log.exception("! %s: what it does with events failed unexpectedly", self._name)
+            self._rest()
 
     def _rest(self) -> None:
         with self._changed:
@@ -537,10 +540,12 @@ class ClientEvents:
             self._report(error)
             region.forget()
             return
-        if not self._has_missed:
+        # Interest that is not durable has ended as the connection was lost, and so its events.
+        kept = [] if self._has_missed else [each for each, how in registered.items() if how.durable]
+        if not self._has_missed and len(kept) == len(registered):
             return
         try:
-            region.refresh()
+            region.refresh(frozenset(kept))
         except _PASSING:
             raise
         except JMSException as error:  # what was read until then stays; the rest is asked of the engine

@@ -71,7 +71,7 @@ class ContinuousQuery:
     @property
     def state(self) -> QueryState:
         """Whether it runs, is stopped, or is closed; stopped as well where the link for events was lost."""
-        if self._state is QueryState.RUNNING and self._interest not in self._region.interests:
+        if self._state is QueryState.RUNNING and self.interest not in self._region.interests:
             return QueryState.STOPPED
         return self._state
 
@@ -137,7 +137,7 @@ class ContinuousQuery:
         if self.state is QueryState.RUNNING:
             raise IllegalStateException(f"query {self.name!r} runs already; call stop() first to execute it anew")
         self._events.attach()
-        region, interest = self._region, self._interest
+        region, interest = self._region, self.interest
         with region.registering:
             with region.lock:  # ahead: the first event may come before the answer
                 region.queries[self.name] = self._process
@@ -191,17 +191,18 @@ class ContinuousQuery:
 
     def _end(self, *, drop: bool) -> None:
         with self._region.registering:
-            self._events.unregister(self._region.name, [self._interest], drop_queued=drop)
+            self._events.unregister(self._region.name, [self.interest], drop_queued=drop)
             self._forget()
 
     def _forget(self) -> None:
         region = self._region
         with region.lock:
             region.queries.pop(self.name, None)
-            region.end([self._interest])
+            region.end([self.interest])
 
     @property
-    def _interest(self) -> Interest:
+    def interest(self) -> Interest:
+        """By which it is registered."""
         return Interest(QUERY, self.selector, self.name)
 
     def _require_open(self) -> None:

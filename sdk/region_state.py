@@ -21,7 +21,7 @@ Theory of operation
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -170,10 +170,13 @@ class RegionState:
 
     def covers(self, key: str) -> bool:
         """Whether the server tells of each change of a key; under the lock."""
-        interests = self.interests
+        return self._is_covered(key, self.interests)
+
+    def _is_covered(self, key: str, interests: Collection[Interest]) -> bool:
+        """Whether one of some interests covers a key, of those that there are; under the lock."""
         if Interest(ALL_KEYS, "") in interests or Interest(KEY, key) in interests:
             return True
-        return any(matches(key) for matches in self._expressions.values())
+        return any(each in interests and matches(key) for each, matches in self._expressions.items())
 
     def changed(
         self, cache: RegionCache, key: str, operation: int | None, version: int, message: Message | None
@@ -250,20 +253,32 @@ class RegionState:
             for key, version, state, message in source:
                 self.add_result(cache, key, version, state, message)
 
-    def refresh(self) -> None:
-        """Events may have been missed: nothing is known any more but what is read now."""
+    def refresh(self, kept: Collection[Interest] = ()) -> None:
+        """Events may have been missed: nothing is known any more but what is read now.
+
+        Args:
+            kept: interests by which no event was missed: what they cover stays known.
+        """
         with self.lock:
+            registered = {each: how for each, how in self.interests.items() if each not in kept}
+            before, touched, through = self.cache, self._touched, self._through
             self._begin_anew()
-            registered = dict(self.interests)
+            if kept:
+                self._touched = {key: None for key in touched if self._is_covered(key, kept)}
+                self._through = through
+                for key in before.known():
+                    if self._is_covered(key, kept):
+                        self.cache.take(key, before)
             for query in self.created.values():
-                query.forget_results()
+                if query.interest not in kept:
+                    query.forget_results()
         for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
             self.fill([each for each, how in registered.items() if how.policy is policy], policy)
 
     def _begin_anew(self) -> None:
         """Under the lock: nothing is known any more."""
         self.cache = RegionCache()
-        self._touched.clear()
+        self._touched = {}
         self._through = 0
 
     # Events, in the thread for events.

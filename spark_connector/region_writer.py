@@ -41,8 +41,9 @@ from spark_connector.writer import attempt_of_task, streaming_batch
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Bytes of messages of one request, unless one message has more.
+#: Bytes of messages of one request, and of one chunk, about, unless one message has more.
 _REQUEST_BYTES = 2 * 1024 * 1024
+_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @attrs.frozen
@@ -149,8 +150,7 @@ def _part(chunk: Sequence[Change], start: int, room: int, producer: str) -> tupl
     size = 0
     for number in range(start, len(chunk)):
         change = chunk[number]
-        body = change.envelope.body
-        more = 200 + (len(body) if isinstance(body, str | bytes) else 50 * len(body or ()))
+        more = _size_of(change)
         if part and size + more > room:
             break
         size += more
@@ -158,16 +158,23 @@ def _part(chunk: Sequence[Change], start: int, room: int, producer: str) -> tupl
     return part, size
 
 
+def _size_of(change: Change) -> int:
+    """About how many bytes a change has; the same for the same row."""
+    body = change.envelope.body
+    return 200 + (len(body) if isinstance(body, str | bytes) else 50 * len(body or ()))
+
+
 def _chunks(batches: Iterator[pa.RecordBatch], region: str) -> Iterator[list[Change]]:
-    """The rows of a task, so many at once, however Spark divides them."""
+    """The rows of a task, so many rows and bytes at once, however Spark divides them."""
     chunk: list[Change] = []
-    count = 0
+    count = size = 0
     for rows in batches:
         for change in changes_of(rows, region, count):
             chunk.append(change)
-            if len(chunk) == CHANGES_AT_ONCE:
+            size += _size_of(change)
+            if len(chunk) == CHANGES_AT_ONCE or size >= _CHUNK_BYTES:
                 yield chunk
-                chunk = []
+                chunk, size = [], 0
         count += rows.num_rows
     if chunk:
         yield chunk

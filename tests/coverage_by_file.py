@@ -88,7 +88,10 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         _engine("event_changes", "event_histories", "check_events", "own_audiences"),
     ),
     f"{_E}/new_message.py": _engine("sends", "event_changes"),
-    f"{_E}/region_operations.py": (*_engine("strange_values"), "tests/contracts/test_transport_regions.py"),
+    f"{_E}/region_operations.py": (
+        *_engine("region_operations", "strange_values"),
+        "tests/contracts/test_transport_regions.py",
+    ),
     **dict.fromkeys(
         [f"sdk/region_{each}.py" for each in ("events", "listener", "state")],
         ("tests/sdk/test_region.py", "tests/sdk/test_region_query.py", "tests/faults/test_regions.py"),

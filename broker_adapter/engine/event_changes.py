@@ -342,9 +342,15 @@ class EventChanges:
     def _register(self, command: e.RegisterInterest, now_ms: int, effects: Effects) -> None:
         client, region = self._client(command.client), self._state.region(command.region)
         head = self._state.head
-        wanted = [checked_interest(*each) for each in command.interests]
-        region.routing.check_room(wanted)
-        self._clients.register(client, region, wanted, command.durable, head)
+        routing, wanted = region.routing, command.interests
+        if command.prepared is None:
+            wanted = [checked_interest(*each) for each in wanted]
+        routing.check_room(wanted)
+        routing.prepared = command.prepared or {}
+        try:
+            self._clients.register(client, region, wanted, command.durable, head)
+        finally:
+            routing.prepared = {}
         effects.answer(command, head)
 
     def _unregister(self, command: e.UnregisterInterest, now_ms: int, effects: Effects) -> None:

@@ -11,7 +11,7 @@ from broker_adapter.engine.clients.queue_looks import Walk
 from broker_adapter.engine.new_message import EventSink, NewMessage, Reply
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
-from broker_adapter.engine.regions.interests import Interest
+from broker_adapter.engine.regions.interests import Interest, Prepared
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
 
 #: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
@@ -112,6 +112,7 @@ class RegisterInterest(NamedTuple):
     interests: Sequence[Interest]
     durable: bool
     reply: Reply | None = None
+    prepared: Prepared | None = None  #: what these ask, made ahead; None: they were not looked at, and may be wrong
 
 
 class UnregisterInterest(NamedTuple):

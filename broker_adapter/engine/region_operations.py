@@ -13,8 +13,9 @@ from broker_adapter.engine.operation_steps import MAX_RANGE_BYTES, Arguments, St
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.region_snapshots import RegionSnapshot, position_of_token
-from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression
+from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression, prepared
 from broker_adapter.engine.regions.key_records import KeyState, Wanted
+from broker_adapter.engine.regions.routing import check_numbers
 from broker_adapter.engine.regions.stored_key import StoredKey
 from broker_adapter.engine.stores import Message
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
@@ -253,8 +254,12 @@ class _Page:
 
 def register_interest(arguments: Arguments) -> Steps:
     """What the client of the connection wants of a region; returns behind which position events are queued."""
+    check_numbers([Interest(*each) for each in arguments.rows("interests", (int, str, str))])
     interests = _interests(arguments)
-    return (yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"]))
+    ready = prepared(interests)
+    return (
+        yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"], prepared=ready)
+    )
 
 
 def unregister_interest(arguments: Arguments) -> Steps:

@@ -23,7 +23,7 @@ from broker_adapter import (
 from sdk import Region, RegionEvent, RegionListener, ResultPolicy
 from sdk.region_cache import KeyState
 from sdk.region_events import ClientEvents
-from sdk.region_state import ALL_KEYS, QUERY, Interest, RegionState, Registered
+from sdk.region_state import ALL_KEYS, EXPRESSION, KEY, QUERY, Interest, RegionState, Registered
 from tests.sdk.regions import WAIT, Told
 
 ALL = Interest(ALL_KEYS, "")
@@ -220,6 +220,23 @@ def test_a_listener_that_ends_its_thread_does_not_end_the_events(engine: Scripte
     assert len(ending.wait_for(2)) == 2
 
 
+def test_a_fault_of_our_own_does_not_end_the_events(
+    engine: Scripted, events: ClientEvents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    state = followed(events, told)
+
+    def fail(_delivery: object, *, is_live: bool) -> None:
+        monkeypatch.undo()
+        raise RuntimeError(f"a fault, {is_live}")
+
+    monkeypatch.setattr(state, "process", fail)
+    engine.sink([destroyed(1)])
+    engine.sink([destroyed(2)])
+    told.wait_for(1)
+    assert "a fault, False" in caplog.text
+
+
 def test_a_query_of_a_link_that_is_lost_is_not_registered_again(engine: Scripted, events: ClientEvents) -> None:
     state = followed(events, Told())
     wanted = Interest(QUERY, "price < 10", "cheap")
@@ -318,6 +335,27 @@ def test_an_interest_that_is_registered_as_the_cache_is_read_again_fills_it(
     found = state.cache.get("k")
     assert found is not None
     assert found.version == 3
+
+
+def test_what_only_interest_that_is_not_durable_covers_is_read_again_after_a_loss(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    state = events.region("quotes")
+    kept, ended = Interest(KEY, "kept"), (Interest(KEY, "gone"), Interest(EXPRESSION, "b.*"))
+    with state.lock:
+        state.want({kept: Registered(True, ResultPolicy.KEYS, True)})
+        state.want(dict.fromkeys(ended, Registered(False, ResultPolicy.KEYS, True)))
+        for key in ("kept", "gone", "bid"):
+            state.cache.add_result(key, 1, KeyState.UNREAD)
+    events.ready()
+    engine.pending = 5
+    engine.entries = [("bid", 2, 1, None, None)]
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("ready_for_events", 2)
+    read = [(each["keys"], each["expression"]) for operation, each in engine.asked if operation == "read_keys"]
+    assert read == [(["gone"], None), (None, "b.*")]
+    assert {key: found.version for key in state.cache if (found := state.cache.get(key))} == {"kept": 1, "bid": 2}
 
 
 def test_a_region_is_created_at_another_engine_that_is_asked_for_it_first(

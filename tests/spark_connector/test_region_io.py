@@ -290,6 +290,25 @@ def test_an_attempt_that_was_killed_half_way_is_completed(
     assert region.get("k0") == "newer"
 
 
+def test_a_task_has_so_many_bytes_of_rows_in_memory(
+    served: Served, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_writer, "_CHUNK_BYTES", 1000)
+    sizes: list[int] = []
+    change_keys = region_writer.change_keys
+
+    def noted(connection: Any, name: str, changes: Any) -> Any:
+        sizes.append(len(changes))
+        return change_keys(connection, name, changes)
+
+    monkeypatch.setattr(region_writer, "change_keys", noted)
+    values: list[tuple[str, str | None]] = [(f"k{number}", "x" * 300) for number in range(5)]
+    write(sink(served), values)
+    write(sink(served), values)
+    assert sizes == [2, 2, 1] * 2
+    assert region.get_message("k0") is not None
+
+
 def test_a_batch_that_was_completed_is_not_written_again(
     served: Served, region: Region, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -47,6 +47,7 @@ class Audience:
         gets_all: whether it gets each event of a key of which it has got one.
         postings: how many postings it has had.
         events: how many events it has got since the engine was started.
+        compiled: the region's expressions, which it need not compile again.
         belonging: how many clients belong to it now.
         members: these, and those that have events queued from when they did.
         live: of these, the clients that get events as they come.
@@ -59,6 +60,7 @@ class Audience:
         "_expressions",
         "belonging",
         "check_at",
+        "compiled",
         "events",
         "gets_all",
         "id",
@@ -80,6 +82,7 @@ class Audience:
         self.questions: Collection[Interest] = (
             frozenset(each.question for each in interests) if has_names else interests
         )
+        self.compiled: Mapping[Interest, Callable[[str], bool]] = {}
         self.postings = 0
         self.events = 0
         self.belonging = 0
@@ -130,7 +133,7 @@ class Audience:
         if self._expressions is None:
             return
         if interest.kind is InterestKind.EXPRESSION:
-            self._expressions.append((interest, expression(interest.text)))
+            self._expressions.append((interest, self.compiled.get(interest) or expression(interest.text)))
         elif interest.is_asked:
             self._asked.setdefault(digest(interest.question), []).append(interest)
 

@@ -14,7 +14,7 @@ engine by one.  In place of back-references and look-around, use several express
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.regions.event_records import DIGEST_BYTES, Operation
 from broker_adapter.errors import InvalidDestinationException
-from broker_adapter.selectors.language import parse_selector
+from broker_adapter.selectors.language import Selector, parse_selector
 
 #: Longest key of a region, in bytes of UTF-8: with the number of its region it is a key of the store.
 MAX_KEY_BYTES: Final = 400
@@ -132,6 +132,30 @@ def checked_query_name(name: str) -> str:
             f"the name {name[:40]!r} of a query has a surrogate, which has no form in UTF-8"
         ) from None
     return name
+
+
+#: What an interest asks: a selector, or what says whether an expression matches a key.
+Compiled = Selector | Callable[[str], bool]
+#: What some interests ask, by the interest without its name.
+Prepared = Mapping[Interest, Compiled]
+
+
+def compiled(interest: Interest) -> Compiled | None:
+    """What an interest asks, which may take a tenth of a second to make; None: it asks nothing.
+
+    Raises:
+        InvalidDestinationException: the expression cannot be one.
+        InvalidSelectorException: the selector cannot be parsed.
+    """
+    if interest.kind is InterestKind.EXPRESSION:
+        return expression(interest.text)
+    return parse_selector(interest.text) if interest.is_asked else None
+
+
+def prepared(interests: Iterable[Interest]) -> Prepared:
+    """What interests ask, made ahead of the engine's thread; raises as ``compiled``."""
+    found = ((each.question, compiled(each)) for each in interests)
+    return {question: asks for question, asks in found if asks is not None}
 
 
 @lru_cache(_COMPILED)

@@ -13,6 +13,9 @@ Theory of operation
     What a selector or query says of an event is stored with the event, once for each distinct text: when the event is
     dispatched, the value that its key had is gone.
 
+    To compile an expression or a selector may take a tenth of a second, and a client may have thousands: that is done
+    ahead of the engine's thread (``prepared``), and here only at a start.
+
     The numbers of audiences are stored with the events, so they are given once only, and never to another set.
 """
 
@@ -20,20 +23,41 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from broker_adapter.engine.regions.audience import Audience, OwnAudience
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, expression
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, Prepared, compiled
 from broker_adapter.errors import ResourceAllocationException
-from broker_adapter.selectors.language import Selector, parse_selector
+from broker_adapter.selectors.language import Selector
 
 #: Distinct regular expressions of a region: each is asked of each key that is not remembered.
 MOST_EXPRESSIONS: Final = 1000
+#: Distinct selectors and queries of a region: each is asked of each event, and of the value before.
+MOST_SELECTORS: Final = 1000
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
 #: What the clients of an audience want that may be shared.
 Interests = frozenset[Interest]
+
+
+def check_numbers(interests: Iterable[Interest]) -> None:
+    """Whether the clients of a region may have these interests together.
+
+    Raises:
+        ResourceAllocationException: they are more distinct expressions, or selectors and queries, than a region has.
+    """
+    listed = [each for each in interests if each.kind > InterestKind.ALL_KEYS]
+    if len({each for each in listed if each.kind == InterestKind.EXPRESSION}) > MOST_EXPRESSIONS:
+        raise ResourceAllocationException(
+            f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
+            " name the keys, or use one expression for several"
+        )
+    if len({(each.kind, each.text) for each in listed if each.kind != InterestKind.EXPRESSION}) > MOST_SELECTORS:
+        raise ResourceAllocationException(
+            f"all clients of a region together have no more than {MOST_SELECTORS} different selectors and queries:"
+            " name the keys, or ask in the program what is different"
+        )
 
 
 class Routing:
@@ -46,12 +70,14 @@ class Routing:
     Attributes:
         selectors: the distinct selectors that are to be asked of each event.
         queries: the distinct queries that are to be asked of the old and of the new value, without their names.
+        prepared: what new interests ask, where it was made ahead.
     """
 
     def __init__(self, region: int, new_number: Callable[[], int]) -> None:
         self.region = region
         self.selectors: dict[Interest, Selector] = {}
         self.queries: dict[Interest, Selector] = {}
+        self.prepared: Prepared = {}
         self._new_number = new_number
         self._audiences: dict[int, Audience] = {}
         self._shared: dict[Interests, Audience] = {}
@@ -84,6 +110,7 @@ class Routing:
         self._audiences[audience.id] = audience
         if not isinstance(audience, OwnAudience):
             self._shared[frozenset(audience.interests)] = audience
+        audience.compiled = self._expressions
         for question in audience.questions:
             self._ask(audience, question)
 
@@ -98,14 +125,11 @@ class Routing:
     def _ask(self, audience: Audience, question: Interest) -> None:
         """An event for which this is true is for an audience."""
         self._by_interest.setdefault(question, []).append(audience)
-        kind = question.kind
-        if kind is InterestKind.EXPRESSION and question not in self._expressions:
-            self._expressions[question] = expression(question.text)
-            self._matching.clear()
-        elif kind is InterestKind.SELECTOR and question not in self.selectors:
-            self.selectors[question] = parse_selector(question.text)
-        elif kind is InterestKind.QUERY and question not in self.queries:
-            self.queries[question] = parse_selector(question.text)
+        known = self._known(question.kind)
+        if known is not None and question not in known:
+            known[question] = self.prepared.get(question) or compiled(question)
+            if known is self._expressions:
+                self._matching.clear()
 
     def _ask_no_longer(self, audience: Audience, question: Interest) -> None:
         having = self._by_interest[question]
@@ -113,19 +137,29 @@ class Routing:
         if having:
             return
         del self._by_interest[question]
-        self.selectors.pop(question, None)
-        self.queries.pop(question, None)
-        if self._expressions.pop(question, None) is not None:
-            self._matching.clear()
+        known = self._known(question.kind)
+        if known is not None:
+            del known[question]
+            if known is self._expressions:
+                self._matching.clear()
+
+    def _known(self, kind: InterestKind) -> dict[Interest, Any] | None:
+        """Where what an interest of a kind asks is noted; None: it asks nothing."""
+        if kind is InterestKind.EXPRESSION:
+            return self._expressions
+        if kind is InterestKind.SELECTOR:
+            return self.selectors
+        return self.queries if kind is InterestKind.QUERY else None
 
     def check_room(self, interests: Iterable[Interest]) -> None:
-        """Raise ResourceAllocationException where these are more distinct expressions than a region may have."""
-        new = {each for each in interests if each.kind is InterestKind.EXPRESSION and each not in self._expressions}
-        if new and len(self._expressions) + len(new) > MOST_EXPRESSIONS:
-            raise ResourceAllocationException(
-                f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
-                " name the keys, or use one expression for several"
-            )
+        """Whether a region may have these as well.
+
+        Raises:
+            ResourceAllocationException: they are more distinct expressions, or selectors and queries, than it may have.
+        """
+        asking = [each for each in interests if each.kind > InterestKind.ALL_KEYS]
+        if asking:
+            check_numbers((*asking, *self._expressions, *self.selectors, *self.queries))
 
     def drop(self, audience: Audience) -> None:
         """Forget an audience, which no client needs any more."""

@@ -154,8 +154,7 @@ def test_a_change_that_is_asked_for_again_has_its_answer_again(engines: Engines)
         answer = change(broker, "quotes", "k", wanted, number, identity=Identity("p", 1, number))
         if engines.path is not None:
             broker = engines.start()
-        again = change(broker, "quotes", "k", wanted, number, identity=Identity("p", 1, number))
-        assert again == answer
+        assert change(broker, "quotes", "k", wanted, number, identity=Identity("p", 1, number)) == answer
         operations.append(answer[0])
     assert operations == [
         *(Operation.CREATE, Operation.UPDATE, Operation.INVALIDATE, None, Operation.UPDATE, Operation.DESTROY, None)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.engine.regions import routing
+from broker_adapter.engine.regions import audience, routing
 from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import Operation
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, prepared
 from broker_adapter.engine.regions.routing import Routing
 from broker_adapter.errors import ResourceAllocationException
 
@@ -123,6 +123,28 @@ def test_a_region_has_so_many_different_expressions_and_no_more(monkeypatch: pyt
         found.check_room([matching("c"), matching("d")])
 
 
+def test_a_region_has_so_many_different_selectors_and_queries_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_SELECTORS", 3)
+    found = new()
+    found.audience(of(selected("a"), query("one", "a"), key("k")))
+    found.check_room([selected("a"), query("two", "a"), selected("b"), matching("c"), matching("d")])
+    with pytest.raises(ResourceAllocationException, match="no more than 3 different selectors and queries"):
+        found.check_room([selected("b"), query("one", "c")])
+
+
+def test_what_was_prepared_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = new()
+    wanted = of(matching("a.*"), selected("price > 3"), query("one", "price > 5"))
+    found.prepared = prepared(wanted)
+    monkeypatch.setattr(routing, "compiled", None)
+    monkeypatch.setattr(audience, "expression", None)
+    made = found.audience(wanted)
+    assert found.wanting("ab") == [made]
+    assert made.matched("ab").interests == [matching("a.*")]
+    assert list(found.selectors) == [selected("price > 3")]
+    assert list(found.queries) == [query("", "price > 5")]
+
+
 def test_which_expressions_match_is_remembered_for_some_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "REMEMBERED_KEYS", 3)
     found = new()
@@ -172,6 +194,6 @@ def test_the_index_finds_what_asking_each_interest_finds(
     asked = [each for each in routing.selectors if each.text in true]
     found = routing.wanting(event_key, asked)
     assert numbers(found) == {each.id for each in kept if any(map(wants, each.interests))}
-    for audience in found:
+    for one in found:
         answers = [(digest(each), Operation.UPDATE) for each in asked]
-        assert audience.matched(event_key, answers) == (sorted(filter(wants, audience.interests)), [])
+        assert one.matched(event_key, answers) == (sorted(filter(wants, audience.interests)), [])
