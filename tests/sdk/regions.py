@@ -9,6 +9,8 @@ from typing import Any
 
 from sdk import Connection, Region, RegionEvent, RegionListener
 
+#: Connects to one engine.
+Connect = Callable[..., Connection]
 WAIT = 60.0  #: seconds; longer than anything takes
 
 

@@ -196,4 +196,4 @@ def test_the_index_finds_what_asking_each_interest_finds(
     assert numbers(found) == {each.id for each in kept if any(map(wants, each.interests))}
     for one in found:
         answers = [(digest(each), Operation.UPDATE) for each in asked]
-        assert one.matched(event_key, answers) == (sorted(filter(wants, audience.interests)), [])
+        assert one.matched(event_key, answers) == (sorted(filter(wants, one.interests)), [])
