@@ -9,6 +9,9 @@ Theory of operation
     durable one when it says so.  Where the connection or the link was lost, this thread registers all interests again,
     says again that the client is ready, and has the regions read again what may have been missed, ahead of the next
     event.
+
+    Positions are those of one store.  They are kept for each store that the connection has led to, with the run of the
+    engine in which they were seen: a store that was replaced by an older copy gives some of them again.
 """
 
 from __future__ import annotations
@@ -111,7 +114,10 @@ class ClientEvents:
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
         self._unknown: set[str] = set()  #: regions of which events have come, and that were not created here
+        self._seen_in: str | None = None  #: of the engine, in which that position was seen
         self._store: str | None = None
+        self._told_of: str | None = None  #: the store of which that position is
+        self._elsewhere: dict[str | None, tuple[int, str | None]] = {}  #: by other stores, position and run
 
     def __repr__(self) -> str:
         return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._through}>"
@@ -219,6 +225,8 @@ class ClientEvents:
             pending = self.pending
             if pending is None:
                 pending = self.pending = self.ask("pending_events", {})
+            if self._seen_in is None:
+                self._seen_in = self.ask("event_positions", {"run": None})["run"]
             if self._thread is None:
                 target = partial(self._run, link)
                 thread = threading.Thread(target=target, name=f"holdfast-events-of-{self._name}", daemon=True)
@@ -328,7 +336,7 @@ class ClientEvents:
 
     def connected(self, store: str | None) -> None:
         """The connection is there for the first time; ``store`` as in ``restored``."""
-        self._store = store
+        self._store = self._told_of = store
 
     def came(self, event: LinkInterrupted | LinkRestored | LinkLost) -> bool:
         """Something has become of a link; returns whether it is that for events."""
@@ -462,18 +470,22 @@ class ClientEvents:
             if self._is_elsewhere:
                 self._is_elsewhere = False
                 self._has_missed = True  # whatever waits there for the client, the caches are those of another engine
-                self._through = self._unacknowledged = 0
+                self._elsewhere[self._told_of] = self._through, self._seen_in
+                self._told_of = self._store
+                self._through, self._seen_in = self._elsewhere.get(self._told_of, (0, None))
+                self._unacknowledged = 0
         try:
             self.pending = pending = self.ask("pending_events", {})
             self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
+            self._check_positions()
             for region in list(self.regions.values()):
                 self._restore_region(region)
             if self._has_missed and self.is_durable:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
-                        " durable_timeout, or the queue was too long, or this is another engine: events were missed,"
-                        " and the caches of its regions were read again"
+                        " durable_timeout, or the queue was too long, or this is another engine, or an older copy of its"
+                        " store: events were missed, and the caches of its regions were read again"
                     )
                 )
             self._has_missed = False
@@ -482,6 +494,15 @@ class ClientEvents:
         except BaseException:
             self._is_lost = True
             raise
+
+    def _check_positions(self) -> None:
+        """Begin anew where the store was replaced by an older copy of itself, which gives positions again."""
+        found = self.ask("event_positions", {"run": self._seen_in})
+        if self._through >= found["kept"]:
+            self._has_missed = True
+            with self._changed:
+                self._through = self._unacknowledged = 0
+        self._seen_in = found["run"] or self._seen_in
 
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""

@@ -35,6 +35,7 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self.pending: Any = 0
+        self.kept = 1 << 62  #: positions below it are known to be those of the same events
         self.entries: list[tuple[Any, ...]] = []  #: of the keys of the region
         self.failures: dict[str, list[JMSException]] = {}  #: by operation, what the next requests raise
         self.while_attaching: Callable[[], None] = lambda: None
@@ -53,6 +54,8 @@ class Scripted:
             failures = self.failures.get(operation)
         if failures:
             raise failures.pop(0)
+        if operation == "event_positions":
+            return {"run": "run", "kept": self.kept}
         if operation == "read_keys":
             return {"entries": self.entries, "next": None}
         return self.pending if operation == "pending_events" else True
@@ -137,6 +140,46 @@ def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found
     assert [event.version for event in held.events] == [100, 3]
     engine.wait_for("acknowledge_events")
     assert [arguments["through"] for each, arguments in engine.asked if each == "acknowledge_events"] == [3]
+
+
+def test_what_an_engine_tells_again_is_known_though_another_one_was_between(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    told = Told()
+    followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    for number, store in enumerate(("two", "one"), 2):
+        events.interrupted()
+        events.restored(store)
+        engine.wait_for("ready_for_events", number)
+    engine.sink([destroyed(100), destroyed(101)])
+    told.wait_for(2)
+    assert [event.version for event in told.events] == [100, 101]
+
+
+def test_events_and_caches_begin_anew_where_the_store_is_an_older_copy(
+    engine: Scripted, events: ClientEvents, reports: list[JMSException]
+) -> None:
+    told = Told()
+    state = followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    with state.lock:
+        state.cache.add_result("k", 100, KeyState.UNREAD)
+    engine.kept = 100
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("ready_for_events", 2)
+    assert list(state.cache) == []
+    engine.sink([destroyed(60)])
+    told.wait_for(2)
+    assert [event.version for event in told.events] == [100, 60]
+    assert "older copy" in str(reports[0])
+    assert [arguments for each, arguments in engine.asked if each == "event_positions"] == [
+        {"run": None},
+        {"run": "run"},
+    ]
 
 
 def test_caches_are_read_again_from_another_engine_that_knows_the_client(
