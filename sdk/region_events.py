@@ -416,6 +416,8 @@ class ClientEvents:
             log.debug("! %s: %s; it is done again with the next connection", self._name, error)
             self._rest()
         except JMSException as error:
+            if self._is_ending:
+                return  # its requests end with the connection
             self._report(error)
             self._rest()
 
@@ -516,6 +518,8 @@ class ClientEvents:
         except _PASSING:
             raise
         except JMSException as error:
+            if self._is_ending:
+                raise
             self._report(error)
             region.forget()
             return

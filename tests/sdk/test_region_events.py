@@ -13,6 +13,7 @@ from broker_adapter import (
     ClientSettings,
     ConnectionLostException,
     EventDelivery,
+    IllegalStateException,
     JMSException,
     LinkLost,
     ResourceAllocationException,
@@ -39,6 +40,7 @@ class Scripted:
         self.entries: list[tuple[Any, ...]] = []  #: of the keys of the region
         self.failures: dict[str, list[JMSException]] = {}  #: by operation, what the next requests raise
         self.while_attaching: Callable[[], None] = lambda: None
+        self.refusal: Callable[[], JMSException] | None = None  #: gives what further requests raise
         self.sink: Any = None
         self._changed = threading.Condition()
 
@@ -54,6 +56,8 @@ class Scripted:
             failures = self.failures.get(operation)
         if failures:
             raise failures.pop(0)
+        if self.refusal is not None:
+            raise self.refusal()
         if operation == "event_positions":
             return {"run": "run", "kept": self.kept}
         if operation == "read_keys":
@@ -180,6 +184,27 @@ def test_events_and_caches_begin_anew_where_the_store_is_an_older_copy(
         {"run": None},
         {"run": "run"},
     ]
+
+
+def test_what_a_close_ends_is_not_reported(engine: Scripted, events: ClientEvents, reports: list[JMSException]) -> None:
+    followed(events, Told())
+    ending = threading.Event()
+
+    def refused() -> JMSException:
+        assert ending.wait(WAIT)
+        return IllegalStateException("the connection is closed")
+
+    engine.refusal = refused
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("pending_events", 2)
+    closing = threading.Thread(target=events.close, args=(time.monotonic() + WAIT,), kwargs={"keep": True})
+    closing.start()
+    while not events._is_ending:
+        time.sleep(0.001)
+    ending.set()
+    closing.join(WAIT)
+    assert not reports
 
 
 def test_caches_are_read_again_from_another_engine_that_knows_the_client(
