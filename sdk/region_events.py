@@ -38,6 +38,7 @@ from broker_adapter import (
     UnconnectedException,
     uninterrupted,
 )
+from sdk.event_positions import EventPositions
 from sdk.region_state import Interest, RegionState
 from sdk.session_state import log
 
@@ -104,19 +105,18 @@ class ClientEvents:
         self._pauses = 0
         self._is_interrupted = False
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
-        self._is_elsewhere = False  #: whether that is another engine, of which nothing is known yet
         self._has_missed = False  #: whether events were missed, so that the caches are to be read again
         self._is_ready = False
         self._is_live = False  #: whether the marker has come
         self._marker: EventDelivery | None = None  #: that has come and was not told to all regions
-        self._through = 0  #: position up to which events were processed
+        self._positions = EventPositions()
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
         self._unknown: set[str] = set()  #: regions of which events have come, and that were not created here
-        self._store: str | None = None
+        self._store: str | None = None  #: to which the connection leads now
 
     def __repr__(self) -> str:
-        return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._through}>"
+        return f"<ClientEvents of {self._name}: {len(self.regions)} regions, through {self._positions.through}>"
 
     # The application's threads.
 
@@ -229,11 +229,14 @@ class ClientEvents:
             if self._is_ending:
                 raise IllegalStateException(f"{self._name} is closed")
             self.require_connected("this needs the engine")
-            if self._link is None:
+            is_new = self._link is None
+            if is_new:
                 self._attach_link()
             pending = self.pending
             if pending is None:
                 pending = self.pending = self.ask("pending_events", {})
+            if is_new or self._positions.run is None:
+                self._check_positions()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"holdfast-events-of-{self._name}", daemon=True)
                 uninterrupted(thread.start)
@@ -253,8 +256,8 @@ class ClientEvents:
                 self._is_attaching = False
                 self._link = link
                 early, self._early = self._early, []
-                if link is not None and not self._is_lost:
-                    self._forget_elsewhere()
+                if link is not None and not self._is_lost and self._positions.move(self._store):
+                    self._unacknowledged = 0
         for event in early:
             if self.came(event) and isinstance(event, LinkLost):
                 raise event.error
@@ -309,8 +312,8 @@ class ClientEvents:
             return
         left = max(0.001, deadline - time.monotonic())
         try:
-            if self._unacknowledged and not self._is_elsewhere:
-                self._transport.request("acknowledge_events", {"through": self._through}, left)
+            if self._unacknowledged and not self._positions.is_elsewhere(self._store):
+                self._transport.request("acknowledge_events", {"through": self._positions.through}, left)
             self._transport.request("leave", {"keep": keep}, left)
         except JMSException as error:
             log.debug("! %s closes without a word about its events: %s", self._name, error)
@@ -334,15 +337,14 @@ class ClientEvents:
             store: names the store of the engine; None: it is not known.
         """
         with self._changed:
-            if store != self._store and self._store is not None:
-                self._is_elsewhere = True  # the thread forgets the positions, when no event is told any more
-            self._store = store
+            self._store = store  # the thread forgets the positions of another one, when no event is told any more
             self._is_interrupted = False
             self._changed.notify_all()
 
     def connected(self, store: str | None) -> None:
         """The connection is there for the first time; ``store`` as in ``restored``."""
         self._store = store
+        self._positions.move(store)
 
     def came(self, event: LinkInterrupted | LinkRestored | LinkLost) -> bool:
         """Something has become of a link; returns whether it is that for events."""
@@ -431,6 +433,8 @@ class ClientEvents:
             log.debug("! %s: %s; it is done again with the next connection", self._name, error)
             self._rest()
         except JMSException as error:
+            if self._is_ending:
+                return  # its requests end with the connection
             self._report(error)
             self._rest()
         except Exception:  # a fault must not end the events of the connection without a word
@@ -447,7 +451,7 @@ class ClientEvents:
             if not self._is_live:
                 self._go_live(event, link)
             return
-        if event.position > self._through:
+        if event.position > self._positions.through:
             region = self.regions.get(event.region)
             if region is not None:
                 region.process(event, is_live=self._is_live)
@@ -461,7 +465,7 @@ class ClientEvents:
         with self._changed:
             if self._link != link:
                 return  # it is lost meanwhile; what is attached now may be one of another engine
-            self._through = max(self._through, event.position)
+            self._positions.told(event.position)
             self._unacknowledged += 1
             if self._due is None:
                 self._due = time.monotonic() + self._settings.event_acknowledge_seconds
@@ -488,26 +492,28 @@ class ClientEvents:
     def _acknowledge(self) -> None:
         self._due = None
         if self._unacknowledged:
-            self.ask("acknowledge_events", {"through": self._through})
+            self.ask("acknowledge_events", {"through": self._positions.through})
             self._unacknowledged = 0
 
     def _restore(self) -> None:
         """Register everything again with a connection that is new."""
         with self._changed:
             self._is_lost = False  # ahead: it may be lost again meanwhile
-            # Whatever waits there for the client, the caches are those of another engine.
-            self._has_missed = self._forget_elsewhere() or self._has_missed
+            if self._positions.move(self._store):
+                self._has_missed = True  # whatever waits there for the client, the caches are those of another engine
+                self._unacknowledged = 0
         try:
             self.pending = pending = self.ask("pending_events", {})
             self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
+            self._check_positions()
             for region in list(self.regions.values()):
                 self._restore_region(region)
             if self._has_missed and self.is_durable:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
-                        " durable_timeout, or the queue was too long, or this is another engine: events were missed,"
-                        " and the caches of its regions were read again"
+                        " durable_timeout, or the queue was too long, or this is another engine, or an older copy of"
+                        " its store: events were missed, and the caches of its regions were read again"
                     )
                 )
             self._has_missed = False
@@ -517,12 +523,13 @@ class ClientEvents:
             self._is_lost = True
             raise
 
-    def _forget_elsewhere(self) -> bool:
-        """Under the lock: if this is another engine, forget the positions of the last one; returns whether it is."""
-        is_elsewhere, self._is_elsewhere = self._is_elsewhere, False
-        if is_elsewhere:
-            self._through = self._unacknowledged = 0
-        return is_elsewhere
+    def _check_positions(self) -> None:
+        """Begin anew where the store was replaced by an older copy of itself."""
+        found = self.ask("event_positions", {"run": self._positions.run})
+        with self._changed:
+            if self._positions.check(found["kept"], found["run"]):
+                self._has_missed = True
+                self._unacknowledged = 0
 
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""
@@ -537,6 +544,8 @@ class ClientEvents:
         except _PASSING:
             raise
         except JMSException as error:
+            if self._is_ending:
+                raise
             self._report(error)
             region.forget()
             return

@@ -61,7 +61,8 @@ REGIONS_CAPABILITY: Final = "HOLDFAST-REGIONS"
 REGION_OPERATIONS: Final = frozenset(
     (
         *("create_region", "change_keys", "read_keys", "register_interest", "unregister_interest"),
-        *("ready_for_events", "acknowledge_events", "pending_events", "leave", "open_snapshot", "close_snapshot"),
+        *("ready_for_events", "acknowledge_events", "pending_events", "event_positions", "leave"),
+        *("open_snapshot", "close_snapshot"),
     )
 )
 

@@ -124,6 +124,10 @@ keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name)
     How many events of the connection's durable client end, which has processed them.
 ``pending_events`` without arguments
     How many events waited for the durable client as it connected; -1: it was away for too long, -2: it had no queue.
+``event_positions`` with ``run`` (or None)
+    ``run``: in which run of the engine events have their positions from now on; None where the store has no room for a
+    note of that.  ``kept``: positions of events below it, seen in the run that was asked about, are known to be still
+    those of the same events.
 ``leave`` with ``keep``
     True.  The connection's durable client closes; with ``keep``, its queue stays if it has a durable interest.
 
@@ -422,6 +426,7 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "ready_for_events": region_operations.ready_for_events,
     "acknowledge_events": region_operations.acknowledge_events,
     "pending_events": region_operations.pending_events,
+    "event_positions": region_operations.event_positions,
     "leave": region_operations.leave,
     "clients": client_operations.clients,
     "queue_size": client_operations.queue_size,
@@ -517,6 +522,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "ready_for_events": {},
     "acknowledge_events": {"through": Argument(int)},
     "pending_events": {},
+    "event_positions": {"run": Argument(str, None)},
     "leave": {"keep": Argument(bool)},
     "clients": {"client_id": Argument(str, None), "after": Argument(str, None), "limit": _DESCRIBED},
     "queue_size": {"client_id": Argument(str)},

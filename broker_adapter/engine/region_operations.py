@@ -19,7 +19,12 @@ from broker_adapter.engine.regions.routing import check_numbers
 from broker_adapter.engine.regions.stored_key import StoredKey
 from broker_adapter.engine.stores import Message
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
-from broker_adapter.errors import InvalidDestinationException, MessageFormatException, StoreCorruptException
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    MessageFormatException,
+    ResourceAllocationException,
+    StoreCorruptException,
+)
 from broker_adapter.selectors.language import Selector, parse_selector
 
 #: Keys that one request may change, name or be answered with, and interests that it may have.
@@ -298,3 +303,20 @@ def pending_events(arguments: Arguments) -> Steps:
 
     yield c.ResolveCommit(c.CommitId("", 0))  # what the connection has handed over before, as its attach, is done then
     return (yield pending)
+
+
+def event_positions(arguments: Arguments) -> Steps:
+    """Whether positions of events mean what they meant where a client has seen them."""
+
+    def positions(reader: Reader) -> dict[str, Any]:
+        log = reader.state.events.events
+        if log is None:  # no region, so no event has a position
+            return {"run": None, "kept": 1}
+        kept = reader.kept(log, arguments["run"])
+        try:
+            run = reader.run(log)
+        except ResourceAllocationException:  # what the client has says as much
+            run = None
+        return {"run": run, "kept": kept}
+
+    return (yield positions)

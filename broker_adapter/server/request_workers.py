@@ -31,7 +31,11 @@ _GROUPS = (
     ("publishing", ("publish",), _WAITING_THREADS),
     ("short", ("statistics", "bounds", "read_range", "stage", "renew", "discard", "published"), _SHORT_THREADS),
     ("streaming", ("settle_through",), _STREAMING_THREADS),
-    ("events", ("acknowledge_events", "ready_for_events", "pending_events", "leave"), _WAITING_THREADS),
+    (
+        "events",
+        ("acknowledge_events", "ready_for_events", "pending_events", "event_positions", "leave"),
+        _WAITING_THREADS,
+    ),
     ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
     ("changing", ("change_keys",), _WAITING_THREADS),
     ("describing", ("clients", "queue_size", "regions", "queries"), _SHORT_THREADS),

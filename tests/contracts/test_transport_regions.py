@@ -179,6 +179,15 @@ def test_an_event_is_history_before_the_marker_and_live_behind_it(ours: Client, 
     assert events.got[2].interests == [(1, "")] or events.got[2].interests == [[1, ""]]
 
 
+def test_positions_of_events_are_known_by_the_run_in_which_they_were_seen(ours: Client) -> None:
+    change(ours, ("a", 0, "1"), ("b", 0, "2"))
+    seen = ask(ours, "event_positions")
+    assert seen["kept"] == 3
+    change(ours, ("c", 0, "3"))
+    assert ask(ours, "event_positions", run=seen["run"]) == {"run": seen["run"], "kept": 4}
+    assert ask(ours, "event_positions", run="of another copy")["kept"] == 1
+
+
 def test_what_was_not_acknowledged_comes_again(ours: Client, engine: Engine) -> None:
     events = Events(ours)
     ask(ours, "register_interest", region="r", interests=[ALL_KEYS], durable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -367,3 +368,41 @@ def test_a_connection_that_only_puts_goes_on_at_another_server(tmp_path: Path, c
         client.wait_for_restore()
         quotes.put("k", "of b")
         assert quotes.get_all() == {"k": "of b"}
+
+
+@pytest.mark.parametrize("client_id", ["desk", None], ids=["durable", "not durable"])
+def test_the_cache_and_the_events_are_those_of_an_older_copy_that_replaces_the_store(
+    tmp_path: Path, connect: Connect, client_id: str | None
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        client = connect(url=server.url, client_id=client_id)
+        made, told = region(client.connection, all_keys=True, durable=client_id is not None)
+        if client_id is not None:
+            client.connection.ready_for_events()
+        put_until_told(made, told, "a", "old")
+        server.stop()
+        shutil.copytree(server.data, tmp_path / "copy")
+        server.start()
+        client.wait_for_restore()
+        put_until_told(made, told, "a", "lost")
+        server.stop()
+        shutil.rmtree(server.data)
+        shutil.copytree(tmp_path / "copy", server.data)
+        server.start()
+        new = {f"k{number:03}": "new" for number in range(100)}  # so that all positions were given again
+        with ConnectionFactory(server.url).create_connection() as direct:
+            feed(direct, "quotes").put_all(new)
+        client.wait_for_restore(2)
+        wait_until_cached(made, {"a": "old", **new})
+        put_until_told(made, told, "b", "new")
+        if client_id is not None:
+            assert {event.key for event in told.events} == {"a", "b", *new}
+
+
+def put_until_told(made: Region, told: Told, key: str, value: str) -> None:
+    """Put until a listener is told: what happens before interest is registered again is read, and not told."""
+    deadline = time.monotonic() + 60
+    while not told.words[-1:] or not told.words[-1].endswith(f" {key}={value}"):
+        assert time.monotonic() < deadline, told.words
+        made.put(key, value)
+        time.sleep(0.01)

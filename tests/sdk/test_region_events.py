@@ -14,6 +14,7 @@ from broker_adapter import (
     ConnectionLostException,
     EventDelivery,
     Identity,
+    IllegalStateException,
     InvalidDestinationException,
     JMSException,
     LinkLost,
@@ -37,11 +38,13 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self.pending: Any = 0
+        self.kept = 1 << 62  #: positions below it are known to be those of the same events
         self.entries: list[tuple[Any, ...]] = []  #: of the keys of the region
         self.failures: dict[str, list[JMSException]] = {}  #: by operation, what the next requests raise
         self.answers: dict[str, Callable[[], Any]] = {}  #: by operation, what makes the answer
         self.link = LINK  #: the number of the next link
         self.while_attaching: Callable[[], None] = lambda: None
+        self.refusal: Callable[[], JMSException] | None = None  #: gives what further requests raise
         self.sink: Any = None
         self._changed = threading.Condition()
 
@@ -59,6 +62,10 @@ class Scripted:
             raise failures.pop(0)
         if operation in self.answers:
             return self.answers[operation]()
+        if self.refusal is not None:
+            raise self.refusal()
+        if operation == "event_positions":
+            return {"run": "run", "kept": self.kept}
         if operation == "read_keys":
             return {"entries": self.entries, "next": None}
         return self.pending if operation == "pending_events" else True
@@ -148,6 +155,67 @@ def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found
     assert [event.version for event in held.events] == [100, 3]
     engine.wait_for("acknowledge_events")
     assert [arguments["through"] for each, arguments in engine.asked if each == "acknowledge_events"] == [3]
+
+
+def test_what_an_engine_tells_again_is_known_though_another_one_was_between(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    told = Told()
+    followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    for number, store in enumerate(("two", "one"), 2):
+        events.interrupted()
+        events.restored(store)
+        engine.wait_for("ready_for_events", number)
+    engine.sink([destroyed(100), destroyed(101)])
+    told.wait_for(2)
+    assert [event.version for event in told.events] == [100, 101]
+
+
+def test_events_and_caches_begin_anew_where_the_store_is_an_older_copy(
+    engine: Scripted, events: ClientEvents, reports: list[JMSException]
+) -> None:
+    told = Told()
+    state = followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    with state.lock:
+        state.cache.add_result("k", 100, KeyState.UNREAD)
+    engine.kept = 100
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("ready_for_events", 2)
+    assert list(state.cache) == []
+    engine.sink([destroyed(60)])
+    told.wait_for(2)
+    assert [event.version for event in told.events] == [100, 60]
+    assert "older copy" in str(reports[0])
+    assert [arguments for each, arguments in engine.asked if each == "event_positions"] == [
+        {"run": None},
+        {"run": "run"},
+    ]
+
+
+def test_what_a_close_ends_is_not_reported(engine: Scripted, events: ClientEvents, reports: list[JMSException]) -> None:
+    followed(events, Told())
+    ending = threading.Event()
+
+    def refused() -> JMSException:
+        assert ending.wait(WAIT)
+        return IllegalStateException("the connection is closed")
+
+    engine.refusal = refused
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("pending_events", 2)
+    closing = threading.Thread(target=events.close, args=(time.monotonic() + WAIT,), kwargs={"keep": True})
+    closing.start()
+    while not events._is_ending:
+        time.sleep(0.001)
+    ending.set()
+    closing.join(WAIT)
+    assert not reports
 
 
 def test_caches_are_read_again_from_another_engine_that_knows_the_client(

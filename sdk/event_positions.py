@@ -1,0 +1,61 @@
+"""Up to which event a client has been told everything, in each store that its connection has led to.
+
+Positions are those of one store.  A store that was replaced by an older copy of itself gives some of them again; so the
+run of the engine in which one was seen is kept beside it, and the engine says which positions of that run still mean
+the same events.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Other stores of which it is remembered which events were told.
+MOST_STORES: Final = 100
+
+
+class EventPositions:
+    """The positions of one client.
+
+    Attributes:
+        store: names the store; None: it is not known.
+        through: everything up to this position was told.
+        run: of the engine, in which that was seen; None: it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.store: str | None = None
+        self.through = 0
+        self.run: str | None = None
+        self._others: dict[str | None, tuple[int, str | None]] = {}  #: position and run, by store
+
+    def is_elsewhere(self, store: str | None) -> bool:
+        """Whether a store is known to be another one."""
+        return self.store is not None and store != self.store
+
+    def move(self, store: str | None) -> bool:
+        """Go on in a store, with what was told of it; returns whether it is another one."""
+        is_elsewhere = self.is_elsewhere(store)
+        if is_elsewhere:
+            self._others[self.store] = self.through, self.run
+            self.through, self.run = self._others.pop(store, (0, None))
+            if len(self._others) > MOST_STORES:
+                del self._others[next(iter(self._others))]
+        self.store = store
+        return is_elsewhere
+
+    def told(self, position: int) -> None:
+        """An event was told."""
+        self.through = max(self.through, position)
+
+    def check(self, kept: int, run: str | None) -> bool:
+        """Begin anew where positions do not mean what they meant; returns whether they do not.
+
+        Args:
+            kept: positions below this one, seen in ``run``, are those of the same events.
+            run: in which run of the engine events have their positions from now on; None: it has noted none.
+        """
+        is_wrong = self.through >= kept
+        if is_wrong:
+            self.through = 0
+        self.run = run or self.run
+        return is_wrong
