@@ -486,8 +486,8 @@ class ClientEvents:
                 self._report(
                     ResourceAllocationException(
                         f"{self._name} has lost its queue of events, because it was away for longer than its"
-                        " durable_timeout, or the queue was too long, or this is another engine, or an older copy of its"
-                        " store: events were missed, and the caches of its regions were read again"
+                        " durable_timeout, or the queue was too long, or this is another engine, or an older copy of"
+                        " its store: events were missed, and the caches of its regions were read again"
                     )
                 )
             self._has_missed = False
