@@ -340,8 +340,9 @@ class EventChanges:
         client, region = self._client(command.client), self._state.region(command.region)
         head = self._state.head
         wanted = [checked_interest(*each) for each in command.interests]
-        region.routing.check_room(wanted)
-        self._clients.register(client, region, wanted, command.durable, head)
+        if not client.has(region.id, wanted, durable=command.durable):
+            region.routing.check_room(wanted)
+            self._clients.register(client, region, wanted, command.durable, head)
         effects.answer(command, head)
 
     def _unregister(self, command: e.UnregisterInterest, now_ms: int, effects: Effects) -> None:

@@ -216,6 +216,11 @@ class DurableClient:
             self.interests[region] = dict(wanted)
             self.asked[region] = sum(1 for each in wanted if each.kind is not InterestKind.KEY)
 
+    def has(self, region: int, interests: Iterable[Interest], *, durable: bool) -> bool:
+        """Whether it wants all of this already, and durably if asked to; what else it wants is not looked at."""
+        wanted = self.interests.get(region, {})
+        return all(each in wanted and (wanted[each] or not durable) for each in interests)
+
     def query_names(self) -> dict[str, tuple[int, Interest]]:
         """Name → region and interest of each of its queries."""
         found = ((region, each) for region, wanted in self.interests.items() for each in wanted)
