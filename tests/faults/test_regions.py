@@ -247,16 +247,17 @@ class Desk:
 
     def _live(self, seconds: float, until: str | None = None) -> dict[str, str]:
         connection = self._factory.create_connection(client_id=self.client_id, durable_timeout=None)
-        made, told = region(connection)
-        made.register_interest(all_keys=True, durable=True)
-        connection.ready_for_events()
-        if until is None:
-            self._ends.wait(seconds)
-        else:
-            told.wait_until(lambda: f"live {made.name}" in told.words and made.get("end") == until)
-            told.wait_until(lambda: any(event.value == until for event in told.events) or self._knows(until))
-        final = cached(made)
-        connection.close(keep_alive=True)
+        with connection:  # one that fails is closed, and keeps its queue: else it is restored, and in use
+            made, told = region(connection)
+            made.register_interest(all_keys=True, durable=True)
+            connection.ready_for_events()
+            if until is None:
+                self._ends.wait(seconds)
+            else:
+                told.wait_until(lambda: f"live {made.name}" in told.words and made.get("end") == until)
+                told.wait_until(lambda: any(event.value == until for event in told.events) or self._knows(until))
+            final = cached(made)
+            connection.close(keep_alive=True)
         self._note(told)
         return final
 

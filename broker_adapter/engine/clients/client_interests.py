@@ -47,6 +47,7 @@ class ClientInterests:
         self.conflating = Conflating()
         self.check_step = max(1, max_events // _CHECKS)
         self._store_audience = store_audience
+        self._started = 0  #: the last position as the engine was started
         self._store_span = store_span
         self._store_interest = store_interest
         self._max_interests = max_interests
@@ -80,10 +81,11 @@ class ClientInterests:
 
     def add(
         self, client: DurableClient, region: Region, interests: Iterable[Interest], durable: bool, head: int
-    ) -> None:
-        """Let a client want more of a region, from the event behind ``head`` on.
+    ) -> bool:
+        """Let a client want more of a region, from the event behind ``head`` on; returns whether it does.
 
-        One that it has already, and that is durable, stays durable.
+        One that it has already, and that is durable, stays durable.  With nothing new, as at each reconnect, this costs
+        what these interests cost, however many others there are.
 
         Raises:
             IllegalStateException: it has another query of this name.
@@ -99,15 +101,17 @@ class ClientInterests:
                 f"durable client {client.id!r} may have no more than {self._max_interests} interests (option"
                 " max_client_interests): want keys that match an expression, or all keys"
             )
+        more = {each: outlives for each, outlives in more.items() if had.get(each) is not outlives}
+        if not more:
+            return False
         for interest, outlives in more.items():
-            if had.get(interest) is not outlives:
-                self._store_interest(client, region.id, interest, outlives)
-        if not self._change_own(client, region, new, (), head):
-            wanted = {**had, **more}
-            self._belong(client, region, self._one_of(client, region, wanted), head)
+            self._store_interest(client, region.id, interest, outlives)
+        if new and not self._change_own(client, region, new, (), head):
+            self._belong(client, region, self._one_of(client, region, {**had, **more}), head)
         client.want_more(region.id, more)
-        if new and not had:
+        if not had:
             self.conflating.wants(region.id, client.conflation, 1)
+        return True
 
     def end(self, client: DurableClient, region: Region, interests: Iterable[Interest], head: int) -> list[Interest]:
         """Let a client not want something any more; returns what of that it wanted."""
@@ -137,8 +141,6 @@ class ClientInterests:
         """Change the audience of a client in place; returns whether that can be."""
         number = client.queue.audience_of(region.id)
         audience = None if number is None else self.audiences[number]
-        if audience is not None and not more and not ended:
-            return True
         if not isinstance(audience, OwnAudience) or not audience.can_change(more, ended):
             return False
         region.routing.change(audience, more, ended, head)

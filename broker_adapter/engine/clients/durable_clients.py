@@ -363,8 +363,8 @@ class DurableClients:
             IllegalStateException: it has another query of this name.
             ResourceAllocationException: it has as many interests as it may have.
         """
-        self._interests.add(client, region, interests, durable, head)
-        self._store_client(client, True)
+        if self._interests.add(client, region, interests, durable, head):
+            self._store_client(client, True)
 
     def unregister(
         self,
