@@ -71,26 +71,22 @@ def read_keys(arguments: Arguments) -> Steps:
         None if arguments["expression"] is None else expression(arguments["expression"]),
         None if arguments["selector"] is None else parse_selector(arguments["selector"]),
     )
-    names: Sequence[str] | None = arguments["keys"]
-    after: str | None = arguments["after"]
+    keys = _Keys(arguments["region"], arguments["keys"], arguments["after"], arguments["through"])
     room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     first_position: int | None = None
     found: list[tuple[Any, ...]] = []
     damaged: list[str] = []
-    token, through = arguments["snapshot"], arguments["through"]
     while True:
-        page = _Page(arguments["region"], names, after, choice, room, with_values=arguments["values"])
-        page.token, page.through = token, through
+        page = _Page(keys, arguments["snapshot"], choice, room, with_values=arguments["values"])
         position = yield page.read
         first_position = position if first_position is None else first_position
         found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
         damaged += page.damaged
         room -= page.size
-        after = page.next
-        if after is None or room <= 0 or len(found) >= MAX_KEYS:
-            return {"position": first_position, "entries": found, "next": after, "damaged": damaged}
-        if names is not None:
-            names = names[page.covered :]
+        if page.next is None or room <= 0 or len(found) >= MAX_KEYS:
+            return {"position": first_position, "entries": found, "next": page.next, "damaged": damaged}
+        names = None if keys.names is None else keys.names[page.covered :]
+        keys = keys._replace(names=names, after=page.next)
 
 
 def open_snapshot(arguments: Arguments) -> Steps:
@@ -140,23 +136,29 @@ class _Choice(NamedTuple):
     selector: Selector | None
 
 
+class _Keys(NamedTuple):
+    """Keys that are to be read: those that are named, or a range of all."""
+
+    region: str
+    names: Sequence[str] | None  #: None: all
+    after: str | None  #: of all keys, those behind this one
+    through: str | None  #: of all keys, those up to this one; None: to the last there is
+
+
 class _Page:
     """Keys that are read in one step.
 
     Attributes:
         size: bytes that they take in an answer.
         damaged: keys whose values cannot be trusted, and that were left out of the answers.
-        token: of the snapshot that is read; None: what is there now.
-        through: the last key that is wanted, of all keys; None: the last there is.
         covered: how many of the keys that were named are among them, or are not there.
         next: the last key that was looked at, where there may be more; None: there are none.
     """
 
     def __init__(
         self,
-        region: str,
-        names: Sequence[str] | None,
-        after: str | None,
+        wanted: _Keys,
+        token: str | None,
         choice: _Choice,
         room: int,
         *,
@@ -165,16 +167,14 @@ class _Page:
         """A page that was not read yet.
 
         Args:
-            region: its name.
-            names: the keys that are wanted; None: all.
-            after: of all keys, those behind this one.
+            wanted: the first ones of these.
+            token: of the snapshot that is read; None: what is there now.
             choice: which of them are wanted.
             room: bytes that they may take in the answer, but for the last one.
             with_values: whether their values are wanted.
         """
-        self._region = region
-        self._names = names
-        self._after = after
+        self._wanted = wanted
+        self._token = token
         self._choice = choice
         self._room = room
         self._with_values = with_values
@@ -183,30 +183,29 @@ class _Page:
         self.covered = 0
         self.next: str | None = None
         self.damaged: list[str] = []
-        self.token: str | None = None
-        self.through: str | None = None
 
     def read(self, reader: Reader) -> int:
         """Read it; returns the position of the last event by now."""
-        state = reader.state.events
-        region = state.regions.get(self._region)
+        state, token = reader.state.events, self._token
+        name, wanted, after, through = self._wanted
+        region = state.regions.get(name)
         if region is None:
-            raise InvalidDestinationException(f"there is no region {self._region!r}: create it first")
-        view = reader if self.token is None else reader.snapshot(self.token, region.id, self._region)
+            raise InvalidDestinationException(f"there is no region {name!r}: create it first")
+        view = reader if token is None else reader.snapshot(token, region.id, name)
         position = view.position if isinstance(view, RegionSnapshot) else state.head
         matches, selector = self._choice
         needs_values = self._with_values or selector is not None
-        if self._names is None:
-            keys = view.keys_behind(region.id, self._after, _READ_AT_ONCE, places=needs_values)
+        if wanted is None:
+            keys = view.keys_behind(region.id, after, _READ_AT_ONCE, places=needs_values)
             has_more = len(keys) == _READ_AT_ONCE
-            if self.through is not None and keys and keys[-1].key.encode() >= self.through.encode():
-                last = self.through.encode()
+            if through is not None and keys and keys[-1].key.encode() >= through.encode():
+                last = through.encode()
                 keys = [each for each in keys if each.key.encode() <= last]
                 has_more = False
         else:
-            names = self._names[:_READ_AT_ONCE]
+            names = wanted[:_READ_AT_ONCE]
             keys = [view.key(region.id, each) for each in names]
-            has_more = len(names) < len(self._names)
+            has_more = len(names) < len(wanted)
         sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
         for each in sizes:
             if self.covered and self.size + each > self._room:
@@ -246,8 +245,8 @@ class _Page:
                     self.damaged.append(stored.key)
                     continue
                 raise StoreCorruptException(
-                    f"the value of key {stored.key!r} of region {self._region!r} cannot be trusted: a checksum is"
-                    " wrong; put the key again, or leave such keys out (skip_damaged)"
+                    f"the value of key {stored.key!r} of region {self._wanted.region!r} cannot be trusted: a checksum"
+                    " is wrong; put the key again, or leave such keys out (skip_damaged)"
                 )
             if value is None or not self._with_values:
                 answers.append((stored.key, record.version, int(record.state), None, None))
