@@ -30,7 +30,7 @@ QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
     message_types.py message_values.py) \
   $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
 
-.PHONY: setup demo test quick coverage check format docs bench interop soak torture clean preflight
+.PHONY: setup demo test quick coverage check format docs bench bench-geode interop soak torture clean preflight
 
 setup: $(READY)
 
@@ -83,6 +83,9 @@ docs: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-geode: $(READY)
+	@$(BIN)/python -m benchmarks.geode $(ARGS)
 
 interop: $(READY)
 	@echo "fetching what the interop tests need, into .interop (once; a minute or two) ..."

@@ -29,8 +29,21 @@ class CannotInstall(Exception):
 
 def java_client() -> str:
     """The class path of Apache Qpid JMS and of our programs that use it."""
-    libraries, classes = PLACE / "java" / "lib", PLACE / "java" / "classes"
-    pom, sources = HERE / "java" / "pom.xml", sorted((HERE / "java").glob("*.java"))
+    return java_programs(HERE / "java", "java")
+
+
+def java_programs(folder: Path, name: str) -> str:
+    """The class path of the Java programs of a folder, with the libraries that its ``pom.xml`` names.
+
+    Args:
+        folder: with the sources.
+        name: of the folder in ``.interop`` for what is fetched and compiled.
+
+    Raises:
+        CannotInstall: Maven or ``javac`` is missing or fails; with what it said.
+    """
+    libraries, classes = PLACE / name / "lib", PLACE / name / "classes"
+    pom, sources = folder / "pom.xml", sorted(folder.glob("*.java"))
     if _is_older(libraries, [pom]):
         shutil.rmtree(libraries, ignore_errors=True)
         _run("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={libraries}")

@@ -1,0 +1,435 @@
+"""Puts that durable clients want which are away, and their return: our server beside one of Apache Geode.
+
+``make bench-geode``, or ``python -m benchmarks.geode [--json] [--clients N] [--puts N]``. Fetches Geode with Maven into
+``.interop`` where it is not there. Needs Maven and a JDK, and says in one line which of their programs is missing (exit
+status 1).
+
+Theory of operation: a *side* is a server in a process of its own and a program that is its client. Both sides do the
+same, one after the other: warm up, put with nobody away, with one durable client away, and with many, and have the
+first client come back. CPU time is that of processes, as the system counts it. What is stored is in
+Geode the heap after a collection, and here the records on disk. The puts change the same keys again and again, so that
+what a put adds is what waits for the clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import attrs
+import lmdb
+import psutil
+from rich.console import Console
+
+from benchmarks.modes import server
+from benchmarks.report import Figure, show
+from sdk import Connection, ConnectionFactory, Region, RegionEvent, RegionListener, ResultPolicy
+from tests.interop import install
+
+_JAVA = Path(__file__).parent / "java"
+#: What the modules of Java have to open to Geode.
+_OPENS = (
+    "java.base/java.lang",
+    "java.base/java.nio",
+    "java.base/sun.nio.ch",
+    "java.management/com.sun.jmx.remote.security",
+)
+_PROGRAMS = ("mvn", "java", "javac")
+_WAIT = 600.0
+_BATCH = 100
+_KEYS = 1_000
+_BYTES = 100
+#: How long a client stays that was told everything, so that Geode's server learns of it.
+_CALM_SECONDS = 2.0
+#: A heap is not told more exactly: what grows by less has no ratio.
+_EXACT_BYTES = 1 << 20
+
+
+class Side(Protocol):
+    """A server, and its clients of which one at a time is connected."""
+
+    process: psutil.Process  #: the server's
+    client: psutil.Process
+    may_repeat: bool  #: whether events may be told once more that were told right before a client left
+
+    def stored(self) -> int:
+        """Bytes of what the server keeps."""
+
+    def connect(self, client: str | None = None) -> None:
+        """Connect a client that puts, or a durable one that wants all keys."""
+
+    def put(self, count: int) -> None:
+        """Put so many values."""
+
+    def ready(self) -> int:
+        """Have the durable client told what waits for it; how many events that was."""
+
+    def leave(self, *, keep: bool = True) -> None:
+        """Disconnect; what a durable client wants waits for it from then on, unless it is not kept."""
+
+
+@attrs.frozen
+class Puts:
+    """What puts cost a server: of each put, the CPU time in microseconds and the bytes stored."""
+
+    away: int
+    count: int
+    cpu: float
+    stored: float
+
+
+@attrs.frozen
+class Return:
+    """A durable client's return: seconds until it was told all events, and the CPU time that each cost both ends."""
+
+    away: int
+    count: int
+    seconds: float
+    cpu: float
+    client_cpu: float
+
+
+class Failed(Exception):
+    """A side did something else than it was told."""
+
+
+def answer_of(line: str) -> list[str] | None:
+    """What a Java program answers in a line; None where the line is something else, such as a record of its log."""
+    first, *words = line.split() or [""]
+    return words if first == "done" else None
+
+
+def compared(version: str, holdfast: Sequence[Puts | Return], geode: Sequence[Puts | Return]) -> Iterator[Figure]:
+    """What both have measured, line by line.
+
+    Args:
+        version: of Geode.
+        holdfast, geode: the same measurements, in the same order.
+    """
+    for ours, theirs in zip(holdfast, geode, strict=True):
+        if isinstance(ours, Puts) and isinstance(theirs, Puts):
+            name = f"put, {_away(ours.away)}"
+            exact = _EXACT_BYTES / theirs.count
+            yield _figure(version, f"{name}: server's CPU", "us", ours.cpu, theirs.cpu)
+            yield _figure(version, f"{name}: stored", "bytes", ours.stored, theirs.stored, exact)
+        elif isinstance(ours, Return) and isinstance(theirs, Return):
+            name = f"return to {ours.count:,} events, {_away(ours.away)}"
+            yield _figure(version, f"{name}: until told", "s", ours.seconds, theirs.seconds, told=1)
+            yield _figure(version, f"{name}: server's CPU an event", "us", ours.cpu, theirs.cpu, told=1)
+            yield _figure(version, f"{name}: client's CPU an event", "us", ours.client_cpu, theirs.client_cpu, told=1)
+        else:
+            raise TypeError(f"{ours} is compared with {theirs}")
+
+
+def _away(clients: int) -> str:
+    return {0: "no client away", 1: "1 client away"}.get(clients, f"{clients:,} clients away")
+
+
+def _figure(
+    version: str, name: str, unit: str, ours: float, theirs: float, exact: float = 0.0, told: int = 0
+) -> Figure:
+    return Figure(
+        name=name,
+        value=ours,
+        unit=unit,
+        yardstick=f"Geode {version}: {_number(theirs)} {unit}",
+        ratio=ours / theirs if theirs > exact else None,
+        body_bytes=_BYTES,
+        producers=1 - told,
+        consumers=told,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def measured(side: Side, puts: int, clients: int, say: Callable[[str], None]) -> Iterator[Puts | Return]:
+    """Put and come back, with more and more durable clients away.
+
+    Args:
+        side: whose server is measured.
+        puts: how many, each time.
+        clients: how many are away in the end.
+        say: told what happens.
+
+    Raises:
+        Failed: a client that came back was told another number of events.
+    """
+    say("warms up")
+    _warm_up(side, 2 * puts)
+    gone = 0
+    for away in sorted({0, 1, clients}):
+        say(f"puts with {away} durable clients away")
+        for number in range(gone, away):
+            side.connect(f"client-{number}")
+            side.leave()
+        gone = away
+        side.connect()
+        stored = side.stored()
+        cpu = _cpu(side.process)
+        side.put(puts)
+        cpu = _cpu(side.process) - cpu
+        stored = side.stored() - stored
+        side.leave()
+        yield Puts(away, puts, cpu / puts * 1e6, stored / puts)
+        if away:
+            yield _returned(side, puts, away)
+
+
+def _warm_up(side: Side, puts: int) -> None:
+    """All that is measured once, with a client that is not kept: Java compiles what runs often."""
+    side.connect("first")
+    side.leave()
+    side.connect()
+    side.put(puts)
+    side.leave()
+    side.connect("first")
+    side.ready()
+    side.leave(keep=False)
+
+
+def _returned(side: Side, events: int, away: int) -> Return:
+    """The first client comes back to so many events, and leaves again."""
+    side.connect("client-0")
+    cpu, client, started = _cpu(side.process), _cpu(side.client), time.perf_counter()
+    told = side.ready()
+    seconds = time.perf_counter() - started
+    cpu, client = _cpu(side.process) - cpu, _cpu(side.client) - client
+    time.sleep(_CALM_SECONDS)
+    side.leave()
+    if told < events or (told > events and not side.may_repeat):
+        raise Failed(f"{told} of {events} events were told")
+    return Return(away, events, seconds, cpu / told * 1e6, client / told * 1e6)
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+class _Java:
+    """A Java program that answers lines with lines."""
+
+    def __init__(self, classes: str, program: str, *arguments: str) -> None:
+        self.name = program
+        opens = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS]
+        self.process = subprocess.Popen(
+            ["java", "-Xmx2g", *opens, "-cp", classes, program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
+
+    def ask(self, *words: object) -> list[str]:
+        """Send a line; its answer."""
+        try:
+            print(*words, file=self._input, flush=True)
+        except BrokenPipeError:
+            pass  # its output says why
+        return self.answer()
+
+    def answer(self) -> list[str]:
+        """The next answer, for which it has 600 seconds."""
+        said = []
+        limit = threading.Timer(_WAIT, self.process.kill)
+        limit.start()
+        try:
+            for line in self._output:
+                answer = answer_of(line)
+                if answer is not None:
+                    return answer
+                said.append(line)
+        finally:
+            limit.cancel()
+        raise Failed(f"{self.name} has ended:\n{''.join(said[-40:])}")
+
+    def stop(self) -> None:
+        """Kill it, and wait until it has ended."""
+        self.process.kill()
+        self.process.wait()
+        with suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()
+
+
+class _Geode:
+    """Geode's server and client."""
+
+    may_repeat = True
+
+    def __init__(self, serving: _Java, client: _Java) -> None:
+        self.process = psutil.Process(serving.process.pid)
+        self.client = psutil.Process(client.process.pid)
+        self._server = serving
+        self._program = client
+
+    def stored(self) -> int:
+        return int(self._server.ask("heap")[0])
+
+    def connect(self, client: str | None = None) -> None:
+        self._program.ask("connect", *([] if client is None else [client]))
+
+    def put(self, count: int) -> None:
+        self._program.ask("put", count, _BATCH, _KEYS, _BYTES)
+
+    def ready(self) -> int:
+        return int(self._program.ask("ready")[0])
+
+    def leave(self, *, keep: bool = True) -> None:
+        self._program.ask("leave" if keep else "end")
+
+
+class _Holdfast:
+    """Our server and client."""
+
+    may_repeat = False
+
+    def __init__(self, url: str, process: psutil.Process, directory: Path) -> None:
+        self.process = process
+        self.client = psutil.Process()
+        self._factory = ConnectionFactory(f"{url}?request_timeout_seconds={_WAIT:.0f}")
+        self._directory = directory
+        self._connection: Connection
+        self._region: Region
+        self._listener: _Counter
+
+    def stored(self) -> int:
+        """Nothing is put meanwhile; what nobody wants any more is removed a little later."""
+        before, size = -1, 0
+        while size != before:
+            before, size = size, _bytes_of(self._directory)
+            time.sleep(0.5)
+        return size
+
+    def connect(self, client: str | None = None) -> None:
+        self._connection = self._factory.create_connection(client_id=client)
+        self._connection.start()
+        self._region = self._connection.create_session().create_region("quotes")
+        if client is not None:
+            self._listener = _Counter()
+            self._region.add_listener(self._listener)
+            self._region.register_interest(all_keys=True, durable=True, result_policy=ResultPolicy.NONE)
+
+    def put(self, count: int) -> None:
+        value = bytes(_BYTES)
+        for first in range(0, count, _BATCH):
+            numbers = range(first, min(first + _BATCH, count))
+            self._region.put_all({f"key {number % _KEYS}": value for number in numbers})
+
+    def ready(self) -> int:
+        self._connection.ready_for_events()
+        if not self._listener.live.wait(_WAIT):
+            raise Failed("not all events were told")
+        return self._listener.events
+
+    def leave(self, *, keep: bool = True) -> None:
+        self._connection.close(keep_alive=keep and self._connection.client_id is not None)
+
+
+class _Counter(RegionListener):
+    """Counts the events of a client until all that waited have come."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.live = threading.Event()
+
+    def after_create(self, event: RegionEvent) -> None:
+        self.events += 1
+
+    def after_update(self, event: RegionEvent) -> None:
+        self.events += 1
+
+    def after_region_live(self, region: str) -> None:
+        self.live.set()
+
+
+def _bytes_of(directory: Path) -> int:
+    """What the records of a store take, which a server has open."""
+    with lmdb.open(str(directory), readonly=True, max_dbs=100) as store, store.begin() as txn:
+        with txn.cursor() as cursor:
+            tables = [store.open_db(name, txn, create=False) for name in cursor.iternext(values=False)]
+        return sum(len(key) + len(value) for table in tables for key, value in txn.cursor(table))
+
+
+@contextmanager
+def _geode() -> Iterator[tuple[_Geode, str]]:
+    """Geode's side, and its version."""
+    classes = install.java_programs(_JAVA, "geode")
+    with ExitStack() as stack:
+
+        def started(program: str, *arguments: str) -> tuple[_Java, list[str]]:
+            java = _Java(classes, program, *arguments)
+            stack.callback(java.stop)
+            return java, java.answer()
+
+        serving, (port, version) = started("GeodeServer")
+        client, _ = started("GeodeClient", port)
+        yield _Geode(serving, client), version
+
+
+def missing() -> list[str]:
+    """Which programs are needed and not on the path."""
+    return [program for program in _PROGRAMS if shutil.which(program) is None]
+
+
+def _ended(*_: Any) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def main() -> int:
+    """Run, print, return the exit status."""
+    parser = argparse.ArgumentParser(prog="benchmarks.geode", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument("--clients", type=int, default=30, metavar="N", help="durable clients away in the end (30)")
+    parser.add_argument("--puts", type=int, default=20_000, metavar="N", help="puts each time (20,000)")
+    options = parser.parse_args()
+    if options.clients < 1 or options.puts < 1:
+        parser.error("--clients and --puts are at least 1")
+    if missing():
+        print(f"benchmarks: missing: {', '.join(missing())}; get Maven and a JDK with javac", file=sys.stderr)
+        return 1
+    signal.signal(signal.SIGTERM, _ended)
+    logging.disable(logging.WARNING)
+    progress = Console(stderr=True)
+    try:
+        with progress.status("Geode is fetched ...") as status, _geode() as (geode, version):
+            theirs = list(
+                measured(geode, options.puts, options.clients, lambda what: status.update(f"Geode {what} ..."))
+            )
+        with (
+            progress.status("Holdfast ...") as status,
+            tempfile.TemporaryDirectory() as directory,
+            server(Path(directory) / "store") as (url, process),
+        ):
+            holdfast = _Holdfast(url, process, Path(directory) / "store")
+            ours = list(
+                measured(holdfast, options.puts, options.clients, lambda what: status.update(f"Holdfast {what} ..."))
+            )
+    except (install.CannotInstall, Failed) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    show(list(compared(version, ours, theirs)), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
