@@ -32,6 +32,7 @@ class ClientInterests:
         worn: audiences whose members have processed something since they were trimmed.
         conflating: in which regions updates are conflated for any client.
         check_step: after so many events of an audience its clients' queues are measured.
+        started_at: the last position of the log as the engine was started.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class ClientInterests:
         self.worn: dict[int, Audience] = {}
         self.conflating = Conflating()
         self.check_step = max(1, max_events // _CHECKS)
+        self.started_at = 0
         self._store_audience = store_audience
-        self._started = 0  #: the last position as the engine was started
         self._store_span = store_span
         self._store_interest = store_interest
         self._max_interests = max_interests
@@ -166,7 +167,8 @@ class ClientInterests:
         number = None if audience is None else audience.id
         if number == before:
             return
-        queue.belong(region.id, region.broad.id, number, head)
+        got_nothing = before is not None and self.audiences[before].events == client.seen[before]
+        queue.belong(region.id, region.broad.id, number, head, self.started_at if got_nothing else head)
         if audience is not None:
             if audience.id not in self.audiences:
                 audience.passed = head

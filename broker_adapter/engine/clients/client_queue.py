@@ -124,14 +124,24 @@ class ClientQueue:
         self.parts = list(parts)
         self._gaps: deque[_Gap] = deque()  #: what was left out behind the cursor
 
-    def belong(self, region: int, broad: int, audience: int | None, head: int) -> None:
-        """Let the client belong to another audience of a region, from the event behind ``head`` on; None: to none."""
+    def belong(
+        self, region: int, broad: int, audience: int | None, head: int, nothing_after: int | None = None
+    ) -> None:
+        """Let the client belong to another audience of a region.
+
+        Args:
+            region: number of the region.
+            broad: the stream of its broad events.
+            audience: number of the audience; None: none.
+            head: from the event behind this position on.
+            nothing_after: behind this position it has got nothing by the audience to which it belongs; None: ``head``.
+        """
         parts = []
         for part in self.parts:
             if part.region == region and part.last is None:
                 if part.audience == audience:
                     return
-                if part.first > head:
+                if part.first > (head if nothing_after is None else nothing_after):
                     continue  # it got nothing by it
                 part = part._replace(last=head)
             parts.append(part)

@@ -163,6 +163,7 @@ class DurableClients:
 
     def restored(self, head: int) -> None:
         """All clients are there, and regions have their audiences: those that were connected are away now."""
+        self._interests.started_at = head
         for client in self.clients.values():
             for region in client.interests:
                 if self._interests.put_right(client, self._region(region), head):

@@ -144,6 +144,47 @@ def test_an_interest_that_is_not_durable_ends_with_the_connection(engines: Engin
     assert again.events() == ["k20=queued", "k21=queued", "marker"]
 
 
+def test_an_audience_by_which_nothing_came_leaves_no_trace(engines: Engines) -> None:
+    broker = engines.start()
+    make(broker, "quotes")
+    desk = Desk(broker)
+
+    def parts() -> int:
+        return len(broker._state.events.clients.clients["desk"].queue.parts)
+
+    for each in KEYS[:FEW]:
+        desk.want("quotes", each)
+        put(broker, "quotes", "not wanted")
+    assert parts() == 1
+    put(broker, "quotes", "k1", "wanted")
+    desk.drop("quotes", KEYS[0])
+    put(broker, "quotes", "not wanted")
+    desk.drop("quotes", KEYS[1])
+    assert parts() == 2
+    if engines.path is not None:
+        desk.lose()
+        broker = engines.start()
+        desk = Desk(broker)
+    desk.want("quotes", KEYS[5])  # what came before a start is not known
+    desk.ready()
+    assert desk.events() == ["k1=wanted", "marker"]
+
+
+def test_what_is_registered_again_is_not_stored_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(broker, "quotes")
+    desk = Desk(broker)
+    desk.want("quotes", *KEYS[:3])
+    stored: list[Any] = []
+    state = broker._state.events
+    monkeypatch.setattr(state.clients, "_store_client", lambda *changed: stored.append(changed))
+    monkeypatch.setattr(state.clients._interests, "_store_interest", lambda *changed: stored.append(changed))
+    desk.want("quotes", *KEYS[:2])
+    desk.want("quotes", KEYS[0], durable=False)
+    assert stored == []
+    desk.want("quotes", KEYS[3])
+    assert len(stored) == 2
+
+
 # Damage.
 
 

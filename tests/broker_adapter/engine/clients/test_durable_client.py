@@ -37,5 +37,5 @@ def test_a_query_has_a_name_that_no_other_one_of_the_client_has() -> None:
     client.check_names(1, [DEAR, DEAR])
     other = DEAR._replace(text="price > 6")
     for region, interests in ((2, [DEAR]), (1, [other]), (3, [other._replace(name="new"), DEAR._replace(name="new")])):
-        with pytest.raises(IllegalStateException, match="another query '(dear|new)'"):
+        with pytest.raises(IllegalStateException, match=r"another query '(dear|new)'"):
             client.check_names(region, interests)
