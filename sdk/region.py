@@ -385,7 +385,7 @@ class Region:
                     with state.lock:  # ahead: the first event may come before the answer
                         before = {each: state.interests[each] for each in interests if each in state.interests}
                         state.want(dict.fromkeys(interests, how))
-                    events.register(self.name, interests, durable=durable)
+                    state.registered(interests, events.register(self.name, interests, durable=durable))
                 state.fill(interests, result_policy)
             except BaseException as error:
                 new = [each for each in interests if each not in before]

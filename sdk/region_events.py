@@ -165,9 +165,9 @@ class ClientEvents:
         self.require_connected(f"region {region!r} cannot be changed now")
         return self.ask("change_keys", {"region": region, "changes": changes})
 
-    def register(self, region: str, interests: Sequence[Interest], *, durable: bool) -> None:
-        """Register interest; raises what requests raise."""
-        self._ask_in_parts("register_interest", region, interests, durable=durable)
+    def register(self, region: str, interests: Sequence[Interest], *, durable: bool) -> int:
+        """Register interest; returns behind which position events come, and raises what requests raise."""
+        return max(self._ask_in_parts("register_interest", region, interests, durable=durable), default=0)
 
     def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
         """End interest, that of an earlier connection of a durable client as well; raises what ``attach`` raises.
@@ -183,10 +183,12 @@ class ClientEvents:
             return  # nothing was registered
         self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
 
-    def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> None:
+    def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> list[Any]:
+        answers = []
         for first in range(0, len(interests), INTERESTS_AT_ONCE):
             part = [tuple(each) for each in interests[first : first + INTERESTS_AT_ONCE]]
-            self.ask(operation, {"region": region, "interests": part, **further})
+            answers.append(self.ask(operation, {"region": region, "interests": part, **further}))
+        return answers
 
     def paused(self) -> _Pause:
         """While no event is told, because what is read now stands before those that come."""
@@ -540,7 +542,9 @@ class ClientEvents:
                     registered = dict(region.interests)
                 for durable in (False, True):
                     interests = [each for each, how in registered.items() if how.durable is durable]
-                    self.register(region.name, interests, durable=durable)
+                    position = self.register(region.name, interests, durable=durable)
+                    if self._has_missed or not durable:
+                        region.registered(interests, position)
         except _PASSING:
             raise
         except JMSException as error:

@@ -20,6 +20,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -74,6 +75,8 @@ class Registered(NamedTuple):
     durable: bool
     policy: ResultPolicy
     receives_values: bool
+    #: Behind which event; earlier ones may come by a former registration, and not all of them.
+    after: int = sys.maxsize
 
 
 class RegionState:
@@ -216,6 +219,13 @@ class RegionState:
         self.interests.update(interests)
         self._expressions.update({each: key_expression(each.text) for each in interests if each.kind == EXPRESSION})
 
+    def registered(self, interests: Iterable[Interest], position: int) -> None:
+        """The engine has registered interests, behind an event; what is read from now on has all until there."""
+        with self.lock:
+            for each in interests:
+                if each in self.interests:
+                    self.interests[each] = self.interests[each]._replace(after=position)
+
     def end(self, interests: Iterable[Interest]) -> None:
         """Interests are no more: what no other one covers is not known any more; under the lock."""
         may_cover = False
@@ -296,7 +306,7 @@ class RegionState:
         with self.lock:
             matched = [Interest(*each) for each in delivery.interests]
             known = [self.interests[each] for each in matched if each in self.interests]
-            keeps = any(each.kind != SELECTOR and each in self.interests for each in matched)
+            covering = [self.interests[each] for each in matched if each.kind != SELECTOR and each in self.interests]
             receives = not known or any(each.receives_values for each in known)
             listeners = self.listeners
             queries = [(self.queries[name], operation) for name, operation in delivery.queries if name in self.queries]
@@ -308,6 +318,8 @@ class RegionState:
         with self.lock:
             found = self.cache.get(key)
             old = None if found is None else found.message
+            # Else what was read behind a registration would know of the key, unless it was destroyed by then.
+            keeps = bool(covering) and (found is not None or any(position > each.after for each in covering))
             if is_live and keeps:
                 is_kept = message is not None and receives
                 state = KeyState.VALID if is_kept else KeyState.UNREAD

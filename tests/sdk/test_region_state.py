@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from broker_adapter import BodyKind, Envelope, EventDelivery
+from broker_adapter.destination import topic
 from sdk import ResultPolicy
 from sdk.region_cache import KeyState, RegionOperation
 from sdk.region_state import ALL_KEYS, EXPRESSION, KEY, Interest, RegionState, Registered
+from tests.sdk.regions import Told
 
 HOW = Registered(False, ResultPolicy.KEYS, True)
 ALL = Interest(ALL_KEYS, "")
@@ -58,3 +61,40 @@ def test_many_interests_end_at_once() -> None:
         state.cache.add_result(each.text, 1, KeyState.UNREAD)
     state.end(interests[:10_000])  # compared with each one that is left, these would take very long
     assert len(state.cache) == 10_000
+
+
+def put(key: str, position: int) -> EventDelivery:
+    envelope = Envelope(topic("quotes"), BodyKind.TEXT, f"{key} {position}")
+    return EventDelivery(
+        position, "quotes", RegionOperation.CREATE, key, ((ALL_KEYS, ""),), (), False, envelope, lambda each: each
+    )
+
+
+def test_an_event_of_a_former_registration_brings_back_no_key_that_was_destroyed_meanwhile() -> None:
+    state, told = state_of(), Told()
+    state.listeners = (told,)
+    state.want({ALL: HOW})
+    state.process(put("early", 3), is_live=True)  # ahead of the answer: what is read behind it knows better
+    state.registered([ALL], 5)
+    state.process(put("gone", 4), is_live=True)
+    state.process(put("gone too", 5), is_live=False)
+    state.process(put("new", 6), is_live=True)
+    assert state.cache.known() == ["new"]
+    assert told.words == [
+        "create early=early 3",
+        "create gone=gone 4",
+        "create gone too=gone too 5",
+        "create new=new 6",
+    ]
+
+
+def test_an_event_of_a_former_registration_is_applied_to_a_key_that_is_known() -> None:
+    state = state_of()
+    state.want({ALL: HOW})
+    state.registered([ALL], 5)
+    state.cache.add_result("k", 3, KeyState.UNREAD)
+    state.process(put("k", 4), is_live=True)
+    state.process(put("k", 2), is_live=True)
+    found = state.cache.get("k")
+    assert found is not None
+    assert found.version == 4
