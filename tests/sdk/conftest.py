@@ -1,4 +1,4 @@
-"""A connection to a broker in memory, what its exception listener is told, and connections to an engine with regions."""
+"""A connection to a broker in memory, what its exception listener is told, and connections to one with regions."""
 
 from __future__ import annotations
 
