@@ -201,7 +201,8 @@ class ClientEvents:
         """Raise UnconnectedException while the connection is being restored."""
         if self._is_interrupted:
             raise UnconnectedException(
-                f"{why}, and the connection is being restored; repeat the call when event_listener has got Restored"
+                f"{why}, and the connection is being restored; repeat the call when connection.event_listener has got"
+                " Restored"
             )
 
     @property
