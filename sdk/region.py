@@ -13,7 +13,6 @@ from broker_adapter import (
     Envelope,
     Identity,
     IllegalStateException,
-    InvalidDestinationException,
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
@@ -105,6 +104,7 @@ class Region:
         Raises:
             UnconnectedException: the connection is being restored.
             InvalidDestinationException: the key cannot be one.
+            TypeError: the key is no string, or ``properties`` no mapping.
             MessageFormatException: the value cannot be carried, or is larger than the limit.
             ResourceAllocationException: a limit of the engine.
             OperationTimedOutException: no answer within ``request_timeout_seconds``; it may have been done.
@@ -228,6 +228,8 @@ class Region:
 
         Raises:
             UnconnectedException: the cache does not have it, and the connection is being restored.
+            InvalidDestinationException: the key cannot be one.
+            TypeError: the key is no string.
             JMSException: as requests.
         """
         message = self.get_message(key)
@@ -409,6 +411,10 @@ class Region:
     ) -> None:
         """End an interest; what was queued by then is still told.  What no other one covers leaves the cache.
 
+        One that is not registered is ignored, as a listener that was not added is: an earlier connection of a durable
+        client may have registered it, and the arguments have to be as they were then.  ``interests`` shows what this
+        connection has registered.
+
         Args:
             keys, regex, all_keys, selector: as it was registered.
             keep_alive: whether the engine goes on queueing events of a durable interest for the next connection of this
@@ -502,7 +508,7 @@ class Region:
 
 def _checked(key: object) -> str:
     if not isinstance(key, str):
-        raise InvalidDestinationException(f"a key is a string, not {key!r:.100}")
+        raise TypeError(f"a key is a string, not {key!r:.100}")
     return checked_interest(KEY, key).text
 
 
