@@ -43,7 +43,7 @@ from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.region import Region
-from sdk.region_events import EVENTS_SESSION, ClientEvents
+from sdk.region_events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
 from sdk.session import Session
 from sdk.session_state import log
 
@@ -292,8 +292,8 @@ class Connection:
         self._lifecycle.require_usable()
         if not self._events.is_durable:
             raise IllegalStateException(
-                "only a durable client says that it is ready for events: give create_connection() a client_id and a"
-                " durable_timeout; any other one gets its events as soon as it registers interest"
+                f"only a durable client says that it is ready for events: {GIVE_CLIENT_ID}; any other one gets its"
+                " events as soon as it registers interest"
             )
         self._events.ready()
 
@@ -312,10 +312,7 @@ class Connection:
         """
         self._lifecycle.require_usable()
         if not self._events.is_durable:
-            raise IllegalStateException(
-                "only a durable client has events that wait for it: give create_connection() a client_id and a"
-                " durable_timeout"
-            )
+            raise IllegalStateException(f"only a durable client has events that wait for it: {GIVE_CLIENT_ID}")
         if self._events.is_ready:
             raise IllegalStateException("call pending_event_count() before ready_for_events()")
         return self._events.attach()

@@ -24,7 +24,7 @@ from broker_adapter import (
 from sdk.envelopes import envelope_of, message_of, wrapped
 from sdk.message import DeliveryMode, Message
 from sdk.region_cache import KeyState
-from sdk.region_events import ClientEvents
+from sdk.region_events import GIVE_CLIENT_ID, ClientEvents
 from sdk.region_listener import RegionListener, ResultPolicy
 from sdk.region_query import ContinuousQuery
 from sdk.region_state import (
@@ -375,9 +375,7 @@ class Region:
         interests = _interests(keys, regex, selector, all_keys=all_keys)
         events, state = self._events, self._state
         if durable and not events.is_durable:
-            raise IllegalStateException(
-                "durable interest needs a durable client: give create_connection() a client_id and a durable_timeout"
-            )
+            raise IllegalStateException(f"durable interest needs a durable client: {GIVE_CLIENT_ID}")
         events.attach()
         how = Registered(durable, result_policy, receive_values)
         before: dict[Interest, Registered] = {}
@@ -471,9 +469,7 @@ class Region:
                 f" create_query({selector!r}, {name!r})"
             )
         if durable and not self._events.is_durable:
-            raise IllegalStateException(
-                "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
-            )
+            raise IllegalStateException(f"a durable query needs a durable client: {GIVE_CLIENT_ID}")
         state = self._state
         with state.lock:
             if name in state.created:

@@ -51,6 +51,8 @@ _MOST_UNKNOWN: Final = 100
 _PASSING: Final = (ConnectionLostException, OperationTimedOutException)
 #: How long the thread waits to be needed, in seconds.
 _IDLE_SECONDS: Final = 3600.0
+#: What makes a client durable, for errors; users of JMS know a first argument that is no client id.
+GIVE_CLIENT_ID: Final = "give create_connection() a client_id, by this name (the first argument is a user name)"
 _NOTHING_KEPT: Final = "! %s was closed with keep_alive=True, and nothing is kept: %s"
 #: How long it waits until it tries again what failed although the network is there, in seconds.
 _RETRY_SECONDS: Final = 1.0
@@ -309,7 +311,7 @@ class ClientEvents:
         if thread is not None and thread.is_alive() and not self.in_own_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
         if is_asked and not self.is_durable:
-            log.warning(_NOTHING_KEPT, self._name, "give create_connection() a client_id")
+            log.warning(_NOTHING_KEPT, self._name, GIVE_CLIENT_ID)
         if self._link is None or self._is_interrupted:
             return
         left = max(0.001, deadline - time.monotonic())

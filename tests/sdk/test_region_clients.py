@@ -80,9 +80,13 @@ def test_a_durable_client_is_only_once_there(connect: Connect) -> None:
 
 def test_what_only_durable_clients_may_ask_is_refused(connect: Connect) -> None:
     connection = connect()
-    for call in (connection.ready_for_events, connection.pending_event_count):
-        with pytest.raises(IllegalStateException, match="durable client"):
-            call()
+    quotes = connection.create_session().create_region("quotes")
+    for ask in (
+        *(connection.ready_for_events, connection.pending_event_count),
+        *(lambda: quotes.register_interest("a", durable=True), lambda: quotes.create_query("q", "a = 1", durable=True)),
+    ):
+        with pytest.raises(IllegalStateException, match=r"client_id, by this name \(the first argument is a user name"):
+            ask()
     desk = connect("desk")
     desk.ready_for_events()
     with pytest.raises(IllegalStateException, match="before ready_for_events"):
