@@ -58,6 +58,22 @@ def of_other_kind(name: str, *, shared: bool) -> IllegalStateException:
     return IllegalStateException(f"subscription {name!r} is {kind} durable one; unsubscribe it first")
 
 
+def no_destination(kind: str, name: str, *, is_region: bool) -> InvalidDestinationException:
+    """The error where a queue or topic is named that does not exist.
+
+    Args:
+        kind: "queue" or "topic".
+        name: of it.
+        is_region: whether there is a region of this name.
+    """
+    region = (
+        f": it is a region, which cannot be deleted; create_region({name!r}) reads its keys, and destroys them"
+        if is_region
+        else ""
+    )
+    return InvalidDestinationException(f"there is no {kind} {name!r}{region}")
+
+
 def no_regions(product: str, version: str | None = None) -> UnsupportedOperationException:
     """The error where a broker has no regions.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def counted(number: int, noun: str, verb: tuple[str, str] | None = None) -> str:
     """A number with its noun, in the singular for one: ``2 messages``, ``1 consumer is``.
@@ -23,3 +25,18 @@ def in_seconds(duration: float) -> str:
 def why_unencodable(error: Exception) -> str:
     """Why a value has no form in bytes; a text that is not valid Unicode is shown."""
     return f"{error.object!r:.100} is not valid Unicode" if isinstance(error, UnicodeEncodeError) else str(error)
+
+
+def most_similar(name: str, known: Iterable[str]) -> str:
+    """What follows an unknown name: the known one that is the most similar to it, whatever their case; empty: none is.
+
+    Args:
+        name: that is unknown.
+        known: those that there are.
+    """
+    from difflib import get_close_matches  # only where a name is misspelt
+
+    by_lower = {each.lower(): each for each in known}
+    return "".join(
+        f"; the most similar one is {by_lower[each]!r}" for each in get_close_matches(name.lower(), by_lower, 1)
+    )

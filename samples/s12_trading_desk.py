@@ -5,6 +5,7 @@ each desk in a process of its own.  The desk in London asks for every quote; the
 key (``event_conflation=true``).
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -128,4 +129,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_desk(*sys.argv[1:]) if sys.argv[1:] else main()
+    parser = argparse.ArgumentParser(prog="samples.s12_trading_desk", description=__doc__.partition("\n")[0])
+    parser.add_argument("desk", nargs="*", metavar="URL NAME CONFLATION", help="of one desk; default: all of it")
+    desk = parser.parse_args().desk
+    if len(desk) not in (0, 3):
+        parser.error("a desk has a URL, a name and a conflation")
+    run_desk(*desk) if desk else main()

@@ -3,7 +3,7 @@
 Run it: ``python -m samples.s13_stock_alerts [URL]``.
 """
 
-import sys
+import argparse
 import tempfile
 import threading
 
@@ -14,13 +14,16 @@ WORDS = {"CREATE": "order", "UPDATE": "still low", "DESTROY": "enough"}
 
 class Orders(QueryListener):
     def __init__(self) -> None:
-        self.is_closed = threading.Event()
+        self._told = threading.Semaphore(0)
 
     def on_event(self, event: RegionEvent) -> None:
         left = "gone from the list" if event.value is None else f"{event.value['left']} left"
-        print(f"{WORDS[event.query_operation.name]}: {event.key}, {left}")
-        if event.key == "end":
-            self.is_closed.set()
+        print(f"  {WORDS[event.query_operation.name]}: {event.key}, {left}")
+        self._told.release()
+
+    def wait(self) -> None:
+        """Wait for one more event, so that what is printed is in order."""
+        self._told.acquire(timeout=60)
 
 
 def main(url: str | None = None) -> None:
@@ -38,14 +41,19 @@ def main(url: str | None = None) -> None:
         for key, value in low.execute_with_initial_results().items():
             print(f"low by now: {key}, {value['left']} left")
 
-        stock.put("screws", {"left": 9})
-        stock.put("screws", {"left": 7})
-        stock.put("nails", {"left": 400})
+        print("screws: 490 left")
+        stock.put("screws", {"left": 490})  # enough, as before: the query says nothing
+        for key, left in (("screws", 9), ("screws", 7), ("nails", 400)):
+            print(f"{key}: {left} left")
+            stock.put(key, {"left": left})
+            orders.wait()
+        print("glue: not sold any more")
         stock.destroy("glue")
-        stock.put("end", {"left": 0})
-        orders.is_closed.wait(60)
+        orders.wait()
         low.close()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="samples.s13_stock_alerts", description=__doc__.partition("\n")[0])
+    parser.add_argument("url", nargs="?", metavar="URL", help="default: an engine in this process")
+    main(parser.parse_args().url)

@@ -43,7 +43,7 @@ from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.region import Region
-from sdk.region_events import EVENTS_SESSION, ClientEvents
+from sdk.region_events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
 from sdk.session import Session
 from sdk.session_state import log
 
@@ -173,14 +173,14 @@ class Connection:
     def __del__(self) -> None:
         # One that has failed as well: it holds the store or the socket until it is closed.
         if getattr(self, "_peer", None) is not None and self._lifecycle.state is not State.CLOSED:
-            dropped(self, partial(self.close, keep_alive=True), self._transport)
+            dropped(self, partial(self._close_once, keep_alive=True, is_asked=False), self._transport)
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Where the program fails, its durable client is kept, as if it had crashed.
-        self.close(keep_alive=kind is not None)
+        self._close_once(keep_alive=kind is not None, is_asked=False)
 
     @property
     def client_id(self) -> str:
@@ -292,8 +292,8 @@ class Connection:
         self._lifecycle.require_usable()
         if not self._events.is_durable:
             raise IllegalStateException(
-                "only a durable client says that it is ready for events: give create_connection() a client_id and a"
-                " durable_timeout; any other one gets its events as soon as it registers interest"
+                f"only a durable client says that it is ready for events: {GIVE_CLIENT_ID}; any other one gets its"
+                " events as soon as it registers interest"
             )
         self._events.ready()
 
@@ -312,10 +312,7 @@ class Connection:
         """
         self._lifecycle.require_usable()
         if not self._events.is_durable:
-            raise IllegalStateException(
-                "only a durable client has events that wait for it: give create_connection() a client_id and a"
-                " durable_timeout"
-            )
+            raise IllegalStateException(f"only a durable client has events that wait for it: {GIVE_CLIENT_ID}")
         if self._events.is_ready:
             raise IllegalStateException("call pending_event_count() before ready_for_events()")
         return self._events.attach()
@@ -409,18 +406,23 @@ class Connection:
         Args:
             keep_alive: whether the engine keeps the queue of this durable client and its durable interest, until the
                 client comes back or its ``durable_timeout`` is over.  Where the connection is lost they are always
-                kept, and where an exception leaves its ``with`` block.
+                kept, and where an exception leaves its ``with`` block.  A warning in the log says where nothing is kept
+                because the client has no client id, or no durable interest.
 
         Raises:
             IllegalStateException: called from a listener or completion callback of one of its sessions or regions.
         """
+        self._close_once(keep_alive=keep_alive, is_asked=keep_alive)
+
+    def _close_once(self, *, keep_alive: bool, is_asked: bool) -> None:
+        """Close; ``is_asked``: whether the application has asked to keep what there is."""
         self._refuse_own_threads("close")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
-        close = partial(self._close, deadline, keep_alive=keep_alive)
+        close = partial(self._close, deadline, keep_alive=keep_alive, is_asked=is_asked)
         self._closing.take_turn(close, self._closed.is_set, longer)
 
-    def _close(self, deadline: float, *, keep_alive: bool) -> None:
+    def _close(self, deadline: float, *, keep_alive: bool, is_asked: bool) -> None:
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
         is_whole = False  # where the handler of a signal raises, there is no long wait any more
@@ -429,7 +431,7 @@ class Connection:
                 sessions = self._sessions.values()
             if self._standing[1]:
                 self._transport.close(0)  # first: calls that wait for the network end now, and block nothing
-            self._events.close(deadline, keep=keep_alive)
+            self._events.close(deadline, keep=keep_alive, is_asked=is_asked)
             for session in sessions:
                 session._shut(deadline)
             is_whole = True

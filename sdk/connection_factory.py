@@ -87,7 +87,9 @@ class ConnectionFactory:
         """Connect; the connection is stopped until its ``start()``.
 
         Args:
-            username: None: the factory's, or the one in the URL.
+            username: None: the factory's, or the one in the URL.  It is not the client id, which is given by name.  An
+                embedded engine has no users: it takes any name and asks for no password, and messages carry the name
+                as that of their sender where ``populate_user_id`` asks for it.
             password: of that user.
             client_id: names this client to the broker, and its durable subscriptions, in at most 400 bytes; None: one
                 is invented.

@@ -63,13 +63,13 @@ class _SharedConnection:
         with self._lock:
             self._contexts.add(session)
 
-    def leave(self, session: int, *, keep_alive: bool = True) -> None:
+    def leave(self, session: int, *, keep_alive: bool = True, is_asked: bool = False) -> None:
         """Legal twice: what the handler of a signal has interrupted, the next call does."""
         with self._lock:
             self._contexts.discard(session)
             is_last = not self._contexts
         if is_last:
-            self.connection.close(keep_alive=keep_alive)
+            self.connection._close_once(keep_alive=keep_alive, is_asked=is_asked)
 
     def leave_behind(self, session: Session) -> weakref.finalize[[weakref.ref[_SharedConnection], int], Session]:
         """Leave when a session is gone; returns what calls that off."""
@@ -123,7 +123,7 @@ class JMSContext(MessageFactory):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(keep_alive=kind is not None)  # as a connection is
+        self._close(keep_alive=kind is not None, is_asked=False)  # as a connection is
 
     def create_context(self, mode: AcknowledgeMode) -> JMSContext:
         """Another context on the same connection, which closes with the last of them.
@@ -188,10 +188,14 @@ class JMSContext(MessageFactory):
         Raises:
             IllegalStateException: called from a listener or completion callback of this context.
         """
+        self._close(keep_alive=keep_alive, is_asked=keep_alive)
+
+    def _close(self, *, keep_alive: bool, is_asked: bool) -> None:
+        """Close; ``is_asked``: whether the application has asked to keep what there is."""
         if self._closed:
             return
         self._session.close()
-        self._shared.leave(self._session._state.number, keep_alive=keep_alive)
+        self._shared.leave(self._session._state.number, keep_alive=keep_alive, is_asked=is_asked)
         self._leaving.detach()
         self._closed = True
 

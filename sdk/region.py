@@ -13,7 +13,6 @@ from broker_adapter import (
     Envelope,
     Identity,
     IllegalStateException,
-    InvalidDestinationException,
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
@@ -25,7 +24,7 @@ from broker_adapter import (
 from sdk.envelopes import envelope_of, message_of, wrapped
 from sdk.message import DeliveryMode, Message
 from sdk.region_cache import KeyState
-from sdk.region_events import ClientEvents
+from sdk.region_events import GIVE_CLIENT_ID, ClientEvents
 from sdk.region_listener import RegionListener, ResultPolicy
 from sdk.region_query import ContinuousQuery
 from sdk.region_state import (
@@ -105,6 +104,7 @@ class Region:
         Raises:
             UnconnectedException: the connection is being restored.
             InvalidDestinationException: the key cannot be one.
+            TypeError: the key is no string, or ``properties`` no mapping.
             MessageFormatException: the value cannot be carried, or is larger than the limit.
             ResourceAllocationException: a limit of the engine.
             OperationTimedOutException: no answer within ``request_timeout_seconds``; it may have been done.
@@ -228,6 +228,8 @@ class Region:
 
         Raises:
             UnconnectedException: the cache does not have it, and the connection is being restored.
+            InvalidDestinationException: the key cannot be one.
+            TypeError: the key is no string.
             JMSException: as requests.
         """
         message = self.get_message(key)
@@ -373,9 +375,7 @@ class Region:
         interests = _interests(keys, regex, selector, all_keys=all_keys)
         events, state = self._events, self._state
         if durable and not events.is_durable:
-            raise IllegalStateException(
-                "durable interest needs a durable client: give create_connection() a client_id and a durable_timeout"
-            )
+            raise IllegalStateException(f"durable interest needs a durable client: {GIVE_CLIENT_ID}")
         events.attach()
         how = Registered(durable, result_policy, receive_values)
         before: dict[Interest, Registered] = {}
@@ -408,6 +408,10 @@ class Region:
         keep_alive: bool = False,
     ) -> None:
         """End an interest; what was queued by then is still told.  What no other one covers leaves the cache.
+
+        One that is not registered is ignored, as a listener that was not added is: an earlier connection of a durable
+        client may have registered it, and the arguments have to be as they were then.  ``interests`` shows what this
+        connection has registered.
 
         Args:
             keys, regex, all_keys, selector: as it was registered.
@@ -465,9 +469,7 @@ class Region:
                 f" create_query({selector!r}, {name!r})"
             )
         if durable and not self._events.is_durable:
-            raise IllegalStateException(
-                "a durable query needs a durable client: give create_connection() a client_id and a durable_timeout"
-            )
+            raise IllegalStateException(f"a durable query needs a durable client: {GIVE_CLIENT_ID}")
         state = self._state
         with state.lock:
             if name in state.created:
@@ -502,7 +504,7 @@ class Region:
 
 def _checked(key: object) -> str:
     if not isinstance(key, str):
-        raise InvalidDestinationException(f"a key is a string, not {key!r:.100}")
+        raise TypeError(f"a key is a string, not {key!r:.100}")
     return checked_interest(KEY, key).text
 
 

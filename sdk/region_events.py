@@ -52,6 +52,9 @@ _MOST_UNKNOWN: Final = 100
 _PASSING: Final = (ConnectionLostException, OperationTimedOutException)
 #: How long the thread waits to be needed, in seconds.
 _IDLE_SECONDS: Final = 3600.0
+#: What makes a client durable, for errors; users of JMS know a first argument that is no client id.
+GIVE_CLIENT_ID: Final = "give create_connection() a client_id, by this name (the first argument is a user name)"
+_NOTHING_KEPT: Final = "! %s was closed with keep_alive=True, and nothing is kept: %s"
 #: How long it waits until it tries again what failed although the network is there, in seconds.
 _RETRY_SECONDS: Final = 1.0
 
@@ -203,7 +206,8 @@ class ClientEvents:
         """Raise UnconnectedException while the connection is being restored."""
         if self._is_interrupted:
             raise UnconnectedException(
-                f"{why}, and the connection is being restored; repeat the call when event_listener has got Restored"
+                f"{why}, and the connection is being restored; repeat the call when connection.event_listener has got"
+                " Restored"
             )
 
     @property
@@ -296,12 +300,13 @@ class ClientEvents:
                 lambda: not self._is_telling or self._is_started, max(0.0, deadline - time.monotonic())
             )
 
-    def close(self, deadline: float, *, keep: bool) -> None:
+    def close(self, deadline: float, *, keep: bool, is_asked: bool = False) -> None:
         """End: what was processed is acknowledged, and the engine is told whether it keeps the client's queue.
 
         Args:
             deadline: until when to wait for a listener that runs, and for the engine (monotonic seconds).
             keep: whether it does.
+            is_asked: whether the application asks for that, and is told in the log where nothing is kept.
         """
         self.stop(deadline)
         with self._changed:
@@ -310,13 +315,18 @@ class ClientEvents:
         thread = self._thread
         if thread is not None and thread.is_alive() and not self.in_own_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
+        if is_asked and not self.is_durable:
+            log.warning(_NOTHING_KEPT, self._name, GIVE_CLIENT_ID)
         if self._link is None or self._is_interrupted:
             return
         left = max(0.001, deadline - time.monotonic())
         try:
             if self._unacknowledged and not self._positions.is_elsewhere(self._store):
                 self._transport.request("acknowledge_events", {"through": self._positions.through}, left)
-            self._transport.request("leave", {"keep": keep}, left)
+            is_kept = self._transport.request("leave", {"keep": keep}, left)
+            if is_asked and self.is_durable and not is_kept:
+                advice = "it has no durable interest; register it, or create queries, with durable=True"
+                log.warning(_NOTHING_KEPT, self._name, advice)
         except JMSException as error:
             log.debug("! %s closes without a word about its events: %s", self._name, error)
 

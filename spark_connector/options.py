@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from broker_adapter.urls.url import masked
+from broker_adapter.wording import most_similar
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
@@ -186,7 +187,10 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
             continue
         field = known.get(name)
         if field is None:
-            raise ValueError(f"unknown option {name!r}; the options here are {', '.join(_names(cls))}")
+            names = _names(cls)
+            raise ValueError(
+                f"unknown option {name!r}{most_similar(name, names)}; the options here are {', '.join(names)}"
+            )
         values[field.name] = _value(field, text)
     if path is not None and "region" not in values:
         values.setdefault("queue", path)  # load("orders"), start("orders")

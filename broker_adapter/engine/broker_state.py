@@ -126,8 +126,8 @@ class BrokerState:
             directory, admission, wait_queues, blocked, matching, sends, transactions, staged, deliveries, time
         )
         attachments = Attachments(directory, consumers, removal)
-        destinations = Destinations(directory, removal, blocked, time)
         self.events = events = EventState(directory)
+        destinations = Destinations(directory, removal, blocked, time, events.regions)
         self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
         connections = Connections(
             directory, consumers, removal, deliveries, destinations, resumption, event_changes.lost

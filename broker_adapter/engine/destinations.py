@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from broker_adapter.destination import (
     TEMPORARY_QUEUE_PREFIX,
     TEMPORARY_TOPIC_PREFIX,
@@ -18,7 +20,7 @@ from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import FIRST_VOLATILE_QUEUE, CatalogRecord
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
-from broker_adapter.refusals import consumed, not_own
+from broker_adapter.refusals import consumed, no_destination, not_own
 from broker_adapter.wording import counted
 
 #: Queues that one DeleteIdle checks.
@@ -26,12 +28,18 @@ _IDLE_STEP = 1000
 
 
 class Destinations:
-    """Declares and deletes destinations."""
+    """Declares and deletes destinations; ``regions``: their names, for errors."""
 
     def __init__(
-        self, directory: Directory, removal: QueueRemoval, blocked_sends: BlockedSends, time: DecisionTime
+        self,
+        directory: Directory,
+        removal: QueueRemoval,
+        blocked_sends: BlockedSends,
+        time: DecisionTime,
+        regions: Container[str],
     ) -> None:
         self._directory = directory
+        self._regions = regions
         self._removal = removal
         self._blocked = blocked_sends
         self._time = time
@@ -104,7 +112,7 @@ class Destinations:
                 ]
             if not found:
                 if command.subscription is None:
-                    raise InvalidDestinationException(f"there is no topic {destination.name!r}")
+                    raise no_destination("topic", destination.name, is_region=destination.name in self._regions)
                 raise self._directory.no_such_subscription(destination, command.subscription, command.client_id)
         else:
             if destination in self._directory.permanent:
@@ -113,7 +121,7 @@ class Destinations:
                 )
             queue = self._directory.by_destination.get(destination)
             if queue is None:
-                raise InvalidDestinationException(f"there is no queue {destination.name!r}")
+                raise no_destination("queue", destination.name, is_region=destination.name in self._regions)
             found = [queue]
         if command.queue is not None and [queue.id for queue in found] != [command.queue]:
             raise InvalidDestinationException(

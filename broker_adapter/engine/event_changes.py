@@ -398,8 +398,9 @@ class EventChanges:
         effects.answer(command, self._clients.acknowledge(self._client(command.client), command.through))
 
     def _leave(self, command: e.LeaveDurable, now_ms: int, effects: Effects) -> None:
-        self._clients.leave(command.client, self._time.age_ms, self._state.head, keep=command.keep, asked=True)
-        effects.answer(command, None)
+        head = self._state.head
+        kept = self._clients.leave(command.client, self._time.age_ms, head, keep=command.keep, asked=True)
+        effects.answer(command, kept)
 
     def lost(self, connection: int) -> None:
         """A connection is lost, or has ended without a word about its durable client: the queue is kept."""

@@ -147,7 +147,7 @@ class AcknowledgeEvents(NamedTuple):
 
 
 class LeaveDurable(NamedTuple):
-    """The durable client of a connection closes; its queue is kept where it asks for that.  Replies None."""
+    """The durable client of a connection closes; its queue is kept where it asks for that.  Replies whether it is."""
 
     client: int
     keep: bool

@@ -13,6 +13,7 @@ from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
+from broker_adapter.refusals import no_destination
 
 #: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
 MAX_GIVEN: Final = 10_000
@@ -117,7 +118,7 @@ class Arguments:
         found = state.directory.by_destination.get(Destination(name))
         found = found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
         if found is None:
-            raise InvalidDestinationException(f"there is no queue {name!r}")
+            raise no_destination("queue", name, is_region=name in state.events.regions)
         return found
 
     def this_queue(self, reader: Reader) -> QueueState:

@@ -129,7 +129,8 @@ keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name)
     note of that.  ``kept``: positions of events below it, seen in the run that was asked about, are known to be still
     those of the same events.
 ``leave`` with ``keep``
-    True.  The connection's durable client closes; with ``keep``, its queue stays if it has a durable interest.
+    Whether the queue of the connection's durable client, which closes, stays: with ``keep``, if it has a durable
+    interest.
 
 ``clients`` with ``client_id`` (of one; None: of all), ``after`` (an id, of all those behind it; or None) and ``limit``
 (default: 100, at most 1,000)

@@ -290,8 +290,7 @@ def acknowledge_events(arguments: Arguments) -> Steps:
 
 def leave(arguments: Arguments) -> Steps:
     """The client of the connection closes."""
-    yield e.LeaveDurable(arguments.client, arguments["keep"])
-    return True
+    return (yield e.LeaveDurable(arguments.client, arguments["keep"]))
 
 
 def pending_events(arguments: Arguments) -> Steps:

@@ -21,6 +21,7 @@ from broker_adapter.settings import (
     settings_from,
 )
 from broker_adapter.urls.qpid_url import is_qpid_url, parse_qpid_url
+from broker_adapter.wording import most_similar
 
 #: Longest connection URL, in characters.
 MAX_URL_LENGTH = 8192
@@ -219,10 +220,9 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
                 raise InvalidURLException(hint)
             if name in _ARGUMENTS:
                 raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
-            from difflib import get_close_matches  # only where an option is misspelt
-
-            similar = "".join(f"; the most similar one is {each!r}" for each in get_close_matches(name, known, 1))
-            raise InvalidURLException(f"unknown option {name!r}{similar}; the options here are {', '.join(known)}")
+            raise InvalidURLException(
+                f"unknown option {name!r}{most_similar(name, known)}; the options here are {', '.join(known)}"
+            )
         if name in options:
             raise InvalidURLException(f"option {name!r} is given twice")
         options[name] = value

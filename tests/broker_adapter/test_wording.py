@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.wording import counted, in_seconds, why_unencodable
+from broker_adapter.wording import counted, in_seconds, most_similar, why_unencodable
 
 
 def test_one_is_singular_and_every_other_number_is_plural() -> None:
@@ -23,3 +23,8 @@ def test_a_text_that_is_not_valid_unicode_is_shown() -> None:
         "a\ud800".encode()
     assert why_unencodable(raised.value) == "'a\\ud800' is not valid Unicode"
     assert why_unencodable(ValueError("too deep")) == "too deep"
+
+
+def test_the_most_similar_name_is_told_where_one_is_similar() -> None:
+    assert most_similar("prefech", ["queue", "prefetch"]) == "; the most similar one is 'prefetch'"
+    assert most_similar("colour", ["queue", "prefetch"]) == ""

@@ -236,12 +236,12 @@ def test_a_client_that_leaves_keeps_its_queue_if_it_asks_to(ours: Client, engine
     Events(ours)
     ask(ours, "register_interest", region="r", interests=[ALL_KEYS], durable=True)
     change(ours, ("a", 0, "1"))
-    ask(ours, "leave", keep=True)
+    assert ask(ours, "leave", keep=True) is True
     ours.close()
     back = engine.open("desk")
     Events(back)
     assert ask(back, "pending_events") == 1
-    ask(back, "leave", keep=False)
+    assert ask(back, "leave", keep=False) is False
     Events(back)
     assert ask(back, "pending_events") == -2
 

@@ -110,17 +110,21 @@ the end:
     "s13_stock_alerts": """\
 low by now: glue, 0 left
 low by now: nails, 3 left
-order: screws, 9 left
-still low: screws, 7 left
-enough: nails, 400 left
-enough: glue, gone from the list
-order: end, 0 left
+screws: 490 left
+screws: 9 left
+  order: screws, 9 left
+screws: 7 left
+  still low: screws, 7 left
+nails: 400 left
+  enough: nails, 400 left
+glue: not sold any more
+  enough: glue, gone from the list
 """,
 }
 
 
-def run(sample: str) -> str:
-    command = [sys.executable, "-m", f"samples.{sample}"]
+def run(sample: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", f"samples.{sample}", *arguments]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
@@ -135,3 +139,10 @@ def test_the_listener_sample_hands_out_everything_and_the_refused_message_again(
     lines = run("s04_listener").splitlines()
     # Where the refused message is redelivered depends on what was under way to the listener.
     assert sorted(lines) == ["handled: bad (redelivered)", "handled: better", "handled: good"]
+
+
+@pytest.mark.parametrize("sample", ["s12_trading_desk", "s13_stock_alerts"])
+def test_a_sample_of_regions_says_what_it_is_when_asked_for_help(sample: str) -> None:
+    text = run(sample, "--help")
+    assert text.startswith(f"usage: samples.{sample} [-h]")
+    assert "A region of " in text

@@ -97,18 +97,28 @@ def test_keys_are_read_put_and_taken_away_with_brackets(connect: Connect, quotes
             each["k"]
         with pytest.raises(KeyError, match="k"):
             del each["k"]
-        with pytest.raises(InvalidDestinationException, match="a key is a string"):
+        with pytest.raises(TypeError, match="a key is a string"):
             each[7]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("key", ["", "x" * 401, "\ud800", "é" * 201, 7, None])
+@pytest.mark.parametrize("key", ["", "x" * 401, "\ud800", "é" * 201])
 def test_what_cannot_be_a_key_is_refused(quotes: Region, key: Any) -> None:
-    for call in (lambda: quotes.put(key, "x"), lambda: quotes.get(key), lambda: quotes.destroy(key)):
+    for call in (quotes.get, quotes.destroy, quotes.register_interest, lambda _: quotes.put(key, "x")):
         with pytest.raises(InvalidDestinationException):
-            call()
-    with pytest.raises((InvalidDestinationException, TypeError)):
-        quotes.register_interest(key if key is not None else 7)
+            call(key)
     quotes.put("é" * 200, "fits")
+
+
+@pytest.mark.parametrize("key", [7, None, b"k", ("k",)])
+def test_a_key_of_another_type_is_refused_as_other_arguments_are(quotes: Region, key: Any) -> None:
+    for call in (
+        *(quotes.get, quotes.get_message, quotes.destroy, quotes.invalidate, quotes.__getitem__, quotes.__contains__),
+        *(lambda key: quotes.put(key, "x"), lambda key: quotes.put_all({key: "x"}), lambda key: quotes.get_all([key])),
+        *(lambda key: quotes.register_interest([key]), lambda key: quotes.unregister_interest([key])),
+    ):
+        with pytest.raises(TypeError, match=rf"^a key is a string, not {re.escape(repr(key))}$"):
+            call(key)
+    assert quotes.keys() == quotes.interests == []
 
 
 def test_what_cannot_be_a_value_is_refused_and_changes_nothing(quotes: Region) -> None:
@@ -230,6 +240,15 @@ def test_arguments_of_another_type_are_refused_before_anything_is_registered(quo
     with pytest.raises(TypeError, match="selector=5 is not a string"):
         quotes.register_interest(selector=5)  # type: ignore[arg-type]
     assert quotes.interests == []
+
+
+def test_the_end_of_an_interest_that_was_not_registered_is_ignored(connect: Connect, quotes: Region) -> None:
+    quotes.put("a", "1")
+    made, _ = region(connect(), keys="a")
+    for other in ({"all_keys": True}, {"keys": "b"}, {"regex": "a"}, {"selector": "key = 'a'"}):
+        made.unregister_interest(**other)  # type: ignore[arg-type]
+    assert made.interests == ["key 'a'"]
+    assert cached(made) == {"a": "1"}
 
 
 def test_values_that_are_not_received_are_read_when_they_are_asked_for(connect: Connect, quotes: Region) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import Any
@@ -79,9 +80,13 @@ def test_a_durable_client_is_only_once_there(connect: Connect) -> None:
 
 def test_what_only_durable_clients_may_ask_is_refused(connect: Connect) -> None:
     connection = connect()
-    for call in (connection.ready_for_events, connection.pending_event_count):
-        with pytest.raises(IllegalStateException, match="durable client"):
-            call()
+    quotes = connection.create_session().create_region("quotes")
+    for ask in (
+        *(connection.ready_for_events, connection.pending_event_count),
+        *(lambda: quotes.register_interest("a", durable=True), lambda: quotes.create_query("q", "a = 1", durable=True)),
+    ):
+        with pytest.raises(IllegalStateException, match=r"client_id, by this name \(the first argument is a user name"):
+            ask()
     desk = connect("desk")
     desk.ready_for_events()
     with pytest.raises(IllegalStateException, match="before ready_for_events"):
@@ -109,6 +114,24 @@ def test_a_close_keeps_the_queue_only_if_asked_and_durable(
     desk.close(keep_alive=keep_alive)
     quotes.put("a", "1")
     assert connect("desk").pending_event_count() == pending
+
+
+def test_a_close_that_is_asked_to_keep_what_cannot_be_kept_says_why_in_the_log(
+    connect: Connect, quotes: Region, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, desk, kept = connect(), connect("desk"), connect("kept")
+    region(plain, all_keys=True)
+    region(desk, all_keys=True)
+    region(kept, all_keys=True, durable=True)
+    kept.close(keep_alive=True)
+    with contextlib.suppress(KeyError), connect():
+        raise KeyError  # it keeps what there is, and nobody has asked for that
+    assert "keep_alive" not in caplog.text
+    plain.close(keep_alive=True)
+    assert "closed with keep_alive=True, and nothing is kept: give create_connection() a client_id" in caplog.text
+    desk.close(keep_alive=True)
+    assert "closed with keep_alive=True, and nothing is kept: it has no durable interest; register" in caplog.text
+    assert caplog.text.count("keep_alive") == 2
 
 
 def test_a_with_block_that_fails_keeps_the_queue(connect: Connect, quotes: Region) -> None:

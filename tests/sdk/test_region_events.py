@@ -20,6 +20,7 @@ from broker_adapter import (
     LinkLost,
     ResourceAllocationException,
     Transport,
+    UnconnectedException,
 )
 from sdk import Region, RegionEvent, RegionListener, ResultPolicy
 from sdk.region_cache import KeyState
@@ -137,6 +138,12 @@ def followed(events: ClientEvents, listener: RegionListener) -> RegionState:
 def made(events: ClientEvents, state: RegionState) -> Region:
     """The region as the application has it."""
     return Region(None, events, state, Identity("p", 1, 0))
+
+
+def test_a_change_while_the_connection_is_restored_says_who_tells_when_it_is(events: ClientEvents) -> None:
+    events.interrupted()
+    with pytest.raises(UnconnectedException, match=r"when connection\.event_listener has got Restored"):
+        made(events, events.region("quotes")).destroy("k")
 
 
 def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found(

@@ -39,6 +39,13 @@ def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
         parse_sink({"url": "u", "queue": "q", "fetchBytes": "1"})
 
 
+def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
+    with pytest.raises(ValueError, match=r"unknown option 'fetchbyte'; the most similar one is 'fetchBytes'; the opt"):
+        parse_source({"url": "u", "queue": "q", "fetchByte": "1"})
+    with pytest.raises(ValueError, match=r"unknown option 'usrname'; the most similar one is 'username'; the options"):
+        parse_sink({"url": "u", "queue": "q", "usrname": "x"})
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -268,7 +268,7 @@ class DurableClients:
             client.is_behind = True
             self.behind[client] = None
 
-    def leave(self, connection: int, age_ms: int, head: int, *, keep: bool, asked: bool) -> None:
+    def leave(self, connection: int, age_ms: int, head: int, *, keep: bool, asked: bool) -> bool:
         """The client of a connection goes.
 
         Args:
@@ -278,10 +278,13 @@ class DurableClients:
             keep: whether its queue is kept.
             asked: whether it was asked to be; else the connection was lost.  What is kept on request is not kept where
                 the client has no durable interest.
+
+        Returns:
+            Whether its queue is kept; where the connection has no client, or has none any more, what was asked for.
         """
         client = self._by_connection.pop(connection, None)
         if client is None:
-            return
+            return keep
         client.connection = client.sink = client.marker = None
         if keep and asked and not any(any(found.values()) for found in client.interests.values()):
             keep = False
@@ -292,10 +295,11 @@ class DurableClients:
         client.rewind()
         if not keep:
             self._end(client)
-            return
+            return False
         client.away_ms, client.away_at, client.came_by = age_ms, head, client.came(self.audiences)
         self._expiries.note(client)
         self._end_connection(client, head)
+        return True
 
     def _end_connection(self, client: DurableClient, head: int) -> None:
         """A client is away: what it wants only as long as it is connected ends, and what is queued by it stays."""

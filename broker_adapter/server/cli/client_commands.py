@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from broker_adapter.server.cli.tools import confirmed, connected, say, table
@@ -19,15 +19,22 @@ _CLIENT_COLUMNS: Final = ("state", "away", "waiting", "in_hand", "queued", "remo
 
 
 def clients(options: argparse.Namespace) -> int:
-    """List the durable clients."""
+    """List the durable clients, and say how many events wait for all of them."""
+    size, is_exact = 0, True
 
     def row(found: dict[str, Any]) -> list[Any]:
+        nonlocal size, is_exact
+        size, is_exact = size + found["size"], is_exact and found["is_exact"]
         shown = {**found, "waiting": _size(found), "queued": _bound(found, "queued"), "away": _away(found)}
         return [found["client_id"], *(shown[each] for each in _CLIENT_COLUMNS)]
 
+    def waiting() -> str:
+        events = counted(size, "event", ("waits", "wait"))
+        return f", for which {'' if is_exact else 'at most '}{events} in all"
+
     with connected(options) as (transport, _):
         found = _all(transport, "clients", {})
-        return _listed(options, found, ["client_id", *_CLIENT_COLUMNS], row, "durable client", 3)
+        return _listed(options, found, ["client_id", *_CLIENT_COLUMNS], row, "durable client", 3, waiting)
 
 
 def client(options: argparse.Namespace) -> int:
@@ -141,6 +148,7 @@ def _listed(
     row: Any,
     noun: str,
     texts: int,
+    total: Callable[[], str] = str,
 ) -> int:
     """Print rows as a table, or each as an object of JSON.
 
@@ -151,6 +159,7 @@ def _listed(
         row: makes the cells of a row.
         noun: what a row is, for the line that says how many there are.
         texts: how many columns, from the first one on, are texts.
+        total: what follows how many rows there are, where there are any; called once all are made.
     """
     if options.json:
         for each in found:
@@ -159,8 +168,9 @@ def _listed(
     rows = [row(each) for each in found]
     if rows:
         table(columns, rows, texts=texts)
+    more = total() if rows else ""
     plural = "queries" if noun == "query" else f"{noun}s"
-    say(f"1 {noun}" if len(rows) == 1 else f"{len(rows)} {plural}", sys.stderr)
+    say((f"1 {noun}" if len(rows) == 1 else f"{len(rows)} {plural}") + more, sys.stderr)
     return 0
 
 

@@ -19,7 +19,12 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, checked_name
 from broker_adapter.envelope import BodyKind, Envelope
-from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+)
 from broker_adapter.server.cli.terminal import output_errors, printable, printable_lines
 from broker_adapter.server.cli.tools import UNDECODED, connected, destination_of, say, warn
 from broker_adapter.transport import (
@@ -252,9 +257,23 @@ def browse(options: argparse.Namespace) -> int:
             if len(found) < _PREFETCH:
                 break
             found.clear()
+        why = None if shown.count or shown.unreadable else _why_nothing(transport, options.destination)
     if not options.json:
         print(shown.text, file=sys.stderr)
+    if why is not None:
+        warn(why)
     return 1 if shown.unreadable else 0
+
+
+def _why_nothing(transport: Transport, name: str) -> str | None:
+    """Why a queue has no messages, where it does not exist; None as well where the broker does not say that."""
+    try:
+        transport.request("bounds", {"destination": name}, None)
+    except InvalidDestinationException as error:
+        return error.reason
+    except JMSException:
+        pass  # the user may not ask for that, or the broker is of another make
+    return None
 
 
 class _Shown:

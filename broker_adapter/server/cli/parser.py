@@ -273,7 +273,7 @@ def _client(
     parser.add_argument(
         "--url",
         type=url_argument,
-        default=os.environ.get("HOLDFAST_URL", DEFAULT_URL),
+        default=os.environ.get("HOLDFAST_URL") or DEFAULT_URL,
         help=f"default: $HOLDFAST_URL, or else {DEFAULT_URL}",
     )
     parser.add_argument(

@@ -85,9 +85,11 @@ class Desk:
         """Its connection is lost."""
         self.broker.call(c.Disconnect(self.connection), WAIT)
 
-    def leave(self, *, keep: bool) -> None:
-        self.broker.call(e.LeaveDurable(self.connection, keep), WAIT)
+    def leave(self, *, keep: bool) -> bool:
+        """It closes; returns whether its queue is kept."""
+        kept: bool = self.broker.call(e.LeaveDurable(self.connection, keep), WAIT)
         self.lose()
+        return kept
 
     def events(self) -> list[Any]:
         """Key and body of each event that it has got, the marker, and that its queue was dropped."""

@@ -9,6 +9,7 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.records import (
     decode_catalog,
 )
@@ -34,6 +35,20 @@ def test_a_queue_is_deleted_with_its_messages_and_made_again_by_the_next_send() 
         rules.do(c.Delete(queue("unknown")))
     with pytest.raises(InvalidDestinationException, match="can be purged"):
         rules.do(c.Delete(queue("DLQ")))
+
+
+def test_a_region_is_no_queue_and_no_topic_that_can_be_deleted_and_the_error_says_so() -> None:
+    rules = Rules()
+    rules.do(e.MakeRegion("quotes"))
+    for destination, kind in ((queue("quotes"), "queue"), (topic("quotes"), "topic")):
+        with pytest.raises(InvalidDestinationException) as refused:
+            rules.do(c.Delete(destination))
+        assert refused.value.reason == (
+            f"there is no {kind} 'quotes': it is a region, which cannot be deleted; create_region('quotes') reads its"
+            " keys, and destroys them"
+        )
+    rules.send(rules.connect(), queue("quotes"), b"a")
+    assert rules.do(c.Delete(queue("quotes"))) == 1  # a queue of the same name is another thing
 
 
 def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() -> None:

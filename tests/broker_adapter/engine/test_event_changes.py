@@ -297,7 +297,7 @@ def test_a_client_that_closes_is_gone_and_one_that_asks_for_it_is_kept(broker: B
     for keep, pending in ((True, 1), (False, -2)):
         desk = Desk(broker)
         desk.want("quotes")
-        desk.leave(keep=keep)
+        assert desk.leave(keep=keep) is keep
         put(broker, "quotes", "IBM")
         desk = Desk(broker)
         assert desk.pending == pending
@@ -309,7 +309,7 @@ def test_a_client_without_durable_interest_is_not_kept_where_it_closes(broker: B
     make(broker, "quotes")
     desk = Desk(broker)
     desk.want("quotes", durable=False)
-    desk.leave(keep=True)
+    assert desk.leave(keep=True) is False
     assert Desk(broker).pending == -2
 
 

@@ -10,6 +10,7 @@ from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.operation_steps import Arguments, settle
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
+from tests.broker_adapter.engine.desks import make
 from tests.broker_adapter.engine.driving import WAIT, Engines, connect, send
 
 
@@ -39,6 +40,16 @@ def test_a_queue_is_found_by_its_name_and_incarnation(engines: Engines) -> None:
             arguments_of("t", kind="topic").queue(reader.state)
         with pytest.raises(InvalidDestinationException):
             arguments_of("t", kind="topic", subscription="s").queue(reader.state)
+
+
+def test_where_a_region_is_named_as_a_queue_the_error_says_that_it_is_one(engines: Engines) -> None:
+    broker = engines.start()
+    make(broker, "quotes")
+    with (
+        broker.reading() as reader,
+        pytest.raises(InvalidDestinationException, match="there is no queue 'quotes': it is a region, which cannot be"),
+    ):
+        arguments_of("quotes").queue(reader.state)
 
 
 def test_one_request_names_a_bounded_number_of_messages() -> None:

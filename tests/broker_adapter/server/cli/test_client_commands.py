@@ -59,7 +59,7 @@ def test_clients_are_listed(url: tuple[str, str]) -> None:
     with connected(url, "desk-8"):
         listed = holdfast("clients", *url)
         head, first, second = (line.split() for line in listed.stdout.splitlines())
-        assert listed.stderr == "2 durable clients\n"
+        assert listed.stderr == "2 durable clients, for which 2 events wait in all\n"
         assert " ".join(head) == "client id state away waiting in hand queued removed conflated dropped"
         assert (first[:2], first[-6:]) == (["desk-7", "paused"], ["2", "0", "2", "0", "0", "0"])
         assert (second[:3], second[-6:]) == (["desk-8", "connected", "no"], ["0"] * 6)
@@ -146,7 +146,9 @@ def test_a_size_that_is_not_exact_is_shown_as_a_bound(url: tuple[str, str]) -> N
     put(url, IBM=92.5)
     put(url, IBM=93.5)
     assert done("queue-size", "slow", *url) == "<=2\n"
-    assert [line.split()[-4] for line in done("clients", *url).splitlines()] == ["queued", "<=2"]
+    listed = holdfast("clients", *url)
+    assert [line.split()[-4] for line in listed.stdout.splitlines()] == ["queued", "<=2"]
+    assert listed.stderr == "1 durable client, for which at most 2 events wait in all\n"
     assert "waiting              <=2\n" in done("client", "slow", *url)
     assert done("close-client", "slow", *url, "--yes") == "closed slow, for which at most 2 events waited\n"
 
@@ -210,8 +212,9 @@ def test_what_has_more_rows_than_a_page_is_listed(
     names = [f"desk-{number}" for number in range(5)]
     for name in names:
         away(url, name)
-    for command, plural in (("clients", "durable clients"), ("queries", "queries")):
+    many = "5 durable clients, for which 30 events wait in all"
+    for command, counted in (("clients", many), ("queries", "5 queries")):
         assert main([command, *url]) == 0
         output = capsys.readouterr()
         assert [line.split()[0] for line in output.out.splitlines()[1:]] == names
-        assert output.err == f"5 {plural}\n"
+        assert output.err == f"{counted}\n"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.server.cli import main
+from broker_adapter.server.cli.parser import parse
 from tests.broker_adapter.server.cli.running import done, holdfast, shell
 from tests.server_process import ServerProcess
 
@@ -244,3 +245,12 @@ def test_every_tool_takes_json_as_the_readme_says() -> None:
     names = re.findall(r"^    ([\w-]+)", commands[1], re.MULTILINE)
     assert {"serve", "send", "check", "close-client", "quarantine", "user"} <= set(names)
     assert [name for name in names if "--json" not in done(name, "--help")] == ["serve"]
+
+
+def test_a_url_of_the_environment_that_is_empty_is_as_if_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    default = parse(["stat"]).url
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    assert parse(["stat"]).url == default == "amqp://127.0.0.1:5672"
+    monkeypatch.setenv("HOLDFAST_URL", "amqp://elsewhere")
+    assert parse(["stat"]).url == "amqp://elsewhere"

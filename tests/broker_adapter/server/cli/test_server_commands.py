@@ -113,6 +113,16 @@ def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
     assert "can be purged" in holdfast("delete", "DLQ", *url, "--yes").stderr
 
 
+def test_a_command_for_queues_says_where_the_name_is_that_of_a_region(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    with ConnectionFactory(server.url).create_connection() as connection:
+        connection.create_session().create_region("rates")
+    for command in (("delete", "--yes"), ("purge", "--yes"), ("browse",)):
+        finished = holdfast(command[0], "rates", *command[1:], *url)
+        assert "there is no queue 'rates': it is a region" in finished.stderr
+        assert (finished.returncode, finished.stdout) == (0 if command[0] == "browse" else 1, "")
+
+
 def test_one_is_singular(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "single", "x", *url)
