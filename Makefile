@@ -7,6 +7,9 @@ TESTS  ?= tests
 WORKERS ?= 4
 #: How many of the slowest tests are named at the end.
 SLOWEST ?= 10
+# Images of Python forbid it to keep compiled code; each of the thousand processes of a run would compile anew what it
+# loads, and each worker of pytest rewrite the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 #: The tests of the edit loop: quick files of each package, without Spark, kills, and what waits.
 QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
   $(addprefix tests/contracts/test_,damaged_bodies.py transport_receiving.py) \
