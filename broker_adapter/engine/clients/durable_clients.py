@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from broker_adapter.engine.clients.client_interests import ClientInterests
@@ -52,6 +52,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Clients that timed out of which that is remembered, to be told when they come back.
 MOST_TIMED_OUT: Final = 10_000
+#: Closed queries of a client whose events were taken out of its queue, and which the client has not passed yet.
+MOST_CLOSED: Final = 1000
 #: How far an audience has passed that has no clients.
 EVERYTHING: Final = LAST_POSITION
 
@@ -375,7 +377,7 @@ class DurableClients:
         self,
         client: DurableClient,
         region: Region,
-        interests: Iterable[Interest],
+        interests: Collection[Interest],
         head: int,
         *,
         drop: bool = False,
@@ -394,7 +396,12 @@ class DurableClients:
 
         Returns:
             Whether something is to be taken out.
+
+        Raises:
+            ResourceAllocationException: the client has not yet passed the events of as many closed queries as it may.
         """
+        if drop and any(interest.name for interest in interests):
+            _check_closed(client)
         ended = self._interests.end(client, region, interests, head)
         names = [interest.name for interest in ended if interest.name] if drop else []
         if names:
@@ -414,6 +421,7 @@ class DurableClients:
 
         Raises:
             IllegalStateException: there is no such client or query; or the table of :mod:`states` says so.
+            ResourceAllocationException: as ``unregister``.
         """
         client = self.clients.get(client_id)
         state = after(State.ABSENT if client is None else client.state, Event.BEGIN_DRAIN, client_id)
@@ -421,6 +429,7 @@ class DurableClients:
         found = client.names.get(name)
         if found is None:
             raise IllegalStateException(f"durable client {client_id!r} has no query {name!r}")
+        _check_closed(client)
         client.state = state
         region, interest = found
         self.unregister(client, self._region(region), [interest], head, drop=True, answer=answer)
@@ -620,3 +629,12 @@ class DurableClients:
         self.worn_regions[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
+
+
+def _check_closed(client: DurableClient) -> None:
+    """Whether the events of one more query may be taken out of a client's queue; each is noted until it has passed."""
+    if len(client.closed) + len(client.drains) >= MOST_CLOSED:
+        raise ResourceAllocationException(
+            f"the queue of durable client {client.id!r} was drained of the events of {MOST_CLOSED} queries already: let"
+            " the client process what is queued before others are closed with their events"
+        )

@@ -12,10 +12,11 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine import event_reads
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.clients import durable_clients
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
-from broker_adapter.errors import IllegalStateException
+from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, change, make, put
 from tests.broker_adapter.engine.driving import WAIT, Engines, come_to_rest, connect, eventually, message
@@ -119,6 +120,30 @@ def test_a_drain_goes_on_behind_a_restart(disk: Engines, monkeypatch: pytest.Mon
     assert desk.described().counters.drained == 9
     desk.ready()
     assert told(desk) == []
+
+
+def test_so_many_queries_are_closed_with_their_events_and_no_more(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_clients, "MOST_CLOSED", 2)
+    make(broker, "quotes")
+    desk = Desk(broker)
+    queries = [query(f"q{number}", "price > 3") for number in range(4)]
+    desk.want("quotes", KEY_A, *queries)
+    quotes(broker, "a", 5)
+    for each in queries[:2]:
+        assert desk.drop("quotes", each, queued=True) == 0
+    with pytest.raises(ResourceAllocationException, match="of 2 queries already: let the client process"):
+        desk.drop("quotes", queries[2], queued=True)
+    assert desk.described().interest_count == 3
+    desk.drop("quotes", queries[2])  # its events stay
+    desk.lose()
+    with pytest.raises(ResourceAllocationException, match="of 2 queries already"):
+        broker.call(e.CloseQuery("desk", "q3"), WAIT)
+    desk = Desk(broker)
+    desk.ready()
+    desk.acknowledge(desk.handouts()[-1].position)
+    assert desk.drop("quotes", queries[3], queued=True) == 0
 
 
 def test_a_queue_that_is_dropped_while_it_is_drained_answers(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
