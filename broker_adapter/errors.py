@@ -33,7 +33,9 @@ inherited as well.  This file imports nothing of ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 #: Codes of the engine's errors: a queue or subscription was deleted; a limit is reached; a message is larger than the
@@ -50,7 +52,10 @@ class JMSException(Exception):
         reason: what happened, in one sentence.
         error_code: the vendor's code: an AMQP condition such as ``amqp:not-found`` where a broker sent one, or a word
             of the embedded engine such as ``message-too-large``.
+        failures: of ``send_all()``: the error of each message that failed, by its index; else empty.
     """
+
+    failures: Mapping[int, JMSException] = MappingProxyType({})
 
     def __init__(self, reason: str = "", *, error_code: str | None = None) -> None:
         super().__init__(reason)

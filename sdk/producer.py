@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -11,18 +11,22 @@ from uuid import uuid4
 from broker_adapter import (
     ConnectionLostException,
     Destination,
+    Envelope,
     Identity,
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    OperationTimedOutException,
     TransactionRolledBackException,
     checked_destination,
+    in_seconds,
 )
 from sdk.dropped import dropped
 from sdk.envelopes import envelope_of, wrapped
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import DeliveryMode, Message, checked_mode
 from sdk.message_values import checked_ms, checked_priority
+from sdk.send_answers import SendAnswers, failed
 from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
 
 
@@ -215,34 +219,8 @@ class MessageProducer:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             message = wrapped(message)
-            if destination is None:
-                destination = self._destination
-                if destination is None:
-                    raise InvalidDestinationException("the producer has no destination; give one to send()")
-            elif self._destination is not None:
-                raise IllegalStateException(
-                    f"the producer sends to {str(self._destination)!r}; only one made without a destination takes one"
-                )
-            else:
-                checked_destination(destination)
-            now_ms = time.time_ns() // 1_000_000
-            if now_ms < 0:
-                now_ms = 0  # a message has no place for times before 1970
-            live_ms = self._time_to_live_ms if time_to_live is None else checked_ms("time_to_live", time_to_live, 1)
-            delay_ms = (
-                self._delivery_delay_ms if delivery_delay is None else checked_ms("delivery_delay", delivery_delay, 0)
-            )
             mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
-            self._sequence = sequence = self._sequence + 1
-            message.destination = destination
-            message.message_id = self._message_id(sequence)
-            message.user_id = state.user_id
-            message.sent_at_ms = None if self.disable_timestamp else now_ms
-            message.expires_at_ms = None if live_ms is None else now_ms + live_ms
-            message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
-            message._priority = self._priority if priority is None else checked_priority(priority)
-            message.delivery_mode = mode
-            envelope = envelope_of(message, Identity(self._producer_id, self._thread_id, sequence))
+            envelope = self._made(message, self._target(destination), mode, priority, time_to_live, delivery_delay)
             if state.policy.transacted or on_completion is not None:
                 self._send_later(message, envelope, on_completion)
             elif mode is _PERSISTENT:
@@ -250,7 +228,7 @@ class MessageProducer:
             else:
                 self._sent += 1
                 try:
-                    settled = partial(self._on_settled, message.message_id, destination)
+                    settled = partial(self._on_settled, message.message_id, envelope.destination)
                     state.transport.send(self._link, envelope, settled, self._time_limit)
                 except BaseException:
                     self._sent -= 1
@@ -263,6 +241,157 @@ class MessageProducer:
             except RuntimeError:
                 if entered:  # else it was refused
                     raise
+
+    def send_all(
+        self,
+        messages: Iterable[Message | str | bytes | dict[str, Any] | list[Any]],
+        destination: Destination | None = None,
+        *,
+        delivery_mode: DeliveryMode | None = None,
+        priority: int | None = None,
+        time_to_live: float | None = None,
+        delivery_delay: float | None = None,
+    ) -> None:
+        """Send messages in their order, and wait for the broker's answers to all of them.
+
+        They are under way together, so a thousand of them take little longer than one; they are no transaction.
+        Persistent ones are on disk when this returns.  In a transacted session they are kept until ``commit()``, which
+        sends them.  A message that cannot be sent at all (a value that no message has, a message that is too large for
+        the broker) is found before any is sent, as far as it can be known here.
+
+        Where the broker refuses some, the others are sent all the same, those behind them included: the error says
+        which ones were refused.  While the connection is being restored, this waits and sends again as ``send`` does.
+
+        Args:
+            messages: any number of them; all are encoded before the first one is sent, and are in memory until then.
+            destination: as for ``send``, as are those that follow; they hold for each message.
+            delivery_mode: with NON_PERSISTENT this waits for the answers as well, which need no disk.
+            priority: 0 to 9.
+            time_to_live: seconds after which they expire.
+            delivery_delay: seconds before which they are not delivered.
+
+        Raises:
+            TypeError: ``messages`` is one message.
+            OperationTimedOutException: no answer has come for ``send_timeout_seconds``; those without one may have been
+                sent all the same.
+            ConnectionLostException: the connection is gone for good; those without an answer may have been sent.
+            JMSException: as ``send`` raises it, for the first message that was refused; its attribute ``failures`` has
+                the error of each one that was, by its index.
+        """
+        state = self._state
+        if state.calling:
+            state.refuse_nested()
+        entered = nested = False
+        try:
+            if not state.own(False):
+                state.own_or_refuse()
+            nested = state.calling
+            entered = state.calling = True
+            if not self._lifecycle.usable:
+                self._lifecycle.require_usable()
+            if isinstance(messages, _ONE_MESSAGE):
+                raise TypeError(f"send_all() takes several messages, and not one {type(messages).__name__}: use send()")
+            target = self._target(destination)
+            mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
+            envelopes = [
+                self._made(wrapped(each), target, mode, priority, time_to_live, delivery_delay) for each in messages
+            ]
+            if state.policy.transacted:
+                for envelope in envelopes:
+                    state.keep_send(self._link, envelope, None)
+                if state.given_back:  # by the handler of a signal, in the middle of this: they will never be committed
+                    state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+            else:
+                self._send_together(envelopes)
+        finally:
+            if entered:
+                state.calling = nested
+            try:
+                state.disown()
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
+
+    def _send_together(self, envelopes: Sequence[Envelope]) -> None:
+        """Send, and wait for all answers."""
+        state = self._state
+        answers = SendAnswers(self._on_answer, state.wake)
+        sent, failure = 0, None
+        try:
+            for envelope in envelopes:
+                self._sent += 1
+                try:
+                    state.transport.send(self._link, envelope, answers.of(sent), self._time_limit)
+                except BaseException:
+                    self._sent -= 1
+                    raise
+                sent += 1
+        except JMSException as error:  # the answers to those that were sent are waited for first
+            failure = error
+        answers.all_sent(sent)
+        limit = state.settings.send_timeout_seconds if self._time_limit is None else self._time_limit
+        is_complete, known = False, -1
+        while not is_complete and answers.count > known:  # as long as some come
+            known = answers.count
+            is_complete = state.wait_until(lambda: answers.is_complete, time.monotonic() + limit)
+        if failure is not None:
+            answers.errors.setdefault(sent, failure)
+        for index, refusal in answers.errors.items():
+            if isinstance(refusal, IllegalStateException) and not state.lifecycle.usable:
+                answers.errors[index] = ConnectionLostException(unanswered(state.name))
+        if answers.errors:
+            raise failed(answers.errors, len(envelopes))
+        if not is_complete:
+            raise OperationTimedOutException(
+                f"{sent - answers.count} of {sent} messages had no answer, and none has come for {in_seconds(limit)}"
+                f" (option send_timeout_seconds); they may have been sent all the same"
+            )
+
+    def _on_answer(self) -> None:
+        """A message of several has its answer; called by the transport."""
+        self._settled += 1
+
+    def _target(self, destination: Destination | None) -> Destination:
+        """Where a send goes to that names a destination, or none."""
+        own = self._destination
+        if destination is None:
+            if own is None:
+                raise InvalidDestinationException("the producer has no destination; give one to send()")
+            return own
+        if own is not None:
+            raise IllegalStateException(
+                f"the producer sends to {str(own)!r}; only one made without a destination takes one"
+            )
+        checked_destination(destination)
+        return destination
+
+    def _made(
+        self,
+        message: Message,
+        destination: Destination,
+        mode: DeliveryMode,
+        priority: int | None,
+        time_to_live: float | None,
+        delivery_delay: float | None,
+    ) -> Envelope:
+        """What is sent of a message, into which its id, destination, times, priority and mode are written."""
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms < 0:
+            now_ms = 0  # a message has no place for times before 1970
+        live_ms = self._time_to_live_ms if time_to_live is None else checked_ms("time_to_live", time_to_live, 1)
+        delay_ms = (
+            self._delivery_delay_ms if delivery_delay is None else checked_ms("delivery_delay", delivery_delay, 0)
+        )
+        self._sequence = sequence = self._sequence + 1
+        message.destination = destination
+        message.message_id = self._message_id(sequence)
+        message.user_id = self._state.user_id
+        message.sent_at_ms = None if self.disable_timestamp else now_ms
+        message.expires_at_ms = None if live_ms is None else now_ms + live_ms
+        message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
+        message._priority = self._priority if priority is None else checked_priority(priority)
+        message.delivery_mode = mode
+        return envelope_of(message, Identity(self._producer_id, self._thread_id, sequence))
 
     def _message_id(self, sequence: int) -> str | None:
         policy = self._id_policy
@@ -354,3 +483,5 @@ class MessageProducer:
 
 
 _PERSISTENT = DeliveryMode.PERSISTENT
+#: What ``send_all`` takes for one message.
+_ONE_MESSAGE = (Message, str, bytes, bytearray, Mapping)

@@ -129,7 +129,7 @@ _API = {
     " create_temporary_topic create_text_message create_topic delete_temporary recover rollback transacted unsubscribe",
     MessageConsumer: "close destination listener no_local receive receive_nowait selector",
     MessageProducer: "close delivery_delay delivery_mode destination disable_message_id disable_timestamp priority send"
-    " time_to_live",
+    " send_all time_to_live",
     QueueBrowser: "close destination selector",
     Connection: "client_id close create_session event_listener exception_listener is_holdfast meta_data"
     " pending_event_count ready_for_events request start statistics stop",

@@ -1,0 +1,70 @@
+"""The answers to messages that are sent together, for the thread that waits for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from broker_adapter import JMSException
+
+
+class SendAnswers:
+    """Counts the answers of the broker; none wakes the thread that waits but the last one.
+
+    Attributes:
+        count: how many have come; written by the transport's thread only.
+        errors: of the messages that failed, by their index; the same.
+    """
+
+    def __init__(self, answered: Callable[[], None], wake: Callable[[], None]) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            answered: called with each answer.
+            wake: called when all have come.
+        """
+        self.count = 0
+        self.errors: dict[int, JMSException] = {}
+        self._sent = sys.maxsize
+        self._answered = answered
+        self._wake = wake
+
+    def of(self, index: int) -> Callable[[JMSException | None], None]:
+        """What is to be called with the answer to a message."""
+        return partial(self._settled, index)
+
+    def all_sent(self, count: int) -> None:
+        """So many were sent, and no more are."""
+        self._sent = count
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers have come, after ``all_sent``."""
+        return self.count >= self._sent
+
+    def _settled(self, index: int, error: JMSException | None) -> None:
+        if error is not None:
+            self.errors[index] = error
+        self._answered()
+        self.count += 1
+        if self.count >= self._sent:
+            self._wake()
+
+
+def failed(errors: dict[int, JMSException], count: int) -> JMSException:
+    """What the application is told where some messages of several failed: the error of the first one.
+
+    Args:
+        errors: by index of the message.
+        count: how many messages there are.
+    """
+    first = min(errors)
+    error = errors[first]
+    if count > 1:
+        error = type(error)(
+            f"{len(errors)} of {count} messages failed; the first of them is message {first}: {error.reason}",
+            error_code=error.error_code,
+        )
+    error.failures = dict(sorted(errors.items()))
+    return error

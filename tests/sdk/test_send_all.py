@@ -1,0 +1,195 @@
+"""``send_all``: messages that are sent together, over the engine in the process, a server, and a broker that a test
+speaks for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sdk import (
+    AcknowledgeMode,
+    ConnectionLostException,
+    DeliveryMode,
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    Session,
+    TextMessage,
+)
+from tests.sdk.regions import Connect
+from tests.sdk.small_broker import SmallBroker
+
+
+def bodies(session: Session, queue: str = "q") -> list[Any]:
+    return [message.body for message in session.create_browser(session.create_queue(queue))]
+
+
+@pytest.fixture
+def session(connect: Connect) -> Session:
+    connection = connect(engine="max_queue_messages=5000")
+    connection.start()
+    return connection.create_session()
+
+
+def test_all_are_there_in_their_order_with_what_send_writes_into_them(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    mine = TextMessage("mine")
+    producer.send("first")
+    producer.send_all([mine, "text", b"bytes", {"a": 1}, ["x"]], priority=7, time_to_live=60)
+    producer.send("last")
+    assert mine.message_id is not None
+    assert mine.priority == 7
+    assert mine.expires_at_ms is not None
+    found = list(session.create_browser(session.create_queue("q")))
+    assert [each.body for each in found] == ["mine", "text", b"bytes", {"a": 1}, ["x"], "first", "last"]
+    assert len({each.message_id for each in found}) == 7
+
+
+def test_any_iterable_will_do_and_an_empty_one_sends_nothing(session: Session) -> None:
+    producer = session.create_producer(None)
+    queue = session.create_queue("q")
+    producer.send_all((), queue)
+    producer.send_all((str(number) for number in range(3)), queue, delivery_mode=DeliveryMode.NON_PERSISTENT)
+    assert bodies(session) == ["0", "1", "2"]
+    with pytest.raises(InvalidDestinationException):
+        producer.send_all(["x"])
+
+
+@pytest.mark.parametrize("one", ["text", b"bytes", {"a": 1}, TextMessage("x")], ids=lambda each: type(each).__name__)
+def test_one_message_is_refused_as_it_would_be_taken_for_several(session: Session, one: Any) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    with pytest.raises(TypeError, match=r"use send\(\)"):
+        producer.send_all(one)
+    assert bodies(session) == []
+
+
+@pytest.mark.parametrize("wrong", [object(), 7, {"a": object()}], ids=["object", "number", "map"])
+def test_one_that_no_message_can_carry_is_found_before_any_is_sent(session: Session, wrong: Any) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    with pytest.raises((MessageFormatException, TypeError)):
+        producer.send_all(["a", wrong, "b"])
+    assert bodies(session) == []
+    producer.send_all(["c"])
+    assert bodies(session) == ["c"]
+
+
+def test_what_the_broker_refuses_is_named_and_the_others_are_sent(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    producer.send_all([str(number) for number in range(4998)])
+    with pytest.raises(ResourceAllocationException, match="3 of 5 messages failed; the first of them") as told:
+        producer.send_all(["a", "b", "c", "d", "e"])
+    assert list(told.value.failures) == [2, 3, 4]
+    assert bodies(session)[-2:] == ["a", "b"]
+
+
+def test_a_transacted_session_keeps_them_until_its_commit(connect: Connect) -> None:
+    connection = connect(client="transaction_messages=4")
+    connection.start()
+    with connection.create_session(AcknowledgeMode.TRANSACTED) as session, connection.create_session() as other:
+        producer = session.create_producer(session.create_queue("q"))
+        producer.send_all(["a", "b"])
+        session.rollback()
+        producer.send_all(["c", "d"])
+        assert bodies(other) == []
+        with pytest.raises(ResourceAllocationException, match="has 4 sends, the limit"):
+            producer.send_all(["e", "f", "g"])
+        session.commit()
+        assert bodies(other) == ["c", "d", "e", "f"]
+
+
+def test_ten_thousand_come_in_order_from_several_threads(connect: Connect) -> None:
+    connection = connect()
+    connection.start()
+
+    def send(name: str) -> None:
+        with connection.create_session() as session:
+            producer = session.create_producer(session.create_queue("q"))
+            for first in range(0, 2500, 500):
+                producer.send_all([f"{name} {number}" for number in range(first, first + 500)])
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in "abcd"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    with connection.create_session(AcknowledgeMode.DUPS_OK) as session:
+        consumer = session.create_consumer(session.create_queue("q"))
+        found: dict[str, list[int]] = {name: [] for name in "abcd"}
+        for _ in range(10_000):
+            message = consumer.receive(60)
+            assert message is not None
+            name, number = message.body.split()
+            found[name].append(int(number))
+        assert found == {name: list(range(2500)) for name in "abcd"}
+
+
+def test_a_listener_may_send_several(connect: Connect) -> None:
+    connection = connect()
+    with connection.create_session() as session, connection.create_session() as other:
+        producer = session.create_producer(session.create_queue("out"))
+        consumer = session.create_consumer(session.create_queue("in"))
+        consumer.listener = lambda message: producer.send_all([f"{message.body} {each}" for each in range(3)])
+        connection.start()
+        other.create_producer(other.create_queue("in")).send("x")
+        out = other.create_consumer(other.create_queue("out"))
+        found = [out.receive(60) for _ in range(3)]
+        assert [each and each.body for each in found] == ["x 0", "x 1", "x 2"]
+
+
+# A broker that a test speaks for.
+
+
+def test_without_answers_it_waits_as_long_as_some_come_and_says_how_many_have_none() -> None:
+    broker = SmallBroker(send_timeout_seconds=0.2)
+    with broker.connect() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("q"))
+        broker.hold_answers = True
+        with pytest.raises(
+            OperationTimedOutException, match=r"3 of 3 messages had no answer, and none has come for 0\.2 s"
+        ):
+            producer.send_all(["a", "b", "c"])
+        for answer in broker.answers:
+            answer(None)
+        broker.hold_answers = False
+        producer.send_all(["d"])
+
+
+def test_a_connection_that_is_lost_for_good_tells_which_ones_have_no_answer() -> None:
+    broker = SmallBroker()
+    with broker.connect() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("q"))
+        broker.hold_answers = True
+        told: list[JMSException] = []
+
+        def send() -> None:
+            try:
+                producer.send_all(["a", "b", "c"])
+            except JMSException as error:
+                told.append(error)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        while len(broker.answers) < 3:
+            pass
+        broker.answers[0](None)
+        for answer in broker.answers[1:]:
+            answer(ConnectionLostException("gone"))
+        thread.join(60)
+        assert isinstance(told[0], ConnectionLostException)
+        assert list(told[0].failures) == [1, 2]
+
+
+def test_it_is_refused_where_send_is() -> None:
+    with SmallBroker().connect() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("q"))
+        producer.close()
+        with pytest.raises(IllegalStateException, match="CLOSED"):
+            producer.send_all(["a"])
