@@ -340,6 +340,7 @@ class ClientEvents:
                 self._is_lost = True
                 self._arrived.clear()  # they come again
                 self.pending = None
+                self._note_loss()
             self._changed.notify_all()
 
     def restored(self, store: str | None) -> None:
@@ -365,6 +366,8 @@ class ClientEvents:
                 if self._is_attaching:
                     self._early.append(event)
                 return False
+            if not isinstance(event, LinkLost):
+                self._note_loss()
             if isinstance(event, LinkRestored):
                 self._is_lost = True
             else:
@@ -378,6 +381,10 @@ class ClientEvents:
                         region.forget()
             self._changed.notify_all()
         return True
+
+    def _note_loss(self) -> None:
+        for region in list(self.regions.values()):
+            region.lost()
 
     def _sink(self, events: Sequence[EventDelivery]) -> None:
         with self._changed:
@@ -529,6 +536,10 @@ class ClientEvents:
                     )
                 )
             self._has_missed = False
+            with self._changed:
+                if not self._is_lost:
+                    for region in list(self.regions.values()):
+                        region.restored()
             if self._is_ready:
                 self._say_ready()
         except BaseException:
@@ -564,11 +575,11 @@ class ClientEvents:
             region.forget()
             return
         # Interest that is not durable has ended as the connection was lost, and so its events.
-        kept = [] if self._has_missed else [each for each, how in registered.items() if how.durable]
-        if not self._has_missed and len(kept) == len(registered):
+        kept = frozenset() if self._has_missed else region.kept()
+        if not self._has_missed and kept >= registered.keys():
             return
         try:
-            region.refresh(frozenset(kept))
+            region.refresh(kept)
         except _PASSING:
             raise
         except JMSException as error:  # what was read until then stays; the rest is asked of the engine

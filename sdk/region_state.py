@@ -114,6 +114,8 @@ class RegionState:
         self._ask = ask
         self._through = 0  #: position up to which events were processed
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
+        #: what was registered as the link was lost, and whether its events are queued since; None: it was not lost
+        self._before: dict[Interest, bool] | None = None
 
     def __repr__(self) -> str:
         return f"<RegionState {self.name!r}: {self.cache}>"
@@ -230,6 +232,8 @@ class RegionState:
         """Interests are no more: what no other one covers is not known any more; under the lock."""
         may_cover = False
         for each in interests:
+            if self._before is not None:
+                self._before.pop(each, None)
             may_cover = (self.interests.pop(each, None) is not None and each.kind in _COVERING) or may_cover
             self._expressions.pop(each, None)
         if may_cover:
@@ -263,6 +267,23 @@ class RegionState:
             for key, version, state, message in source:
                 self.add_result(cache, key, version, state, message)
 
+    def lost(self) -> None:
+        """The link for events is lost: what is queued from now on is for durable interests that the engine has."""
+        with self.lock:
+            if self._before is None:  # else all that was missed by the loss before is still to be read
+                self._before = {each: how.durable and how.after < sys.maxsize for each, how in self.interests.items()}
+
+    def restored(self) -> None:
+        """All is registered again, and what was missed is read."""
+        with self.lock:
+            self._before = None
+
+    def kept(self) -> frozenset[Interest]:
+        """The interests by which no event was missed since the link was lost."""
+        with self.lock:
+            before = self._before or {}
+            return frozenset([each for each, how in self.interests.items() if how.durable and before.get(each)])
+
     def refresh(self, kept: Collection[Interest] = ()) -> None:
         """Events may have been missed: nothing is known any more but what is read now.
 
@@ -279,8 +300,8 @@ class RegionState:
                 for key in before.known():
                     if self._is_covered(key, kept):
                         self.cache.take(key, before)
-            for query in self.created.values():
-                if query.interest not in kept:
+            for query in self.created.values():  # the results of one that was executed since the loss are of now
+                if query.interest not in kept and (self._before is None or query.interest in self._before):
                     query.forget_results()
         for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
             self.fill([each for each, how in registered.items() if how.policy is policy], policy)
@@ -371,6 +392,7 @@ class RegionState:
             self.interests.clear()
             self._expressions.clear()
             self.queries.clear()
+            self._before = None
             self._begin_anew()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:

@@ -422,6 +422,7 @@ def test_what_only_interest_that_is_not_durable_covers_is_read_again_after_a_los
         state.want(dict.fromkeys(ended, Registered(False, ResultPolicy.KEYS, True)))
         for key in ("kept", "gone", "bid"):
             state.cache.add_result(key, 1, KeyState.UNREAD)
+    state.registered([kept], 0)
     events.ready()
     engine.pending = 5
     engine.entries = [("bid", 2, 1, None, None)]
