@@ -379,13 +379,15 @@ class Region:
         events.attach()
         how = Registered(durable, result_policy, receive_values)
         before: dict[Interest, Registered] = {}
+        taken: list[Interest] = []
         with state.asking():
             try:
                 with state.registering:
                     with state.lock:  # ahead: the first event may come before the answer
                         before = {each: state.interests[each] for each in interests if each in state.interests}
                         state.want(dict.fromkeys(interests, how))
-                    state.registered(interests, events.register(self.name, interests, durable=durable))
+                    position = events.register(self.name, interests, durable=durable, taken=taken)
+                    state.registered(interests, position)
                 state.fill(interests, result_policy)
             except BaseException as error:
                 new = [each for each in interests if each not in before]
@@ -393,9 +395,11 @@ class Region:
                     with state.lock:
                         state.want(before)
                         state.end(new)
-                    if isinstance(error, JMSException) and new:  # the engine may have taken the first ones, or all
+                    # What the engine has refused is not ended: an earlier connection may have registered it.
+                    taken = [each for each in taken if each not in before]
+                    if isinstance(error, JMSException) and taken:
                         with suppress(JMSException):
-                            events.unregister(self.name, new)
+                            events.unregister(self.name, taken)
                 raise
 
     def unregister_interest(
