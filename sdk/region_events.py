@@ -189,6 +189,8 @@ class ClientEvents:
                 raise
             if taken is not None:
                 taken += part
+        with self._changed:
+            self._positions.registered(position)
         return position
 
     def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:

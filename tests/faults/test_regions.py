@@ -419,6 +419,30 @@ def test_the_cache_and_the_events_are_those_of_an_older_copy_that_replaces_the_s
             assert {event.key for event in told.events} == {"a", "b", *new}
 
 
+def test_what_was_only_read_is_not_kept_where_an_older_copy_replaces_the_store(
+    tmp_path: Path, connect: Connect
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        client = connect(url=server.url, client_id="desk")
+        made, told = region(client.connection, keys="a", durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        server.stop()
+        shutil.copytree(server.data, tmp_path / "copy")
+        server.start()
+        client.wait_for_restore()
+        with ConnectionFactory(server.url).create_connection() as direct:
+            feed(direct, "quotes").put("b", "lost")
+        made.register_interest("b", durable=True)
+        assert cached(made) == {"b": "lost"}
+        server.stop()
+        shutil.rmtree(server.data)
+        shutil.copytree(tmp_path / "copy", server.data)
+        server.start()
+        client.wait_for_restore(2)
+        wait_until_cached(made, {})
+
+
 def put_until_told(made: Region, told: Told, key: str, value: str) -> None:
     """Put until a listener is told: what happens before interest is registered again is read, and not told."""
     deadline = time.monotonic() + 60
