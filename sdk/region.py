@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -286,12 +287,15 @@ class Region:
                     unknown.append(key)
                 elif known.state is not KeyState.DESTROYED:
                     found[key] = cached_value(known)
+            # Else interest may be registered behind the answer, which is not true any more by then.
+            kept = {key for key in unknown if state.registered_for(key) < sys.maxsize}
         if unknown:
             self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
             with state.asking() as cache:
                 for key, version, known_as, message in state.read(unknown):
                     found[key] = message
-                    state.add_result(cache, key, version, known_as, message)
+                    if key in kept:
+                        state.add_result(cache, key, version, known_as, message)
         return found
 
     def keys(self) -> list[str]:

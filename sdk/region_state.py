@@ -183,10 +183,18 @@ class RegionState:
             return True
         return any(each in interests and matches(key) for each, matches in self._expressions.items())
 
+    def registered_for(self, key: str) -> int:
+        """Behind which event the server tells of each change of a key, at least; under the lock."""
+        found = [self.interests.get(each) for each in (Interest(ALL_KEYS, ""), Interest(KEY, key))]
+        found += [self.interests.get(each) for each, matches in self._expressions.items() if matches(key)]
+        return min([how.after for how in found if how is not None], default=sys.maxsize)
+
     def changed(
         self, cache: RegionCache, key: str, operation: int | None, version: int, message: Message | None
     ) -> None:
         """The application has changed a key; what the server answered comes into the cache.
+
+        Not where interest in the key is registered behind the change: that reads it, unless it has ended by then.
 
         Args:
             cache: as ``asking`` gave it when the change was asked for.
@@ -196,7 +204,7 @@ class RegionState:
             message: with its value.
         """
         with self.lock:
-            if operation is not None and (cache.get(key) is not None or self.covers(key)):
+            if operation is not None and (cache.get(key) is not None or version > self.registered_for(key)):
                 cache.change(key, RegionOperation(operation), version, message)
 
     def add_result(

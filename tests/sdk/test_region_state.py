@@ -117,3 +117,14 @@ def test_only_durable_interest_that_the_engine_had_before_the_first_loss_misses_
     state.restored()
     state.lost()
     assert state.kept() == {had, asked, ended, later}
+
+
+def test_an_own_change_ahead_of_a_registration_is_kept_by_what_that_reads_only() -> None:
+    state = state_of()
+    state.want({ALL: HOW})
+    state.changed(state.cache, "ahead", RegionOperation.CREATE, 5, None)
+    state.registered([ALL], 6)  # somebody else has destroyed it in between
+    state.fill([ALL], ResultPolicy.KEYS)
+    state.changed(state.cache, "late", RegionOperation.CREATE, 4, None)
+    state.changed(state.cache, "behind", RegionOperation.CREATE, 7, None)
+    assert state.cache.known() == ["behind"]
