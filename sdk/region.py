@@ -436,9 +436,9 @@ class Region:
         state = self._state
         with state.registering:
             with state.lock:
-                kept = {each for each in interests if keep_alive and each in state.interests}
-                kept = {each for each in kept if state.interests[each].durable}
-            ended = [each for each in interests if each not in kept]
+                here = {each: state.interests[each] for each in interests if each in state.interests}
+            # What was not registered here is durable, if there is such interest: an earlier connection registered it.
+            ended = [each for each in interests if not keep_alive or (each in here and not here[each].durable)]
             if ended:
                 self._events.unregister(self.name, ended)
             with state.lock:

@@ -333,3 +333,15 @@ def test_interests_that_are_refused_end_none_that_an_earlier_connection_has_regi
     made.put("a", "1")
     again.ready_for_events()
     assert told.wait_for(2)[0] == "replayed create a=1"
+
+
+def test_interest_of_an_earlier_connection_is_kept_alive_as_well(connect: Connect, quotes: Region) -> None:
+    first = connect("desk")
+    region(first, keys="a", durable=True)
+    first.close(keep_alive=True)
+    again = connect("desk")
+    made, told = region(again)
+    made.unregister_interest("a", keep_alive=True)
+    quotes.put("a", "1")
+    again.ready_for_events()
+    assert told.wait_for(2) == ["replayed create a=1", "live quotes"]
