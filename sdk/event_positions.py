@@ -19,12 +19,14 @@ class EventPositions:
     Attributes:
         store: names the store; None: it is not known.
         through: everything up to this position was told.
+        known: what was read, or was told, is of a store that had its events up to this position.
         run: of the engine, in which that was seen; None: it is not known.
     """
 
     def __init__(self) -> None:
         self.store: str | None = None
         self.through = 0
+        self.known = 0
         self.run: str | None = None
         self._others: dict[str | None, tuple[int, str | None]] = {}  #: position and run, by store
 
@@ -38,6 +40,7 @@ class EventPositions:
         if is_elsewhere:
             self._others[self.store] = self.through, self.run
             self.through, self.run = self._others.pop(store, (0, None))
+            self.known = self.through
             if len(self._others) > MOST_STORES:
                 del self._others[next(iter(self._others))]
         self.store = store
@@ -46,6 +49,11 @@ class EventPositions:
     def told(self, position: int) -> None:
         """An event was told."""
         self.through = max(self.through, position)
+        self.known = max(self.known, position)
+
+    def registered(self, position: int) -> None:
+        """Interest was registered behind an event, whether that was told or not; what it covers is read from then."""
+        self.known = max(self.known, position)
 
     def check(self, kept: int, run: str | None) -> bool:
         """Begin anew where positions do not mean what they meant; returns whether they do not.
@@ -54,8 +62,8 @@ class EventPositions:
             kept: positions below this one, seen in ``run``, are those of the same events.
             run: in which run of the engine events have their positions from now on; None: it has noted none.
         """
-        is_wrong = self.through >= kept
+        is_wrong = self.known >= kept
         if is_wrong:
-            self.through = 0
+            self.through = self.known = self.through if self.through < kept else 0
         self.run = run or self.run
         return is_wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -286,12 +287,15 @@ class Region:
                     unknown.append(key)
                 elif known.state is not KeyState.DESTROYED:
                     found[key] = cached_value(known)
+            # Else interest may be registered behind the answer, which is not true any more by then.
+            kept = {key for key in unknown if state.registered_for(key) < sys.maxsize}
         if unknown:
             self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
             with state.asking() as cache:
                 for key, version, known_as, message in state.read(unknown):
                     found[key] = message
-                    state.add_result(cache, key, version, known_as, message)
+                    if key in kept:
+                        state.add_result(cache, key, version, known_as, message)
         return found
 
     def keys(self) -> list[str]:
@@ -379,13 +383,15 @@ class Region:
         events.attach()
         how = Registered(durable, result_policy, receive_values)
         before: dict[Interest, Registered] = {}
+        taken: list[Interest] = []
         with state.asking():
             try:
                 with state.registering:
                     with state.lock:  # ahead: the first event may come before the answer
                         before = {each: state.interests[each] for each in interests if each in state.interests}
                         state.want(dict.fromkeys(interests, how))
-                    state.registered(interests, events.register(self.name, interests, durable=durable))
+                    position = events.register(self.name, interests, durable=durable, taken=taken)
+                    state.registered(interests, position)
                 state.fill(interests, result_policy)
             except BaseException as error:
                 new = [each for each in interests if each not in before]
@@ -393,9 +399,11 @@ class Region:
                     with state.lock:
                         state.want(before)
                         state.end(new)
-                    if isinstance(error, JMSException) and new:  # the engine may have taken the first ones, or all
+                    # What the engine has refused is not ended: an earlier connection may have registered it.
+                    taken = [each for each in taken if each not in before]
+                    if isinstance(error, JMSException) and taken:
                         with suppress(JMSException):
-                            events.unregister(self.name, new)
+                            events.unregister(self.name, taken)
                 raise
 
     def unregister_interest(
@@ -428,9 +436,9 @@ class Region:
         state = self._state
         with state.registering:
             with state.lock:
-                kept = {each for each in interests if keep_alive and each in state.interests}
-                kept = {each for each in kept if state.interests[each].durable}
-            ended = [each for each in interests if each not in kept]
+                here = {each: state.interests[each] for each in interests if each in state.interests}
+            # What was not registered here is durable, if there is such interest: an earlier connection registered it.
+            ended = [each for each in interests if not keep_alive or (each in here and not here[each].durable)]
             if ended:
                 self._events.unregister(self.name, ended)
             with state.lock:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from broker_adapter import (
@@ -168,9 +168,30 @@ class ClientEvents:
         self.require_connected(f"region {region!r} cannot be changed now")
         return self.ask("change_keys", {"region": region, "changes": changes})
 
-    def register(self, region: str, interests: Sequence[Interest], *, durable: bool) -> int:
-        """Register interest; returns behind which position events come, and raises what requests raise."""
-        return max(self._ask_in_parts("register_interest", region, interests, durable=durable), default=0)
+    def register(
+        self, region: str, interests: Sequence[Interest], *, durable: bool, taken: list[Interest] | None = None
+    ) -> int:
+        """Register interest; returns behind which position events come, and raises what requests raise.
+
+        Args:
+            region: its name.
+            interests: which.
+            durable: whether they outlive the connection.
+            taken: gets those that the engine has, or may have; it has none of a part that it refuses.
+        """
+        position = 0
+        for part in _parts(interests):
+            try:
+                position = max(position, self._ask_for("register_interest", region, part, durable=durable))
+            except _PASSING:
+                if taken is not None:
+                    taken += part
+                raise
+            if taken is not None:
+                taken += part
+        with self._changed:
+            self._positions.registered(position)
+        return position
 
     def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
         """End interest, that of an earlier connection of a durable client as well; raises what ``attach`` raises.
@@ -184,14 +205,11 @@ class ClientEvents:
             self.attach()  # an earlier connection of the client may have registered them
         elif self._link is None:
             return  # nothing was registered
-        self._ask_in_parts("unregister_interest", region, interests, drop_queued=drop_queued)
+        for part in _parts(interests):
+            self._ask_for("unregister_interest", region, part, drop_queued=drop_queued)
 
-    def _ask_in_parts(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> list[Any]:
-        answers = []
-        for first in range(0, len(interests), INTERESTS_AT_ONCE):
-            part = [tuple(each) for each in interests[first : first + INTERESTS_AT_ONCE]]
-            answers.append(self.ask(operation, {"region": region, "interests": part, **further}))
-        return answers
+    def _ask_for(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> Any:
+        return self.ask(operation, {"region": region, "interests": [tuple(each) for each in interests], **further})
 
     def paused(self) -> _Pause:
         """While no event is told, because what is read now stands before those that come."""
@@ -340,6 +358,7 @@ class ClientEvents:
                 self._is_lost = True
                 self._arrived.clear()  # they come again
                 self.pending = None
+                self._note_loss()
             self._changed.notify_all()
 
     def restored(self, store: str | None) -> None:
@@ -365,6 +384,8 @@ class ClientEvents:
                 if self._is_attaching:
                     self._early.append(event)
                 return False
+            if not isinstance(event, LinkLost):
+                self._note_loss()
             if isinstance(event, LinkRestored):
                 self._is_lost = True
             else:
@@ -378,6 +399,10 @@ class ClientEvents:
                         region.forget()
             self._changed.notify_all()
         return True
+
+    def _note_loss(self) -> None:
+        for region in list(self.regions.values()):
+            region.lost()
 
     def _sink(self, events: Sequence[EventDelivery]) -> None:
         with self._changed:
@@ -529,6 +554,10 @@ class ClientEvents:
                     )
                 )
             self._has_missed = False
+            with self._changed:
+                if not self._is_lost:
+                    for region in list(self.regions.values()):
+                        region.restored()
             if self._is_ready:
                 self._say_ready()
         except BaseException:
@@ -564,15 +593,20 @@ class ClientEvents:
             region.forget()
             return
         # Interest that is not durable has ended as the connection was lost, and so its events.
-        kept = [] if self._has_missed else [each for each, how in registered.items() if how.durable]
-        if not self._has_missed and len(kept) == len(registered):
+        kept = frozenset() if self._has_missed else region.kept()
+        if not self._has_missed and kept >= registered.keys():
             return
         try:
-            region.refresh(frozenset(kept))
+            region.refresh(kept)
         except _PASSING:
             raise
         except JMSException as error:  # what was read until then stays; the rest is asked of the engine
             self._report(error)
+
+
+def _parts(interests: Sequence[Interest]) -> Iterator[Sequence[Interest]]:
+    """Interests of which one request each may tell."""
+    return (interests[first : first + INTERESTS_AT_ONCE] for first in range(0, len(interests), INTERESTS_AT_ONCE))
 
 
 class _Pause:

@@ -114,6 +114,8 @@ class RegionState:
         self._ask = ask
         self._through = 0  #: position up to which events were processed
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
+        #: what was registered as the link was lost, and whether its events are queued since; None: it was not lost
+        self._before: dict[Interest, bool] | None = None
 
     def __repr__(self) -> str:
         return f"<RegionState {self.name!r}: {self.cache}>"
@@ -181,10 +183,18 @@ class RegionState:
             return True
         return any(each in interests and matches(key) for each, matches in self._expressions.items())
 
+    def registered_for(self, key: str) -> int:
+        """Behind which event the server tells of each change of a key, at least; under the lock."""
+        found = [self.interests.get(each) for each in (Interest(ALL_KEYS, ""), Interest(KEY, key))]
+        found += [self.interests.get(each) for each, matches in self._expressions.items() if matches(key)]
+        return min([how.after for how in found if how is not None], default=sys.maxsize)
+
     def changed(
         self, cache: RegionCache, key: str, operation: int | None, version: int, message: Message | None
     ) -> None:
         """The application has changed a key; what the server answered comes into the cache.
+
+        Not where interest in the key is registered behind the change: that reads it, unless it has ended by then.
 
         Args:
             cache: as ``asking`` gave it when the change was asked for.
@@ -194,7 +204,7 @@ class RegionState:
             message: with its value.
         """
         with self.lock:
-            if operation is not None and (cache.get(key) is not None or self.covers(key)):
+            if operation is not None and (cache.get(key) is not None or version > self.registered_for(key)):
                 cache.change(key, RegionOperation(operation), version, message)
 
     def add_result(
@@ -230,6 +240,8 @@ class RegionState:
         """Interests are no more: what no other one covers is not known any more; under the lock."""
         may_cover = False
         for each in interests:
+            if self._before is not None:
+                self._before.pop(each, None)
             may_cover = (self.interests.pop(each, None) is not None and each.kind in _COVERING) or may_cover
             self._expressions.pop(each, None)
         if may_cover:
@@ -263,6 +275,23 @@ class RegionState:
             for key, version, state, message in source:
                 self.add_result(cache, key, version, state, message)
 
+    def lost(self) -> None:
+        """The link for events is lost: what is queued from now on is for durable interests that the engine has."""
+        with self.lock:
+            if self._before is None:  # else all that was missed by the loss before is still to be read
+                self._before = {each: how.durable and how.after < sys.maxsize for each, how in self.interests.items()}
+
+    def restored(self) -> None:
+        """All is registered again, and what was missed is read."""
+        with self.lock:
+            self._before = None
+
+    def kept(self) -> frozenset[Interest]:
+        """The interests by which no event was missed since the link was lost."""
+        with self.lock:
+            before = self._before or {}
+            return frozenset([each for each, how in self.interests.items() if how.durable and before.get(each)])
+
     def refresh(self, kept: Collection[Interest] = ()) -> None:
         """Events may have been missed: nothing is known any more but what is read now.
 
@@ -279,8 +308,8 @@ class RegionState:
                 for key in before.known():
                     if self._is_covered(key, kept):
                         self.cache.take(key, before)
-            for query in self.created.values():
-                if query.interest not in kept:
+            for query in self.created.values():  # the results of one that was executed since the loss are of now
+                if query.interest not in kept and (self._before is None or query.interest in self._before):
                     query.forget_results()
         for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
             self.fill([each for each, how in registered.items() if how.policy is policy], policy)
@@ -371,6 +400,7 @@ class RegionState:
             self.interests.clear()
             self._expressions.clear()
             self.queries.clear()
+            self._before = None
             self._begin_anew()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:

@@ -108,6 +108,25 @@ def test_the_cache_is_that_of_the_engine_after_each_loss(
         told.wait_until(lambda: told.words[-1].endswith("last=4"))
 
 
+@pytest.mark.parametrize("interest", [{"regex": "a.*"}, {"keys": "ab"}], ids=["beside another", "made durable"])
+def test_durable_interest_that_is_registered_ahead_of_the_others_keeps_nothing_that_has_ended(
+    connect: Connect, proxy: Proxy, direct: Connection, name: str, interest: dict[str, str]
+) -> None:
+    quotes = feed(direct, name)
+    quotes.put("ab", "1")
+    client = connect(client_id=f"desk {name}")
+    made, told = region(client.connection, name, **interest)
+    client.connection.ready_for_events()
+    told.wait_for(1)
+    with made._state.registering:  # the thread for events waits for it
+        lose(client, proxy)
+        quotes.destroy("ab")
+        proxy.refuse(False)
+        client.wait_for_restore()
+        made.register_interest("ab", durable=True)
+    wait_until_cached(made, {})
+
+
 def test_a_durable_client_gets_in_while_the_server_has_its_old_connection(
     connect: Connect, proxy: Proxy, direct: Connection, name: str
 ) -> None:
@@ -398,6 +417,30 @@ def test_the_cache_and_the_events_are_those_of_an_older_copy_that_replaces_the_s
         put_until_told(made, told, "b", "new")
         if client_id is not None:
             assert {event.key for event in told.events} == {"a", "b", *new}
+
+
+def test_what_was_only_read_is_not_kept_where_an_older_copy_replaces_the_store(
+    tmp_path: Path, connect: Connect
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        client = connect(url=server.url, client_id="desk")
+        made, told = region(client.connection, keys="a", durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        server.stop()
+        shutil.copytree(server.data, tmp_path / "copy")
+        server.start()
+        client.wait_for_restore()
+        with ConnectionFactory(server.url).create_connection() as direct:
+            feed(direct, "quotes").put("b", "lost")
+        made.register_interest("b", durable=True)
+        assert cached(made) == {"b": "lost"}
+        server.stop()
+        shutil.rmtree(server.data)
+        shutil.copytree(tmp_path / "copy", server.data)
+        server.start()
+        client.wait_for_restore(2)
+        wait_until_cached(made, {})
 
 
 def put_until_told(made: Region, told: Told, key: str, value: str) -> None:

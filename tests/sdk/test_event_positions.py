@@ -35,6 +35,19 @@ def test_a_copy_of_the_store_that_is_older_begins_anew() -> None:
     assert positions.run == "two"
 
 
+def test_a_copy_that_is_older_than_what_was_read_takes_back_nothing_that_was_told_before() -> None:
+    positions = EventPositions()
+    positions.told(3)
+    positions.registered(7)
+    assert not positions.check(8, "one")
+    assert positions.check(6, "two")
+    assert (positions.through, positions.known) == (3, 3)
+    positions.registered(7)
+    positions.move("a")
+    assert positions.move("b")
+    assert not positions.check(1, "one"), "what is known of one store says nothing of another one"
+
+
 def test_so_many_stores_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_positions, "MOST_STORES", 2)
     positions = EventPositions()

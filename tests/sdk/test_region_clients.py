@@ -320,3 +320,28 @@ def test_events_of_a_region_that_was_not_created_here_are_noticed(
         other.put("x", "1")
         told.wait_until(lambda: "create x=1" in " ".join(told.words))
     assert caplog.text.count("has not created region 'quotes'") == 1
+
+
+def test_interests_that_are_refused_end_none_that_an_earlier_connection_has_registered(connect: Connect) -> None:
+    first = connect("desk", engine="max_client_interests=2")
+    made, _ = region(first, keys="a", durable=True)
+    first.close(keep_alive=True)
+    again = connect("desk")
+    made, told = region(again)
+    with pytest.raises(ResourceAllocationException, match="max_client_interests"):
+        made.register_interest(["a", "b", "c"], durable=True)
+    made.put("a", "1")
+    again.ready_for_events()
+    assert told.wait_for(2)[0] == "replayed create a=1"
+
+
+def test_interest_of_an_earlier_connection_is_kept_alive_as_well(connect: Connect, quotes: Region) -> None:
+    first = connect("desk")
+    region(first, keys="a", durable=True)
+    first.close(keep_alive=True)
+    again = connect("desk")
+    made, told = region(again)
+    made.unregister_interest("a", keep_alive=True)
+    quotes.put("a", "1")
+    again.ready_for_events()
+    assert told.wait_for(2) == ["replayed create a=1", "live quotes"]

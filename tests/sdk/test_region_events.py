@@ -422,6 +422,7 @@ def test_what_only_interest_that_is_not_durable_covers_is_read_again_after_a_los
         state.want(dict.fromkeys(ended, Registered(False, ResultPolicy.KEYS, True)))
         for key in ("kept", "gone", "bid"):
             state.cache.add_result(key, 1, KeyState.UNREAD)
+    state.registered([kept], 0)
     events.ready()
     engine.pending = 5
     engine.entries = [("bid", 2, 1, None, None)]
@@ -512,3 +513,17 @@ def test_a_link_that_is_attached_first_to_another_engine_has_events_from_the_fir
     engine.sink([destroyed(3)])
     told.wait_for(2)
     assert [event.version for event in told.events] == [100, 3]
+
+
+def test_a_value_that_was_asked_for_ahead_of_a_registration_is_not_kept(engine: Scripted, events: ClientEvents) -> None:
+    state = events.region("quotes")
+    region = made(events, state)
+
+    def answer() -> Any:
+        engine.answers["read_keys"] = lambda: {"entries": [], "next": None}  # it is destroyed
+        region.register_interest("k")
+        return {"entries": [("k", 2, 1, None, None)], "next": None}
+
+    engine.answers["read_keys"] = answer
+    assert region.get("k", "none") == "none"
+    assert state.cache.known() == []

@@ -98,3 +98,33 @@ def test_an_event_of_a_former_registration_is_applied_to_a_key_that_is_known() -
     found = state.cache.get("k")
     assert found is not None
     assert found.version == 4
+
+
+def test_only_durable_interest_that_the_engine_had_before_the_first_loss_misses_nothing() -> None:
+    state = RegionState("quotes", lambda operation, arguments: None)
+    had, asked, ended, later = (Interest(KEY, each) for each in ("had", "asked", "ended", "later"))
+    durable = Registered(True, ResultPolicy.KEYS, True)
+    state.want(dict.fromkeys([had, asked, ended], durable))
+    state.want({Interest(KEY, "passing"): Registered(False, ResultPolicy.KEYS, True)})
+    state.registered([had, ended, Interest(KEY, "passing")], 3)
+    state.lost()
+    state.end([ended])
+    state.want(dict.fromkeys([ended, later], durable))
+    state.registered([asked, ended, later], 7)
+    assert state.kept() == {had}
+    state.lost()
+    assert state.kept() == {had}
+    state.restored()
+    state.lost()
+    assert state.kept() == {had, asked, ended, later}
+
+
+def test_an_own_change_ahead_of_a_registration_is_kept_by_what_that_reads_only() -> None:
+    state = state_of()
+    state.want({ALL: HOW})
+    state.changed(state.cache, "ahead", RegionOperation.CREATE, 5, None)
+    state.registered([ALL], 6)  # somebody else has destroyed it in between
+    state.fill([ALL], ResultPolicy.KEYS)
+    state.changed(state.cache, "late", RegionOperation.CREATE, 4, None)
+    state.changed(state.cache, "behind", RegionOperation.CREATE, 7, None)
+    assert state.cache.known() == ["behind"]
