@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 #: What we call ourselves to a peer.
 PRODUCT = "Holdfast"
 
 
+@cache
 def own_version() -> str:
-    """The version of the installed distribution; "unknown" where the source tree is used as it is."""
+    """The version of the installed distribution; "unknown" where the source tree is used as it is.
+
+    It is read once: both ends of each connection ask for it.
+    """
     from importlib.metadata import PackageNotFoundError, version  # which takes longer than all of ours
 
     try:
