@@ -113,6 +113,7 @@ class ClientEvents:
         self._is_live = False  #: whether the marker has come
         self._marker: EventDelivery | None = None  #: that has come and was not told to all regions
         self._positions = EventPositions()
+        self._is_checked = False  #: whether these are known to be of the run of the engine that is connected
         self._unacknowledged = 0  #: events that were processed and not acknowledged
         self._due: float | None = None  #: when they are (monotonic seconds)
         self._unknown: set[str] = set()  #: regions of which events have come, and that were not created here
@@ -190,7 +191,8 @@ class ClientEvents:
             if taken is not None:
                 taken += part
         with self._changed:
-            self._positions.registered(position)
+            if self._is_checked:  # else this is done again once it is
+                self._positions.registered(position)
         return position
 
     def unregister(self, region: str, interests: Sequence[Interest], *, drop_queued: bool = False) -> None:
@@ -401,6 +403,7 @@ class ClientEvents:
         return True
 
     def _note_loss(self) -> None:
+        self._is_checked = False
         for region in list(self.regions.values()):
             region.lost()
 
@@ -571,6 +574,7 @@ class ClientEvents:
             if self._positions.check(found["kept"], found["run"]):
                 self._has_missed = True
                 self._unacknowledged = 0
+            self._is_checked = True
 
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""

@@ -443,6 +443,33 @@ def test_what_was_only_read_is_not_kept_where_an_older_copy_replaces_the_store(
         wait_until_cached(made, {})
 
 
+def test_interest_that_is_registered_ahead_of_the_others_at_a_later_run_begins_nothing_anew(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        client = connect(url=server.url, client_id="desk")
+        made, told = region(client.connection, keys="a", durable=True)
+        client.connection.ready_for_events()
+        told.wait_for(1)
+        events, is_registered = client.connection._events, threading.Event()
+        check = events._check_positions
+
+        def check_behind() -> None:
+            assert is_registered.wait(60)
+            check()
+
+        monkeypatch.setattr(events, "_check_positions", check_behind)
+        server.kill()
+        server.start()
+        client.wait_for_restore()
+        with ConnectionFactory(server.url).create_connection() as direct:
+            feed(direct, "quotes").put("b", "1")
+        made.register_interest("b", durable=True)
+        is_registered.set()
+        put_until_told(made, told, "a", "last")
+        assert not any(isinstance(each, ResourceAllocationException) for each in client.told)
+
+
 def put_until_told(made: Region, told: Told, key: str, value: str) -> None:
     """Put until a listener is told: what happens before interest is registered again is read, and not told."""
     deadline = time.monotonic() + 60
