@@ -183,7 +183,7 @@ class ClientEvents:
         position = 0
         for part in _parts(interests):
             try:
-                position = max(position, self._ask_for("register_interest", region, part, durable=durable))
+                position = max(position, self.ask("register_interest", _asking(region, part, durable=durable)))
             except _PASSING:
                 if taken is not None:
                     taken += part
@@ -208,10 +208,7 @@ class ClientEvents:
         elif self._link is None:
             return  # nothing was registered
         for part in _parts(interests):
-            self._ask_for("unregister_interest", region, part, drop_queued=drop_queued)
-
-    def _ask_for(self, operation: str, region: str, interests: Sequence[Interest], **further: Any) -> Any:
-        return self.ask(operation, {"region": region, "interests": [tuple(each) for each in interests], **further})
+            self.ask("unregister_interest", _asking(region, part, drop_queued=drop_queued))
 
     def paused(self) -> _Pause:
         """While no event is told, because what is read now stands before those that come."""
@@ -611,6 +608,11 @@ class ClientEvents:
 def _parts(interests: Sequence[Interest]) -> Iterator[Sequence[Interest]]:
     """Interests of which one request each may tell."""
     return (interests[first : first + INTERESTS_AT_ONCE] for first in range(0, len(interests), INTERESTS_AT_ONCE))
+
+
+def _asking(region: str, interests: Sequence[Interest], **further: Any) -> dict[str, Any]:
+    """The arguments of a request about interests."""
+    return {"region": region, "interests": [tuple(each) for each in interests], **further}
 
 
 class _Pause:
