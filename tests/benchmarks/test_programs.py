@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import geode, programs
+from benchmarks import geode, peers, programs
 from benchmarks.programs import Failed, Program, answer_of, cpu_of
 
 _ECHO = """
@@ -59,7 +59,7 @@ def test_only_lines_that_begin_with_done_are_answers(line: str, answer: list[str
     assert answer_of(line) == answer
 
 
-@pytest.mark.parametrize("module", [geode])
+@pytest.mark.parametrize("module", [geode, peers])
 def test_what_is_missing_is_said_in_one_line(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
