@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 import attrs
 import lmdb
@@ -33,6 +31,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.modes import server
+from benchmarks.programs import Failed, Program, cpu_of, exit_when_terminated, lacks_java
 from benchmarks.report import Figure, show
 from sdk import Connection, ConnectionFactory, Region, RegionEvent, RegionListener, ResultPolicy
 from tests.interop import install
@@ -45,7 +44,6 @@ _OPENS = (
     "java.base/sun.nio.ch",
     "java.management/com.sun.jmx.remote.security",
 )
-_PROGRAMS = ("mvn", "java", "javac")
 _WAIT = 600.0
 _BATCH = 100
 _KEYS = 1_000
@@ -98,16 +96,6 @@ class Return:
     seconds: float
     cpu: float
     client_cpu: float
-
-
-class Failed(Exception):
-    """A side did something else than it was told."""
-
-
-def answer_of(line: str) -> list[str] | None:
-    """What a Java program answers in a line; None where the line is something else, such as a record of its log."""
-    first, *words = line.split() or [""]
-    return words if first == "done" else None
 
 
 def compared(version: str, holdfast: Sequence[Puts | Return], geode: Sequence[Puts | Return]) -> Iterator[Figure]:
@@ -178,9 +166,9 @@ def measured(side: Side, puts: int, clients: int, say: Callable[[str], None]) ->
         gone = away
         side.connect()
         stored = side.stored()
-        cpu = _cpu(side.process)
+        cpu = cpu_of([side.process])
         side.put(puts)
-        cpu = _cpu(side.process) - cpu
+        cpu = cpu_of([side.process]) - cpu
         stored = side.stored() - stored
         side.leave()
         yield Puts(away, puts, cpu / puts * 1e6, stored / puts)
@@ -203,10 +191,10 @@ def _warm_up(side: Side, puts: int) -> None:
 def _returned(side: Side, events: int, away: int) -> Return:
     """The first client comes back to so many events, and leaves again."""
     side.connect("client-0")
-    cpu, client, started = _cpu(side.process), _cpu(side.client), time.perf_counter()
+    cpu, client, started = cpu_of([side.process]), cpu_of([side.client]), time.perf_counter()
     told = side.ready()
     seconds = time.perf_counter() - started
-    cpu, client = _cpu(side.process) - cpu, _cpu(side.client) - client
+    cpu, client = cpu_of([side.process]) - cpu, cpu_of([side.client]) - client
     time.sleep(_CALM_SECONDS)
     side.leave()
     if told < events or (told > events and not side.may_repeat):
@@ -214,69 +202,14 @@ def _returned(side: Side, events: int, away: int) -> Return:
     return Return(away, events, seconds, cpu / told * 1e6, client / told * 1e6)
 
 
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-class _Java:
-    """A Java program that answers lines with lines."""
-
-    def __init__(self, classes: str, program: str, *arguments: str) -> None:
-        self.name = program
-        opens = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS]
-        self.process = subprocess.Popen(
-            ["java", "-Xmx2g", *opens, "-cp", classes, program, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._input, self._output = self.process.stdin, self.process.stdout
-
-    def ask(self, *words: object) -> list[str]:
-        """Send a line; its answer."""
-        try:
-            print(*words, file=self._input, flush=True)
-        except BrokenPipeError:
-            pass  # its output says why
-        return self.answer()
-
-    def answer(self) -> list[str]:
-        """The next answer, for which it has 600 seconds."""
-        said = []
-        limit = threading.Timer(_WAIT, self.process.kill)
-        limit.start()
-        try:
-            for line in self._output:
-                answer = answer_of(line)
-                if answer is not None:
-                    return answer
-                said.append(line)
-        finally:
-            limit.cancel()
-        raise Failed(f"{self.name} has ended:\n{''.join(said[-40:])}")
-
-    def stop(self) -> None:
-        """Kill it, and wait until it has ended."""
-        self.process.kill()
-        self.process.wait()
-        with suppress(BrokenPipeError):
-            self._input.close()
-        self._output.close()
-
-
 class _Geode:
     """Geode's server and client."""
 
     may_repeat = True
 
-    def __init__(self, serving: _Java, client: _Java) -> None:
-        self.process = psutil.Process(serving.process.pid)
-        self.client = psutil.Process(client.process.pid)
+    def __init__(self, serving: Program, client: Program) -> None:
+        self.process = serving.process
+        self.client = client.process
         self._server = serving
         self._program = client
 
@@ -372,25 +305,17 @@ def _bytes_of(directory: Path) -> int:
 def _geode() -> Iterator[tuple[_Geode, str]]:
     """Geode's side, and its version."""
     classes = install.java_programs(_JAVA, "geode")
+    opens = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS]
     with ExitStack() as stack:
 
-        def started(program: str, *arguments: str) -> tuple[_Java, list[str]]:
-            java = _Java(classes, program, *arguments)
+        def started(program: str, *arguments: str) -> tuple[Program, list[str]]:
+            java = Program(program, ["java", "-Xmx2g", *opens, "-cp", classes, program, *arguments])
             stack.callback(java.stop)
             return java, java.answer()
 
         serving, (port, version) = started("GeodeServer")
         client, _ = started("GeodeClient", port)
         yield _Geode(serving, client), version
-
-
-def missing() -> list[str]:
-    """Which programs are needed and not on the path."""
-    return [program for program in _PROGRAMS if shutil.which(program) is None]
-
-
-def _ended(*_: Any) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
 
 
 def main() -> int:
@@ -402,10 +327,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.clients < 1 or options.puts < 1:
         parser.error("--clients and --puts are at least 1")
-    if missing():
-        print(f"benchmarks: missing: {', '.join(missing())}; get Maven and a JDK with javac", file=sys.stderr)
+    if lacks_java():
         return 1
-    signal.signal(signal.SIGTERM, _ended)
+    exit_when_terminated()
     logging.disable(logging.WARNING)
     progress = Console(stderr=True)
     try:

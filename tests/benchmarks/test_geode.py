@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import geode
-from benchmarks.geode import Failed, Puts, Return, answer_of, compared, measured
+from benchmarks.geode import Puts, Return, compared, measured
+from benchmarks.programs import Failed
 
 
 @pytest.fixture(autouse=True)
@@ -110,26 +110,3 @@ def test_what_a_heap_grows_by_has_a_ratio_from_one_mebibyte_on(stored: float, ra
 def test_other_measurements_are_not_compared() -> None:
     with pytest.raises(TypeError, match="is compared with"):
         list(compared("1.15.1", [Puts(0, 1, 1.0, 1.0)], [Return(0, 1, 1.0, 1.0, 1.0)]))
-
-
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        ("done 40404 1.15.1\n", ["40404", "1.15.1"]),
-        ("done\n", []),
-        ("\n", None),
-        ("[warn 2026/11/26] done\n", None),
-        ("donealready\n", None),
-    ],
-)
-def test_only_lines_that_begin_with_done_are_answers(line: str, answer: list[str] | None) -> None:
-    assert answer_of(line) == answer
-
-
-def test_what_is_missing_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(geode.shutil, "which", lambda program: None if program == "javac" else f"/bin/{program}")
-    monkeypatch.setattr(sys, "argv", ["benchmarks.geode"])
-    assert geode.main() == 1
-    assert capsys.readouterr().err == "benchmarks: missing: javac; get Maven and a JDK with javac\n"

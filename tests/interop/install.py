@@ -32,18 +32,19 @@ def java_client() -> str:
     return java_programs(HERE / "java", "java")
 
 
-def java_programs(folder: Path, name: str) -> str:
+def java_programs(folder: Path, name: str, pom: Path | None = None) -> str:
     """The class path of the Java programs of a folder, with the libraries that its ``pom.xml`` names.
 
     Args:
         folder: with the sources.
         name: of the folder in ``.interop`` for what is fetched and compiled.
+        pom: another ``pom.xml`` than that of the folder.
 
     Raises:
         CannotInstall: Maven or ``javac`` is missing or fails; with what it said.
     """
     libraries, classes = PLACE / name / "lib", PLACE / name / "classes"
-    pom, sources = folder / "pom.xml", sorted(folder.glob("*.java"))
+    pom, sources = pom or folder / "pom.xml", sorted(folder.glob("*.java"))
     if _is_older(libraries, [pom]):
         shutil.rmtree(libraries, ignore_errors=True)
         _run("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={libraries}")

@@ -95,6 +95,11 @@ class Process:
                 self._ready_or_over.set()
         self._ready_or_over.set()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that has started the broker."""
+        return self._process.pid
+
     def started_again(self) -> Process:
         """The same, started again after ``stop``."""
         return Process(*self._arguments)
