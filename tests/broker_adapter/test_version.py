@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter import version
 from broker_adapter.version import own_version
 
 ROOT = Path(__file__).parent.parent.parent
@@ -19,7 +20,17 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert own_version() == project["version"] == importlib.metadata.version("holdfast")
 
 
+def test_it_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = own_version()
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: pytest.fail("it is read again"))
+    assert own_version() == known
+
+
 def test_a_source_tree_that_is_not_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if "editable" not in repr(each)])
-    assert own_version() == "unknown"
+    version._read.cache_clear()
+    try:
+        assert own_version() == "unknown"
+    finally:
+        version._read.cache_clear()
