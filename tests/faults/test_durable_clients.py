@@ -263,10 +263,11 @@ def test_nothing_is_lost_or_out_of_order_where_the_server_is_killed(tmp_path: Pa
             server.kill()
             server.start()
         time.sleep(0.3)
+        enough = wait_for(lambda: put.put > 50)  # a busy machine takes longer
         stop.set()
         worker.join(WAIT)
         put.close()
-        assert put.put > 50, f"seed {seed}"
+        assert enough, f"seed {seed}"
         for each in (desk, other):
             assert each.wait_for(put.put) == keys(put.put), f"seed {seed}"
             assert each.count(Restored) >= 1
