@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.mechanisms import MIN_ITERATIONS
 from broker_adapter.server.users import UsersFile
 from sdk import (
     BrowserInterruptedException,
@@ -40,7 +41,7 @@ PROMISED = (
 class Shaken(Threads):
     """Threads that know that they may lose their connection."""
 
-    acts = 60
+    acts = 40
 
     def __init__(self, factory: ConnectionFactory, shared: Connection, seed: int) -> None:
         super().__init__(factory, shared, seed)
@@ -95,7 +96,7 @@ def test_nothing_is_lost_and_no_thread_hangs_whatever_the_network_does(tmp_path:
     arguments, scheme, options, user = ["--option", "idle_timeout_seconds=2"], "amqp", OPTIONS, None
     if secured:
         server_context(tmp_path)  # makes the certificate
-        UsersFile.open_or_make(tmp_path / "users").add("ada", "secret")
+        UsersFile.open_or_make(tmp_path / "users").add("ada", "secret", MIN_ITERATIONS)  # for many logins
         arguments += ["--users", str(tmp_path / "users")]
         arguments += ["--tls-certificate", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key")]
         scheme, user, options = "amqps", "ada", f"{OPTIONS}&tls_ca_file={tmp_path / 'server.crt'}"

@@ -23,6 +23,7 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
+from broker_adapter.mechanisms import MIN_ITERATIONS
 from broker_adapter.server import open_files
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.engine_calls import EngineCalls
@@ -87,7 +88,7 @@ def test_a_client_that_stops_half_way_is_dropped(
 @pytest.fixture
 def users(tmp_path: Path) -> UsersFile:
     found = UsersFile.open_or_make(tmp_path / "users")
-    found.add("alice", "secret")
+    found.add("alice", "secret", MIN_ITERATIONS)  # for many logins
     return found
 
 
