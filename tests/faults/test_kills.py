@@ -19,7 +19,7 @@ from tests.server_process import ServerProcess
 pytestmark = pytest.mark.crash
 
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
-COUNT = 3000
+COUNT = 1500
 KILLS = 4
 
 
