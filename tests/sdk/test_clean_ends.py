@@ -19,7 +19,7 @@ from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, MessageConsumer, Session
 
 WAIT = 120.0
-COUNT = 300
+COUNT = 100
 Places = Callable[[], Iterator[str]]
 
 ENDS: dict[str, Callable[[Connection, Session, MessageConsumer], None]] = {
@@ -99,7 +99,7 @@ def test_nothing_unseen_is_set_aside_although_no_redelivery_is_allowed(tmp_path:
             for number in range(COUNT):
                 producer.send(str(number))
         joined = f"{url}{'&' if '?' in url else '?'}max_redeliveries=0"
-        for number in range(COUNT // 10):
+        for number in range(COUNT // 4):
             with ConnectionFactory(joined).create_connection() as connection, connection.create_session() as session:
                 connection.start()
                 message = session.create_consumer(session.create_queue("q")).receive(timeout=WAIT)
