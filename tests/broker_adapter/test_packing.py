@@ -73,8 +73,12 @@ def test_what_stands_behind_the_end_is_not_checked(more: bytes) -> None:
         unpacked(bytes(data))
 
 
-@pytest.mark.slow
-def test_short_values_are_told_by_the_regular_expression_however_their_size_is_written() -> None:
+def test_short_values_are_told_by_the_regular_expression_however_their_size_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 5_000  # lists and maps are counted one by one
+    monkeypatch.setattr(packing, "MAX_CONTAINERS", limit)
+    monkeypatch.setattr(packing, "UNCHECKED_BYTES", limit)
     sizes = [(b"\xd9", 1), (b"\xda", 2), (b"\xdb", 4), (b"\xc4", 1), (b"\xc5", 2), (b"\xc6", 4)]
     values = [head + size.to_bytes(length) + bytes(size) for head, length in sizes for size in (0, 1, 31, 32)]
     values += [
@@ -82,7 +86,7 @@ def test_short_values_are_told_by_the_regular_expression_however_their_size_is_w
         for head, length in zip((b"\xc7", b"\xc8", b"\xc9"), (1, 2, 4), strict=True)
         for size in (0, 31, 32)
     ]
-    lists = MAX_CONTAINERS - 1
+    lists = limit - 1
     for value in values:
         data = b"\xdd" + (lists + 1).to_bytes(4) + value + b"\x90" * lists
         check(data)
