@@ -1,8 +1,8 @@
 """How the tests of a run are divided among the workers of pytest-xdist, and in which order they begin.
 
-They are divided by files, and the files with a Spark session by :data:`SHARED`: a worker starts a session when it needs
-one.  The files that take longest are begun first: one that is begun last keeps one worker busy while the others have
-nothing to do.
+They are divided by files, of which those with a Spark session are one part (:data:`SHARED`): each worker that needs a
+session starts one, which takes half a minute of CPU until it is warm.  The files that take longest are begun first: one
+that is begun last keeps one worker busy while the others have nothing to do.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LONG: Final = (
 )
 #: Files that one worker runs, for they share a session of Spark: for each file a name of the worker's part.
 SHARED: Final = {
-    "tests/spark_connector/test_batch.py": "spark 1",
-    "tests/spark_connector/test_killed_query.py": "spark 1",
-    "tests/spark_connector/test_values.py": "spark 1",
-    "tests/spark_connector/test_stream.py": "spark 2",
-    "tests/spark_connector/test_checkpoints.py": "spark 2",
-    "tests/spark_connector/test_regions.py": "spark 2",
+    "tests/spark_connector/test_batch.py": "spark",
+    "tests/spark_connector/test_killed_query.py": "spark",
+    "tests/spark_connector/test_values.py": "spark",
+    "tests/spark_connector/test_stream.py": "spark",
+    "tests/spark_connector/test_checkpoints.py": "spark",
+    "tests/spark_connector/test_regions.py": "spark",
 }
 _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}
