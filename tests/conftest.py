@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,7 +18,7 @@ from xdist.remote import Producer
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
-from tests.workers import ByFile, put_long_ones_first
+from tests.workers import ByFile, load_share, put_long_ones_first
 
 # Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -33,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     """Divide the tests by files, where ``--dist loadfile`` asks for that."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a worker: see :func:`tests.workers.load_share`."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        directories = [path for path in map(Path, session.config.args) if path.is_dir()]
+        number = int(worker["workerid"].removeprefix("gw"))
+        load_share([path.resolve() for path in directories], number, worker["workercount"])
 
 
 @pytest.hookimpl(trylast=True)  # behind those that shuffle

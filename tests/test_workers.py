@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests import workers
-from tests.workers import LONG, SHARED, ByFile, put_long_ones_first
+from tests.workers import LONG, SHARED, ByFile, load_share, put_long_ones_first
 
 HERE = Path(workers.__file__).parent
 
@@ -35,3 +38,20 @@ def test_one_worker_runs_all_files_of_a_part_and_each_other_file_as_a_whole() ->
     parts = {part_of(f"{file}::test_it[a::b]") for file in SHARED}
     assert parts == set(SHARED.values())
     assert part_of("tests/sdk/test_message.py::TestIt::test_it[a::b]") == "tests/sdk/test_message.py"
+
+
+def test_each_worker_loads_a_share_and_all_of_them_load_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "shared_out"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for number in range(5):
+        (package / f"test_{number}.py").write_text("raise ImportError" if number == 1 else "")
+    monkeypatch.setattr(workers, "_TESTS", package)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded = []
+    for number in range(2):
+        load_share([package], number, 2)
+        loaded.append({name for name in sys.modules if name.startswith("shared_out.")} - set().union(*loaded))
+    assert loaded == [{f"shared_out.test_{number}" for number in (0, 2, 4)}, {"shared_out.test_3"}]

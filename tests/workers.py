@@ -7,6 +7,8 @@ that is begun last keeps one worker busy while the others have nothing to do.
 
 from __future__ import annotations
 
+import importlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +63,23 @@ def put_long_ones_first(items: list[pytest.Item]) -> None:
         items: the tests; those of a file, and files that are not in ``LONG``, keep their order.
     """
     items.sort(key=lambda item: _RANKS.get(item.path, len(LONG)))
+
+
+def load_share(directories: list[Path], number: int, count: int) -> None:
+    """Load a share of the tests' modules, before pytest loads all of them.
+
+    pytest rewrites the assertions of a module that is loaded for the first time, and keeps what it has written.  All
+    workers load the modules at the same time, and so each would rewrite most of them.
+
+    Args:
+        directories: that the tests are in.
+        number: of this worker, from 0.
+        count: of workers.
+    """
+    files = sorted(file for directory in directories for file in directory.rglob("test_*.py"))
+    for file in files[number::count]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest says it, which loads it again
+            importlib.import_module(".".join(file.relative_to(_TESTS.parent).with_suffix("").parts))
 
 
 class ByFile(LoadScopeScheduling):
