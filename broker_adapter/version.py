@@ -8,12 +8,13 @@ from functools import cache
 PRODUCT = "Holdfast"
 
 
-@cache
 def own_version() -> str:
-    """The version of the installed distribution; "unknown" where the source tree is used as it is.
+    """The version of the installed distribution; "unknown" where the source tree is used as it is."""
+    return _read()
 
-    It is read once: both ends of each connection ask for it.
-    """
+
+@cache  # both ends of each connection ask for it
+def _read() -> str:
     from importlib.metadata import PackageNotFoundError, version  # which takes longer than all of ours
 
     try:

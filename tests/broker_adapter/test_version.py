@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter import version
 from broker_adapter.version import own_version
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,8 +29,8 @@ def test_it_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_tree_that_is_not_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if "editable" not in repr(each)])
-    own_version.cache_clear()
+    version._read.cache_clear()
     try:
         assert own_version() == "unknown"
     finally:
-        own_version.cache_clear()
+        version._read.cache_clear()
