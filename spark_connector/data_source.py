@@ -23,6 +23,7 @@ from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, regi
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
+from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from spark_connector.engine_host import EngineHost
 
 
+@sentence_first
 class JmsDataSource(DataSource):
     """Queues and topics as DataFrames: format ``jms``."""
 
