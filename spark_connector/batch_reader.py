@@ -17,6 +17,7 @@ from spark_connector.connections import connection_for, drop_connection, with_re
 from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
 from spark_connector.rows import Readable, batch_of, decoded
+from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -172,6 +173,7 @@ def _as_it_came(message: Message) -> Envelope:
     )
 
 
+@sentence_first
 class JmsBatchReader(DataSourceReader):
     """Reads what was there when the DataFrame was made.
 

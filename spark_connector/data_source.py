@@ -23,13 +23,16 @@ from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, regi
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
+from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
+from spark_connector.worker_python import check_worker_python
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 
 if TYPE_CHECKING:
     from spark_connector.engine_host import EngineHost
 
 
+@sentence_first
 class JmsDataSource(DataSource):
     """Queues and topics as DataFrames: format ``jms``."""
 
@@ -113,7 +116,11 @@ def register(spark: SparkSession) -> None:
 
     Args:
         spark: the session.
+
+    Raises:
+        RuntimeError: the session is a local one, and its workers have a Python that cannot import the connector.
     """
+    check_worker_python(spark)
     # Not above: the worker processes of Spark load this file for each plan, read and write, and need no engine.
     from spark_connector.engine_host import EngineHost
 

@@ -17,6 +17,7 @@ from sdk.region_reader import RegionKey, close_snapshot, open_snapshot, read_key
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.options import SourceOptions
 from spark_connector.region_rows import RegionColumns, batch_of_keys
+from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -122,6 +123,7 @@ def _as_of(keys: list[RegionKey], partition: KeyRangePartition) -> list[RegionKe
     return [each for each in keys if each.version <= partition.version]
 
 
+@sentence_first
 class JmsRegionReader(DataSourceReader):
     """Reads what a region had when the DataFrame was planned.
 

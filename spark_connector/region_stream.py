@@ -35,6 +35,7 @@ from spark_connector.offsets import beginning
 from spark_connector.options import EARLIEST, SNAPSHOT, SourceOptions
 from spark_connector.region_reader import KeyRangePartition, partitions_of_keys, read_key_range, region_of
 from spark_connector.region_rows import RegionColumns, batch_of_events
+from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
 
 #: In an offset: the position of the last event that the first batch has; and that this batch was not read yet.
@@ -44,6 +45,7 @@ _AHEAD = "ahead"
 _ALL = 1 << 62
 
 
+@sentence_first
 class JmsRegionStreamReader(JmsStreamReader):
     """Reads a region's keys, and its events batch by batch.
 

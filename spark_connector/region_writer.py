@@ -37,6 +37,7 @@ from spark_connector.engine_registry import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.region_rows import Change, changes_of
 from spark_connector.rows import RowError
+from spark_connector.sentences import sentence_first
 from spark_connector.writer import attempt_of_task, streaming_batch
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -180,6 +181,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], region: str) -> Iterator[list[Cha
         yield chunk
 
 
+@sentence_first
 class JmsRegionWriter(DataSourceArrowWriter):
     """Writes a DataFrame to a region.
 
@@ -203,6 +205,7 @@ class JmsRegionWriter(DataSourceArrowWriter):
         _log.warning("a job that changes region %r has failed; what it has changed stays so", self._options.region)
 
 
+@sentence_first
 class JmsRegionStreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query to a region.
 

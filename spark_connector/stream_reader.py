@@ -44,6 +44,7 @@ from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, renewed, span
 from spark_connector.options import SourceOptions
+from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -53,6 +54,7 @@ OFFLINE_TOLERANCE_SECONDS = 600.0
 _SETTLE_PAUSE_SECONDS = 5.0
 
 
+@sentence_first
 class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a queue, or a subscription, batch by batch.
 

@@ -53,6 +53,7 @@ from spark_connector.engine_registry import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError, envelopes_of, largest_cell
+from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -285,6 +286,7 @@ class _Publishing:
             _discard_quietly(self._options, prefixes=[all_of_batch(group, number) for group in groups])
 
 
+@sentence_first
 class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
     """Writes a DataFrame.
 
@@ -319,6 +321,7 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
             _log.warning("staged transactions are left to expire: %s", error)
 
 
+@sentence_first
 class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query.
 

@@ -15,8 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sdk import ConnectionFactory
 from spark_connector.rows import SCHEMA
+from tests import forked_command
 from tests.server_process import ServerProcess
 from tests.spark_connector.queues import browse, fill, staged, texts
+
+#: What Spark puts before the sentence of an error, when it plans.
+FIRST = r"^\[PYTHON_DATA_SOURCE_ERROR\] Failed to [\w ]+: "
 
 
 @pytest.fixture(params=["embedded", "amqp"])
@@ -199,12 +203,12 @@ def test_at_least_once_writes_without_staging_also_to_a_topic(spark: SparkSessio
 
 def test_wrong_options_and_schemas_are_told_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
     url = f"embedded:{tmp_path}"
-    with pytest.raises(Exception, match="unknown option 'qeue'"):
+    with pytest.raises(Exception, match=rf"{FIRST}ValueError: unknown option 'qeue'"):
         spark.read.format("jms").option("url", url).option("qeue", "q").load()
-    with pytest.raises(Exception, match="unknown column 'other'"):
+    with pytest.raises(Exception, match=rf"{FIRST}ValueError: unknown column 'other'"):
         spark.read.format("jms").schema("other string").option("url", url).option("queue", "q").load().count()
     rows = spark.range(1)
-    with pytest.raises(Exception, match="no column 'value', 'text' or 'body'"):
+    with pytest.raises(Exception, match=rf"{FIRST}ValueError: these rows .*no column 'value', 'text' or 'body'"):
         rows.write.format("jms").option("url", url).option("queue", "q").mode("append").save()
     with pytest.raises(Exception, match="cannot be overwritten"):
         rows.selectExpr("cast(id as string) as value").write.format("jms").option("url", url).option("queue", "q").mode(
@@ -215,11 +219,23 @@ def test_wrong_options_and_schemas_are_told_before_anything_runs(spark: SparkSes
 def test_a_store_that_another_process_owns_is_a_clear_error(spark: SparkSession, tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data") as server,
-        pytest.raises(Exception, match=rf"in use by process {server.pid}"),
+        pytest.raises(Exception, match=rf"{FIRST}[\w.]+: .*in use by process {server.pid}"),
     ):
         load(spark, f"embedded:{tmp_path / 'data'}", "q").count()
 
 
 def test_a_broker_that_is_not_there_is_a_clear_error(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match=r"no connection to 127\.0\.0\.1:1"):
+    with pytest.raises(Exception, match=rf"{FIRST}[\w.]+: no connection to 127\.0\.0\.1:1"):
         load(spark, "amqp://127.0.0.1:1", "q", retrySeconds=0).count()
+
+
+def test_a_wrong_password_is_a_clear_error(spark: SparkSession, tmp_path: Path) -> None:
+    users = str(tmp_path / "users")
+    environment = {**os.environ, "HOLDFAST_PASSWORD": "secret"}
+    added = forked_command.run(("user", "add", users, "alice"), None, environment, 300)
+    assert added.returncode == 0
+    with (
+        ServerProcess(tmp_path / "data", "--users", users) as server,
+        pytest.raises(Exception, match=rf"{FIRST}[\w.]+JMSSecurityException: "),
+    ):
+        load(spark, server.url, "q", username="alice", password="guess").count()

@@ -190,7 +190,9 @@ def test_a_queue_of_another_incarnation_is_an_error(spark: SparkSession, url: st
         file.unlink()
     fill(url, "in", numbers(5))
     query = start(frame, url, checkpoint, availableNow=True)
-    with pytest.raises(Exception, match="deleted and made again"):
+    with pytest.raises(
+        Exception, match=r"^\[STREAM_FAILED\] .*[^\n]Exception: data of 'in' is lost: .*deleted and made again"
+    ):
         query.awaitTermination(PATIENCE)
 
 
