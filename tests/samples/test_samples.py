@@ -120,6 +120,19 @@ nails: 400 left
 glue: not sold any more
   enough: glue, gone from the list
 """,
+    "s14_spark_sensors": """\
+sent: 5
+  12:00 roof 5.0  new
+  12:01 yard 9.0  new
+  rejected: roof: 5 degrees (not the JSON of a reading)
+sent: 4
+  12:00 roof 5.0
+  12:01 yard 9.0
+  12:03 roof 8.0  new
+  12:03 yard 8.0  new
+  rejected: {"sensor": "yard", "celsius": 5.0} (a field is missing)
+each minute once, as sent
+""",
 }
 
 
