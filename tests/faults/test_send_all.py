@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSException
+from sdk import Connection, ConnectionFactory, ConnectionLostException, Interrupted, JMSException
 from tests.faults.conftest import Connect
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import wait_for
@@ -24,25 +25,24 @@ def test_each_message_is_there_once_and_in_order_wherever_the_connection_is_cut(
     proxy: Proxy, direct: Connection, connect: Connect, name: str
 ) -> None:
     client = connect()
-    done = threading.Event()
+    chance = random.Random(7)
 
     def cut() -> None:
-        chance = random.Random(7)
-        while not done.wait(chance.random() * 0.05):
+        for number in range(1, 11):
+            time.sleep(chance.random() * 0.05)
             proxy.cut()
+            client.wait_for_restore(number)
 
     cutting = threading.Thread(target=cut)
+    sent = 0
     with client.connection.create_session() as session:
         producer = session.create_producer(session.create_queue(name))
-        producer.send_all(["0"])
         cutting.start()
-        try:
-            for first in range(1, 2001, 400):
-                producer.send_all([str(number) for number in range(first, first + 400)])
-        finally:
-            done.set()
-            cutting.join()
-    assert bodies(direct, name) == [str(number) for number in range(2001)]
+        while cutting.is_alive():
+            producer.send_all([str(number) for number in range(sent, sent + 400)])
+            sent += 400
+    assert client.count(Interrupted) == 10
+    assert bodies(direct, name) == [str(number) for number in range(sent)]
 
 
 @pytest.mark.crash

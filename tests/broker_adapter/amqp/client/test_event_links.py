@@ -223,4 +223,4 @@ class _Forgetful(ScriptedBroker):
 def test_the_operations_that_need_regions_are_those_of_the_engine() -> None:
     assert set(ARGUMENTS) >= REGION_OPERATIONS
     named = {name for name, arguments in ARGUMENTS.items() if "region" in arguments or name.endswith("_events")}
-    assert named | {"leave"} == REGION_OPERATIONS
+    assert named | {"event_positions", "leave"} == REGION_OPERATIONS
