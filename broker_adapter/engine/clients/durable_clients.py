@@ -510,6 +510,8 @@ class DurableClients:
         """An event has come; returns the clients that get it now, to which it is dispatched."""
         found = []
         for audience in wanting:
+            if not audience.live:
+                continue  # as those of ten thousand clients that are away
             for client in list(audience.live):
                 if client.has_room:
                     client.queue.dispatched((position,), position, (), (client.size_of(event),))
