@@ -278,43 +278,29 @@ class MessageProducer:
             JMSException: as ``send`` raises it, for the first message that was refused; its attribute ``failures`` has
                 the error of each one that was, by its index.
         """
-        state = self._state
-        if state.calling:
-            state.refuse_nested()
-        entered = nested = False
-        try:
-            if not state.own(False):
-                state.own_or_refuse()
-            nested = state.calling
-            entered = state.calling = True
+        if isinstance(messages, _ONE_MESSAGE):
+            raise TypeError(f"send_all() takes several messages, and not one {type(messages).__name__}: use send()")
+        mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
+
+        def send(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> None:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
-            if isinstance(messages, _ONE_MESSAGE):
-                raise TypeError(f"send_all() takes several messages, and not one {type(messages).__name__}: use send()")
             target = self._target(destination)
-            mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
-            envelopes = [
-                self._made(wrapped(each), target, mode, priority, time_to_live, delivery_delay) for each in messages
-            ]
-            if state.policy.transacted:
-                for envelope in envelopes:
-                    state.keep_send(self._link, envelope, None)
-                if state.given_back:  # by the handler of a signal, in the middle of this: they will never be committed
-                    state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
-            else:
-                self._send_together(envelopes)
-        finally:
-            if entered:
-                state.calling = nested
-            try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+            self._send_together(
+                [self._made(wrapped(each), target, mode, priority, time_to_live, delivery_delay) for each in several]
+            )
+
+        self._state.in_one_call(send, list(messages))
 
     def _send_together(self, envelopes: Sequence[Envelope]) -> None:
-        """Send, and wait for all answers."""
+        """Send, and wait for all answers; or keep them for the commit."""
         state = self._state
+        if state.policy.transacted:
+            for envelope in envelopes:
+                state.keep_send(self._link, envelope, None)
+            if state.given_back:  # by the handler of a signal, in the middle of this: they will never be committed
+                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+            return
         answers = SendAnswers(self._on_answer, state.wake)
         sent, failure = 0, None
         try:
