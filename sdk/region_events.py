@@ -258,8 +258,8 @@ class ClientEvents:
             pending = self.pending
             if pending is None:
                 pending = self.pending = self.ask("pending_events", {})
-            if is_new or self._positions.run is None:
-                self._check_positions()
+            if (is_new or self._positions.run is None) and self._check_positions() and not is_new:
+                self._has_missed = True  # behind a new link nothing is known that could be old
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"holdfast-events-of-{self._name}", daemon=True)
                 uninterrupted(thread.start)
@@ -542,7 +542,7 @@ class ClientEvents:
         try:
             self.pending = pending = self.ask("pending_events", {})
             self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
-            self._check_positions()
+            self._has_missed = self._check_positions() or self._has_missed
             for region in list(self.regions.values()):
                 self._restore_region(region)
             if self._has_missed and self.is_durable:
@@ -564,14 +564,15 @@ class ClientEvents:
             self._is_lost = True
             raise
 
-    def _check_positions(self) -> None:
-        """Begin anew where the store was replaced by an older copy of itself."""
+    def _check_positions(self) -> bool:
+        """Begin anew where the store was replaced by an older copy of itself; returns whether it was."""
         found = self.ask("event_positions", {"run": self._positions.run})
         with self._changed:
-            if self._positions.check(found["kept"], found["run"]):
-                self._has_missed = True
+            is_older = self._positions.check(found["kept"], found["run"])
+            if is_older:
                 self._unacknowledged = 0
             self._is_checked = True
+        return is_older
 
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""

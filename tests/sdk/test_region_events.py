@@ -204,6 +204,23 @@ def test_events_and_caches_begin_anew_where_the_store_is_an_older_copy(
     ]
 
 
+def test_a_link_that_is_attached_to_an_older_copy_has_missed_nothing_at_the_next_loss(
+    engine: Scripted, events: ClientEvents, reports: list[JMSException]
+) -> None:
+    told = Told()
+    followed(events, told)
+    engine.sink([destroyed(100)])
+    told.wait_for(1)
+    events.came(LinkLost(LINK, ResourceAllocationException("the queue is dropped")))
+    engine.kept = 100
+    followed(events, told)  # what the regions knew is forgotten with the link that was lost
+    engine.kept = 1 << 62
+    events.interrupted()
+    events.restored("one")
+    engine.wait_for("ready_for_events", 3)
+    assert reports == []
+
+
 def test_what_a_close_ends_is_not_reported(engine: Scripted, events: ClientEvents, reports: list[JMSException]) -> None:
     followed(events, Told())
     ending = threading.Event()
