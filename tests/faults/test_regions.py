@@ -405,10 +405,7 @@ def test_the_cache_and_the_events_are_those_of_an_older_copy_that_replaces_the_s
         server.start()
         client.wait_for_restore()
         put_until_told(made, told, "a", "lost")
-        server.stop()
-        shutil.rmtree(server.data)
-        shutil.copytree(tmp_path / "copy", server.data)
-        server.start()
+        put_back(server, tmp_path / "copy")
         new = {f"k{number:03}": "new" for number in range(100)}  # so that all positions were given again
         with ConnectionFactory(server.url).create_connection() as direct:
             feed(direct, "quotes").put_all(new)
@@ -435,10 +432,7 @@ def test_what_was_only_read_is_not_kept_where_an_older_copy_replaces_the_store(
             feed(direct, "quotes").put("b", "lost")
         made.register_interest("b", durable=True)
         assert cached(made) == {"b": "lost"}
-        server.stop()
-        shutil.rmtree(server.data)
-        shutil.copytree(tmp_path / "copy", server.data)
-        server.start()
+        put_back(server, tmp_path / "copy")
         client.wait_for_restore(2)
         wait_until_cached(made, {})
 
@@ -454,9 +448,9 @@ def test_interest_that_is_registered_ahead_of_the_others_at_a_later_run_begins_n
         events, is_registered = client.connection._events, threading.Event()
         check = events._check_positions
 
-        def check_behind() -> None:
+        def check_behind() -> bool:
             assert is_registered.wait(60)
-            check()
+            return check()
 
         monkeypatch.setattr(events, "_check_positions", check_behind)
         server.kill()
@@ -468,6 +462,14 @@ def test_interest_that_is_registered_ahead_of_the_others_at_a_later_run_begins_n
         is_registered.set()
         put_until_told(made, told, "a", "last")
         assert not any(isinstance(each, ResourceAllocationException) for each in client.told)
+
+
+def put_back(server: ServerProcess, copy: Path) -> None:
+    """Replace the store of a server by a copy."""
+    server.stop()
+    shutil.rmtree(server.data)
+    shutil.copytree(copy, server.data)
+    server.start()
 
 
 def put_until_told(made: Region, told: Told, key: str, value: str) -> None:

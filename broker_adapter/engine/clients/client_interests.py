@@ -161,8 +161,7 @@ class ClientInterests:
     def _belong(self, client: DurableClient, region: Region, audience: Audience | None, head: int) -> None:
         """Let a client belong to another audience of a region, from the event behind ``head`` on; None: to none."""
         queue = client.queue
-        if not client.is_behind:  # it was given what was for it, up to the end of the log
-            queue.dispatched((), head)
+        client.note_head(head)
         before = queue.audience_of(region.id)
         number = None if audience is None else audience.id
         if number == before:

@@ -258,6 +258,11 @@ class DurableClient:
         """Whether updates of a region are conflated for it."""
         return self.conflation.holds(region.conflates)
 
+    def note_head(self, head: int) -> None:
+        """Unless it is behind, it was given what was for it, up to the end of the log."""
+        if not self.is_behind:
+            self.queue.dispatched((), head)
+
     # What is counted.
 
     def raw_size(self, audiences: Mapping[int, Audience]) -> int:

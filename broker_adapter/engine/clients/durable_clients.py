@@ -292,7 +292,7 @@ class DurableClients:
             keep = False
         keep = keep and client.timeout_ms != 0
         client.state = after(client.state, Event.AWAY if keep else Event.CLOSE, client.id)
-        self._note_head(client, head)
+        client.note_head(head)
         self._no_longer_live(client)
         client.rewind()
         if not keep:
@@ -593,12 +593,6 @@ class DurableClients:
 
     def _count(self, client: DurableClient, dispatched: int) -> None:
         client.counters = client.counters._replace(dispatched=client.counters.dispatched + dispatched)
-
-    @staticmethod
-    def _note_head(client: DurableClient, head: int) -> None:
-        """A client that is not behind was given what was for it, up to the end of the log."""
-        if not client.is_behind:
-            client.queue.dispatched((), head)
 
     def _no_longer_live(self, client: DurableClient) -> None:
         """A client gets its next events from the store."""

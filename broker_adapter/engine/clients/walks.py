@@ -63,7 +63,10 @@ class Walks:
         client.walk = None
         self.walking.pop(client, None)
         if client.queue.read_through < walk.first:  # its connection was lost meanwhile, and more is queued again
-            self.go_on(client) if walk.drain is not None else self.count(client, head)
+            if walk.drain is None:
+                self.count(client, head)
+            else:
+                self.go_on(client)
             return False
         if walk.drain is None:
             client.foresee(walk.found, client.came(self._audiences) if walk.through == head else -1)
