@@ -258,8 +258,9 @@ class _Page:
 
 def register_interest(arguments: Arguments) -> Steps:
     """What the client of the connection wants of a region; returns behind which position events are queued."""
-    check_numbers([Interest(*each) for each in arguments.rows("interests", (int, str, str))])
-    interests = _interests(arguments)
+    rows = _rows_of_interests(arguments)
+    check_numbers([Interest(*each) for each in rows])  # ahead: each is compiled now
+    interests = [checked_interest(*each) for each in rows]
     ready = prepared(interests)
     return (
         yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"], prepared=ready)
@@ -268,13 +269,14 @@ def register_interest(arguments: Arguments) -> Steps:
 
 def unregister_interest(arguments: Arguments) -> Steps:
     """What the client of the connection does not want any more."""
-    interests, drops = _interests(arguments), arguments["drop_queued"]
+    interests = [checked_interest(*each) for each in _rows_of_interests(arguments)]
+    drops = arguments["drop_queued"]
     yield e.UnregisterInterest(arguments.client, arguments["region"], interests, drop_queued=drops)
     return True
 
 
-def _interests(arguments: Arguments) -> list[Interest]:
-    return [checked_interest(*each) for each in arguments.rows("interests", (int, str, str))]
+def _rows_of_interests(arguments: Arguments) -> list[Any]:
+    return list(arguments.rows("interests", (int, str, str)))
 
 
 def ready_for_events(arguments: Arguments) -> Steps:
