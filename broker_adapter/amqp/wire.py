@@ -66,6 +66,10 @@ REGION_OPERATIONS: Final = frozenset(
     )
 )
 
+#: Connection capability of our own ends: several messages may go as one transfer, in the highest version of packed
+#: envelopes that both speak.
+BATCHES_CAPABILITY: Final = "HOLDFAST-BATCHES"
+
 #: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
 #: and followed by a hyphen and a number version 2 and higher ones.
 ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"

@@ -1,22 +1,24 @@
 """The links that the client of one connection sends messages on, and the credit that it has for them.
 
 A producer's credit is given back when its messages have their answer, so what is held at a limit of the engine holds
-the producer back; the larger its messages, the fewer may be on their way.
+the producer back; the larger its transfers, the fewer may be on their way.  A transfer of our own client may carry
+several messages (:mod:`broker_adapter.amqp.batches`); it is answered once all of them are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import attrs
 
+from broker_adapter.amqp.batches import is_batch, refusal_of_some, unpack_batch
 from broker_adapter.amqp.conditions import AmqpError, error_for
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     REJECTED,
     TRANSACTIONAL,
-    Incoming,
     LinkRemoteClose,
     LinkRemoteOpen,
     State,
@@ -30,6 +32,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.server import permissions
 from broker_adapter.server.budget import Budget
+from broker_adapter.server.client import Client
 from broker_adapter.server.coordinator import Coordinator
 from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.links import Links
@@ -38,6 +41,8 @@ from broker_adapter.settings import ServerSettings
 
 #: What a producer's messages are taken for before one has come, in bytes.
 _GUESSED_BYTES: Final = 256 * 1024
+#: What a message of a batch takes beside its payload, in bytes.
+_MESSAGE_BYTES: Final = 512
 #: Destinations that links without one are known to be allowed to send to; beyond them it is asked again.
 _MOST_ALLOWED: Final = 100
 
@@ -48,19 +53,49 @@ class _Producer:
 
     link: int
     destination: Destination | None
-    most: int  #: messages that may be on their way to us
+    most: int  #: transfers that may be on their way to us
     temporary: bool = False  #: the destination ends with the link
-    credit: int = 0  #: messages that the client may still send
-    unanswered: int = 0  #: messages that came and are not answered yet
-    mean_bytes: int = 0  #: of its messages; a larger one counts at once, smaller ones bit by bit
+    credit: int = 0  #: transfers that the client may still send
+    unanswered: int = 0  #: transfers that came and are not answered yet
+    mean_bytes: int = 0  #: of its transfers; a larger one counts at once, smaller ones bit by bit
 
 
 @attrs.define(eq=False)
 class _Batch:
+    """A transfer of several messages."""
+
+    number: int  #: the peer's
+    left: int  #: messages that are not answered yet
+    state: State = ACCEPTED_STATE  #: how those were answered that were taken
+    refused: dict[int, AmqpError] = attrs.field(factory=dict)  #: those that were not, by their place in it
+
+    def note(self, place: int, state: State) -> None:
+        """One of its messages is answered."""
+        self.left -= 1
+        if state.code == REJECTED:
+            self.refused[place] = state.error or AmqpError("amqp:internal-error")
+        else:
+            self.state = state
+
+    @property
+    def answer(self) -> State:
+        """How the transfer is answered."""
+        return State(REJECTED, error=refusal_of_some(self.refused)) if self.refused else self.state
+
+
+#: A transfer: the peer's number of it, or a batch.
+_Transfer = int | _Batch
+
+
+@attrs.define(eq=False)
+class _Run:
     """Messages of one link that went to the engine together."""
 
     producer: _Producer
-    numbers: list[int]  #: the peer's
+    target: Destination  #: as the client has named it
+    messages: list[c.NewMessage] = attrs.field(factory=list)
+    #: Whose they are, in order: the transfer, the first place in it, and how many.
+    spans: list[tuple[_Transfer, int, int]] = attrs.field(factory=list)
     size: int = 0  #: bytes of them
 
 
@@ -70,6 +105,7 @@ class Producers:
     Args:
         peer: the connection's AMQP.
         calls: to the engine.
+        client: the client of the connection.
         links: which links are attached.
         budget: counts messages that the engine has not answered yet.
         coordinator: takes the messages of transactions.
@@ -82,6 +118,7 @@ class Producers:
         self,
         peer: Peer,
         calls: EngineCalls,
+        client: Client,
         links: Links,
         budget: Budget,
         coordinator: Coordinator,
@@ -92,6 +129,7 @@ class Producers:
         self._peer = peer
         self._calls = calls
         self._defer = calls.defer
+        self._client = client
         self._links = links
         self._budget = budget
         self._coordinator = coordinator
@@ -206,49 +244,92 @@ class Producers:
         producer = self._producers.get(event.link)
         if producer is None:
             return False
-        own, allowed = producer.destination, self._allowed
-        total = self._count_in(producer, event.deliveries)
-        target: Destination | None = None
-        messages: list[c.NewMessage] = []
-        numbers: list[int] = []
-        batches: list[tuple[_Batch, list[c.NewMessage]]] = []
+        runs: list[_Run] = []
+        uses_batches = self._client.uses_batches
+        total = 0
         for number, payload, state in event.deliveries:
+            total += len(payload)
+            if not (uses_batches and is_batch(payload)):
+                self._take(producer, runs, number, (payload,), state, now_ms)
+                continue
             try:
-                head = read_head(payload, now_ms)
+                payloads = unpack_batch(payload)
             except MessageFormatException as error:
-                self._reject(producer, number, state, AmqpError("amqp:decode-error", error.reason))
+                self._refuse(producer, number, 0, state, AmqpError("amqp:decode-error", error.reason))
                 continue
-            message, destination = c.from_head(payload, head), own or head.destination
-            if destination is None:
-                nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
-                self._reject(producer, number, state, nowhere)
-                continue
-            if own is None and destination not in allowed:
-                refusal = self._allow_sending(destination)
-                if refusal is not None:
-                    self._reject(producer, number, state, refusal)
-                    continue
-            if state is not None and state.code == TRANSACTIONAL:
-                self._answer(producer, (number,), self._add_to_transaction(state, destination, message))
-                continue
-            if destination is not target and destination != target:
-                target, messages, numbers = resolved(destination), [], []
-                batch = _Batch(producer, numbers)
-                batches.append((batch, messages))
-                calls = self._calls
-                reply = calls.reply(self._on_taken, batch)
-                self._defer(c.Enqueue(calls.known_client, target, messages, reply))
-                target = destination
-            messages.append(message)
-            numbers.append(number)
-        for batch, messages in batches:
-            is_all = len(messages) == len(event.deliveries)
-            batch.size = total if is_all else sum([len(message.payload) for message in messages])
-            self._budget.unanswered += batch.size
+            total += _MESSAGE_BYTES * len(payloads)
+            self._take(producer, runs, _Batch(number, len(payloads)), payloads, state, now_ms)
+        self._count_in(producer, len(event.deliveries), total)
+        for run in runs:
+            run.size = sum([len(message.payload) for message in run.messages])
+            self._budget.unanswered += run.size
         return True
 
-    def _allow_sending(self, destination: Destination) -> AmqpError | None:
+    def _take(
+        self,
+        producer: _Producer,
+        runs: list[_Run],
+        transfer: _Transfer,
+        payloads: Sequence[bytes],
+        state: State | None,
+        now_ms: int,
+    ) -> None:
+        """Take the messages of a transfer: for the engine, or for their transaction.
+
+        Args:
+            producer: whose they are.
+            runs: of this input for the engine; the last one goes on where the destination is the same.
+            transfer: which one it is.
+            payloads: the messages.
+            state: of the transfer: the transaction.
+            now_ms: the time of day in milliseconds.
+        """
+        own, allowed = producer.destination, self._allowed
+        run = runs[-1] if runs else None
+        begin = 0  # place of the first message of the transfer that is in the run, and in no span of it yet
+        for place, payload in enumerate(payloads):
+            try:
+                head = read_head(payload, now_ms)
+                refusal = None
+            except MessageFormatException as error:
+                refusal = AmqpError("amqp:decode-error", error.reason)
+            else:
+                destination = own or head.destination
+                if own is None and destination not in allowed:
+                    refusal = self._allow_sending(destination)
+            if refusal is None:
+                assert destination is not None
+                message = c.from_head(payload, head)
+                if state is None or state.code != TRANSACTIONAL:
+                    if run is None or (destination is not run.target and destination != run.target):
+                        if run is not None and place > begin:
+                            run.spans.append((transfer, begin, place - begin))
+                        begin = place
+                        run = self._begin_run(producer, destination)
+                        runs.append(run)
+                    run.messages.append(message)
+                    continue
+                self._answer_one(producer, transfer, place, self._add_to_transaction(state, destination, message))
+            else:
+                self._refuse(producer, transfer, place, state, refusal)
+            if run is not None and place > begin:
+                run.spans.append((transfer, begin, place - begin))
+            begin = place + 1
+        if run is not None and len(payloads) > begin:
+            run.spans.append((transfer, begin, len(payloads) - begin))
+
+    def _begin_run(self, producer: _Producer, destination: Destination) -> _Run:
+        """Begin to collect messages for the engine: they go there at the end of this input."""
+        run = _Run(producer, destination)
+        calls = self._calls
+        reply = calls.reply(self._on_taken, run)
+        self._defer(c.Enqueue(calls.known_client, resolved(destination), run.messages, reply))
+        return run
+
+    def _allow_sending(self, destination: Destination | None) -> AmqpError | None:
         """Whether a link whose messages name their destinations may send there; else why not, and nothing is kept."""
+        if destination is None:
+            return AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
         try:
             checked_name(destination.name)  # before anything else reads it: it may be as long as a message
             self._authorize(permissions.SEND, resolved(destination))
@@ -259,58 +340,74 @@ class Producers:
         self._allowed.add(destination)
         return None
 
-    def on_dropped(self, link: int, messages: int) -> bool:
-        """So many messages of a link were given up by their sender; returns False where it is not a producer's."""
+    def on_dropped(self, link: int, transfers: int) -> bool:
+        """So many transfers of a link were given up by their sender; returns False where it is not a producer's."""
         producer = self._producers.get(link)
         if producer is None:
             return False
-        producer.credit -= messages
+        producer.credit -= transfers
         self._allow(producer)
         return True
 
-    def _on_taken(self, batch: _Batch, result: Any) -> None:
+    def _on_taken(self, run: _Run, result: Any) -> None:
         """The engine has answered messages of a link."""
-        producer, numbers = batch.producer, batch.numbers
-        self._budget.unanswered -= batch.size
+        producer = run.producer
+        self._budget.unanswered -= run.size
         if result is None:
-            self._answer(producer, numbers, ACCEPTED_STATE)
+            taken: list[int] = []
+            for transfer, _, count in run.spans:
+                if not isinstance(transfer, _Batch):
+                    taken.append(transfer)
+                    continue
+                transfer.left -= count
+                if transfer.left == 0:
+                    if transfer.refused:
+                        self._answer(producer, (transfer.number,), transfer.answer)
+                    else:
+                        taken.append(transfer.number)
+            if taken:
+                self._answer(producer, taken, ACCEPTED_STATE)
             return
-        errors = [result] * len(numbers) if isinstance(result, JMSException) else result
-        for number, error in zip(numbers, errors, strict=True):
-            self._answer(
-                producer, (number,), ACCEPTED_STATE if error is None else State(REJECTED, error=error_for(error))
-            )
+        errors = iter([result] * len(run.messages) if isinstance(result, JMSException) else result)
+        for transfer, begin, count in run.spans:
+            for place, error in enumerate(islice(errors, count), begin):
+                state = ACCEPTED_STATE if error is None else State(REJECTED, error=error_for(error))
+                self._answer_one(producer, transfer, place, state)
+
+    def _answer_one(self, producer: _Producer, transfer: _Transfer, place: int, state: State) -> None:
+        """Answer a message: its transfer, or the batch once it is the last one."""
+        if not isinstance(transfer, _Batch):
+            self._answer(producer, (transfer,), state)
+            return
+        transfer.note(place, state)
+        if transfer.left == 0:
+            self._answer(producer, (transfer.number,), transfer.answer)
 
     def _answer(self, producer: _Producer, numbers: Sequence[int], state: State) -> None:
-        """Settle messages, and give the credit for them back, now or a little later."""
+        """Settle transfers, and give the credit for them back, now or a little later."""
         self._peer.settle(producer.link, numbers, state)
         producer.unanswered -= len(numbers)
         self._allow(producer)
 
-    def _count_in(self, producer: _Producer, deliveries: Sequence[Incoming]) -> int:
-        """Messages have come: they use up credit, and their size says how much of it there may be.
-
-        Returns:
-            bytes of all of them.
-        """
-        count = len(deliveries)
-        producer.credit -= count
-        producer.unanswered += count
-        total = sum([len(payload) for _, payload, _ in deliveries])
-        mean = total // count
+    def _count_in(self, producer: _Producer, transfers: int, size: int) -> None:
+        """Transfers of so many bytes have come: they use up credit, and their size says how much of it there may be."""
+        producer.credit -= transfers
+        producer.unanswered += transfers
+        mean = size // transfers
         producer.mean_bytes = mean = max(mean, (producer.mean_bytes * 3 + mean) // 4, 1)
         producer.most = max(1, min(self._settings.link_credit_messages, self._input_bytes // mean))
-        return total
 
     def _allow(self, producer: _Producer) -> None:
-        """Let a producer have as many messages on their way as it may, once that is worth a flow."""
+        """Let a producer have as many transfers on their way as it may, once that is worth a flow."""
         most = producer.most
         more = most - producer.credit - producer.unanswered
         if more * 4 >= most:
             producer.credit += more
             self._peer.credit(producer.link, more)
 
-    def _reject(self, producer: _Producer, number: int, state: State | None, error: AmqpError) -> None:
+    def _refuse(
+        self, producer: _Producer, transfer: _Transfer, place: int, state: State | None, error: AmqpError
+    ) -> None:
         """Refuse a message, and with it the transaction that it was to be part of."""
         self._coordinator.refuse_named(state, error)
-        self._answer(producer, (number,), State(REJECTED, error=error))
+        self._answer_one(producer, transfer, place, State(REJECTED, error=error))

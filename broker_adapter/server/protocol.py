@@ -41,6 +41,7 @@ from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.region_events import EVENTS_CAPABILITY
 from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.wire import (
+    BATCHES_CAPABILITY,
     CONNECTION_TOKEN,
     MANAGEMENT_ADDRESS,
     REGIONS_CAPABILITY,
@@ -80,7 +81,7 @@ _LOOKS_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 #: What only our own client knows.
-_OFFERED_TO_OWN: Final = (REGIONS_CAPABILITY,)
+_OFFERED_TO_OWN: Final = (REGIONS_CAPABILITY, BATCHES_CAPABILITY)
 #: Events that concern the connection itself, and do not wait for the engine to admit the client.
 _AT_ONCE: Final = (RemoteOpen, RemoteClose, TransportFailed)
 
@@ -143,7 +144,7 @@ class ServerProtocol:
             peer, calls, client, budget, engine.settings, settings.transaction_timeout_seconds
         )
         self._producers = Producers(
-            *(peer, calls, links, budget, coordinator, settings),
+            *(peer, calls, client, links, budget, coordinator, settings),
             engine.settings.max_message_bytes,
             authorize,
         )
@@ -358,6 +359,9 @@ class ServerProtocol:
         client.container_id = event.container_id
         client.envelope_version = envelope_version(event.desired_capabilities)
         client.is_own = event.properties.get("product") == PRODUCT
+        client.uses_batches = (
+            client.is_own and client.envelope_version > 0 and BATCHES_CAPABILITY in event.desired_capabilities
+        )
         token = event.properties.get(CONNECTION_TOKEN)
         token = str(token) if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN else None
         if token is not None:

@@ -15,6 +15,7 @@ from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
 from broker_adapter.amqp.wire import (
     BACK_OFF,
+    BATCHES_CAPABILITY,
     MAX_SERVERS,
     REGIONS_CAPABILITY,
     RUN,
@@ -61,6 +62,7 @@ class BrokerTraits:
         is_holdfast: whether it is our own server.
         answers_requests: whether it has the management node of our own server.
         has_regions: whether it has regions, and sends their events.
+        takes_batches: whether it takes several messages as one transfer.
         rejects_duplicates: whether a message that is sent again is never a second one.
         needs_duplicate_ids: whether it recognises a message that is sent again by a property alone.
         refuses_discharges: whether it refuses a discharge by itself where it refused a message of the transaction.
@@ -86,6 +88,7 @@ class BrokerTraits:
     is_holdfast: bool = False
     answers_requests: bool = False
     has_regions: bool = False
+    takes_batches: bool = False
     rejects_duplicates: bool = False
     needs_duplicate_ids: bool = False
     refuses_discharges: bool = False
@@ -193,6 +196,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
         states = _STATES_OF_HOLDFAST
     elif is_rabbitmq_3:
         states = _STATES_OF_RABBITMQ_3
+    version_spoken = envelope_version(opened.offered_capabilities) if envelope else 0
     return BrokerTraits(
         product=product,
         version=version,
@@ -201,12 +205,13 @@ def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
         store=_text(properties.get(STORE)) if is_holdfast else None,
         run=_text(properties.get(RUN)) if is_holdfast else None,
         servers=servers_of(properties.get(SERVER_LIST)),
-        envelope_version=envelope_version(opened.offered_capabilities) if envelope else 0,
+        envelope_version=version_spoken,
         queue_prefix=_text(properties.get("queue-prefix")),
         topic_prefix=_text(properties.get("topic-prefix")),
         is_holdfast=is_holdfast,
         answers_requests=is_holdfast,
         has_regions=is_holdfast and REGIONS_CAPABILITY in opened.offered_capabilities,
+        takes_batches=is_holdfast and version_spoken > 0 and BATCHES_CAPABILITY in opened.offered_capabilities,
         rejects_duplicates=is_holdfast or is_artemis,
         needs_duplicate_ids=is_artemis,
         refuses_discharges=is_holdfast,

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import attrs
@@ -24,7 +26,7 @@ from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.drains import Drains
 from broker_adapter.amqp.client.links import Link, LinkTable, refusal
-from broker_adapter.amqp.client.producers import Producers
+from broker_adapter.amqp.client.producers import Producers, TransactionSend
 from broker_adapter.amqp.client.sessions import Sessions
 from broker_adapter.amqp.client.settlements import Settlements, settle_runs
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
@@ -70,7 +72,7 @@ class Commit:
     done: Callable[[Any, JMSException | None], bool]
     started: bool = False
     txn_id: bytes | None = None
-    untransmitted: set[int] = attrs.field(factory=set)  #: indexes of sends that a discharge would overtake
+    untransmitted: int = 0  #: sends that a discharge would overtake
     unanswered: int = 0
     refusal: JMSException | None = None
     is_in_doubt: bool = False
@@ -374,24 +376,28 @@ class Coordinator(Link):
     def _fill(self, commit: Commit, transaction: State) -> None:
         states = {outcome: transaction._replace(outcome=state) for outcome, state in STATES.items()}
         settle_runs(self._peer, commit.settlements, states)
-        commit.untransmitted.update(range(len(commit.sends)))
-        commit.unanswered = len(commit.sends)
-        for index, (link, payload) in enumerate(commit.sends):
-            transmitted = partial(self._on_transmitted, commit, index)
-            answered = partial(self._on_answered, commit, index)
-            self._send(link, payload, transaction, transmitted, answered)
+        commit.untransmitted = commit.unanswered = len(commit.sends)
+        transmitted, answered = partial(self._on_transmitted, commit), partial(self._on_answered, commit)
+        for link, sends in groupby(commit.sends, itemgetter(0)):
+            self._send(link, [payload for _, payload in sends], transaction, transmitted, answered)
         self._maybe_discharge(commit)
 
-    def _on_transmitted(self, commit: Commit, index: int) -> None:
-        commit.untransmitted.discard(index)
+    def _on_transmitted(self, commit: Commit, send: TransactionSend) -> None:
+        self._note_transmitted(commit, send)
         self._maybe_discharge(commit)
 
-    def _on_answered(self, commit: Commit, index: int, error: JMSException | None) -> None:
-        commit.unanswered -= 1
+    def _on_answered(self, commit: Commit, send: TransactionSend, error: JMSException | None) -> None:
+        commit.unanswered -= send.messages
         if error is not None and commit.refusal is None:
             commit.refusal = error
-        commit.untransmitted.discard(index)
+        self._note_transmitted(commit, send)
         self._maybe_discharge(commit)
+
+    @staticmethod
+    def _note_transmitted(commit: Commit, send: TransactionSend) -> None:
+        if not send.is_transmitted:
+            send.is_transmitted = True
+            commit.untransmitted -= send.messages
 
     def _maybe_discharge(self, commit: Commit) -> None:
         if self._ended or commit.txn_id is not None or commit.untransmitted or self._txn_id is None:

@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from broker_adapter.amqp.loop_thread import LoopThread
@@ -38,8 +38,10 @@ TICK_SECONDS: Final = 1.0
 #: Bytes waiting in the socket's buffer above which the protocol is not asked for more.
 HIGH_WATER_BYTES: Final = 1024 * 1024
 
-#: One send (link, payload, callback), or anything else to do.
-Work = tuple[int, bytes, Any] | Callable[[], None]
+#: One send: link, payload, callback.
+Send = tuple[int, bytes, Any]
+#: A send, or anything else to do.
+Work = Send | Callable[[], None]
 
 
 class ByteProtocol(Protocol):
@@ -61,8 +63,8 @@ class ByteProtocol(Protocol):
     def tick(self, now_ms: int) -> int | None:
         """Let time pass; returns when to call again at the latest."""
 
-    def send(self, link: int, payload: bytes, done: Any) -> None:
-        """Send a message."""
+    def send_all(self, sends: Sequence[Send]) -> None:
+        """Send messages, in order."""
 
     def fail(self, error: JMSException) -> None:
         """The connection is gone."""
@@ -172,20 +174,32 @@ class Connection:
 
     def _take_work(self) -> None:
         self._signalled = False
-        work, send = self._work, self._protocol.send
+        work = self._work
+        sends: list[Send] = []  # those in a row: what goes out together is handed over together
         for _ in range(min(len(work), WORK_PER_TURN)):
             item = work.popleft()
+            if isinstance(item, tuple):
+                sends.append(item)
+                continue
+            if sends:
+                self._send(sends)
+                sends = []
             try:
-                if isinstance(item, tuple):
-                    send(*item)
-                else:
-                    item()
+                item()
             except Exception as error:
                 self._broken(error)
+        if sends:
+            self._send(sends)
         if work and not self._signalled:
             self._signalled = True
             self._loop.call_soon(self._take_work)
         self._write()
+
+    def _send(self, sends: Sequence[Send]) -> None:
+        try:
+            self._protocol.send_all(sends)
+        except Exception as error:
+            self._broken(error)
 
     def _tick(self) -> None:
         if self._ended:

@@ -1,17 +1,21 @@
 """The producers' links of a client's connection, and the temporary destinations that live as long as one; no I/O.
 
-Sends wait in their link's queue for credit.  Their answers may come in any order; they are passed on in the order of
-the sends.
+Sends wait in their link's queue for credit.  Our own server gets what has gathered there in batches
+(:mod:`broker_adapter.amqp.batches`), each of which takes one credit.  The answers may come in any order; they are
+passed on in the order of the sends.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, takewhile
+from typing import cast
 
 import attrs
 
 from broker_adapter.amqp.addresses import Addresses
+from broker_adapter.amqp.batches import MOST_BYTES, MOST_MESSAGES, batch_size, pack_batch, refused_in
 from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.links import LinkTable, RequestedLink
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
@@ -32,15 +36,28 @@ from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.errors import IllegalStateException, JMSException
 from broker_adapter.transport import OnSettled, SenderSpec
 
+#: A send: the link, the encoded message, and what is told when the broker has answered.
+Send = tuple[int, bytes, OnSettled]
+
 
 @attrs.define(eq=False)
-class _Send:
-    """A message on its way, until it is on the wire."""
+class TransactionSend:
+    """A message of a transaction on its way, or several of one link as a batch."""
 
     payload: bytes
-    done: OnSettled
-    state: State | None = None  #: the transaction that it belongs to
-    transmitted: Callable[[], None] | None = None  #: told when it is ahead of all that is sent then
+    messages: int
+    state: State  #: the transaction
+    transmitted: Callable[[TransactionSend], None]  #: told when it is ahead of all that is sent then
+    answered: Callable[[TransactionSend, JMSException | None], None]  #: told the first error, if any
+    is_transmitted: bool = False  #: for its owner, who changes it
+
+    def on_given(self) -> None:
+        """The peer has all of it."""
+        self.transmitted(self)
+
+    def done(self, error: JMSException | None) -> None:
+        """The broker has answered it."""
+        self.answered(self, error)
 
 
 class Producers:
@@ -51,6 +68,7 @@ class Producers:
         temporary: the links that temporary destinations live as long as, by the destination's name.
         answered: how many sends have got their answer and were not counted yet.
         failure: why nothing can be sent any more; None while the connection lives.
+        batch_bytes: most bytes of a batch; 0 where the broker takes single messages only.
     """
 
     def __init__(self, table: LinkTable, sessions: Sessions, on_sends_done: Callable[[int], None]) -> None:
@@ -65,6 +83,7 @@ class Producers:
         self.temporary: dict[str, TemporaryLink] = {}
         self.answered = 0
         self.failure: JMSException | None = None
+        self.batch_bytes = 0
         self._table = table
         self._peer = table.peer
         self._sessions = sessions
@@ -99,47 +118,57 @@ class Producers:
     def _attach(self, session: int, name: str, target: Terminus) -> int:
         return self._peer.attach_sender(self._sessions.of(session), name, Terminus(name, outcomes=OUTCOMES), target)
 
-    def send(self, link: int, payload: bytes, done: OnSettled) -> None:
-        """Send when there is credit; done when the broker has answered, in the order of the sends on the link."""
-        sender = self.open.get(link)
-        if sender is None:
-            done(self.failure or IllegalStateException(f"link {link} is closed"))
-            self._on_sends_done(1)
-            return
-        if sender.credit > 0 and not sender.queue:
-            try:
-                number = self._peer.send(link, payload)
-            except IllegalStateException:
-                pass  # its session has ended, which is about to be reported
-            else:
-                sender.credit -= 1
-                sender.waiting.append((number, done))
-                return
-        sender.queue.append(_Send(payload, done))
+    def send_all(self, sends: Sequence[Send]) -> None:
+        """Send messages when there is credit, in the order of each link.
+
+        Each is done when the broker has answered, in the order of the sends on the link.
+        """
+        flushed: dict[int, ProducerLink] = {}
+        last, sender = 0, None
+        for send in sends:
+            link = send[0]
+            if link != last or sender is None:
+                last, sender = link, self.open.get(link)
+                if sender is None:
+                    send[2](self.failure or IllegalStateException(f"link {link} is closed"))
+                    self._on_sends_done(1)
+                    continue
+                flushed[link] = sender
+            sender.queue.append(send)
+        for sender in flushed.values():
+            sender.flush()
 
     def send_in_transaction(
-        self, link: int, payload: bytes, state: State, transmitted: Callable[[], None], done: OnSettled
+        self,
+        link: int,
+        payloads: Sequence[bytes],
+        state: State,
+        transmitted: Callable[[TransactionSend], None],
+        answered: Callable[[TransactionSend, JMSException | None], None],
     ) -> None:
-        """Send a message of a transaction when there is credit.
+        """Send messages of a transaction when there is credit.
 
         Args:
             link: the link's number.
-            payload: the encoded message.
+            payloads: the encoded messages.
             state: the transaction.
-            transmitted: told when nothing that is sent then overtakes the message.  One that is not sent is only
-                answered.
-            done: called when the broker has answered.
+            transmitted: told of each message, or batch of them, when nothing that is sent then overtakes it.  What is
+                not sent is only answered.
+            answered: called for each when the broker has answered it.
         """
 
-        def answered(error: JMSException | None) -> None:
-            self.answered -= 1  # these do not count for the send window
-            done(error)
+        def done(send: TransactionSend, error: JMSException | None) -> None:
+            self.answered -= send.messages  # these do not count for the send window
+            answered(send, error)
 
         sender = self.open.get(link)
         if sender is None:  # lost while the messages before this one were queued
-            done(self.failure or IllegalStateException(f"link {link} is closed"))
+            error = self.failure or IllegalStateException(f"link {link} is closed")
+            for payload in payloads:
+                answered(TransactionSend(payload, 1, state, transmitted, answered), error)
             return
-        sender.queue.append(_Send(payload, answered, state, transmitted))
+        for payload, messages in sender.batched(payloads):
+            sender.queue.append(TransactionSend(payload, messages, state, transmitted, done))
         sender.flush()
 
 
@@ -147,17 +176,18 @@ class ProducerLink(RequestedLink):
     """A link that we send on.
 
     Attributes:
-        credit: how many messages may be sent.
+        credit: how many transfers may be sent.
         queue: the messages that wait for credit.
-        waiting: (the peer's number, its callback) of the messages that wait for their answer, in order.
+        waiting: (the peer's number, what waits for its answer) of the transfers without an answer, in order.
     """
 
     def __init__(self, producers: Producers, table: LinkTable, number: int, session: int, attached: Done) -> None:
         super().__init__(table, number, session, attached)
         self.credit = 0
-        self.queue: deque[_Send] = deque()
-        self.waiting: deque[tuple[int, OnSettled]] = deque()
-        self._results: dict[int, JMSException | None] = {}  # answers that came ahead of one before them
+        self.queue: deque[Send | TransactionSend] = deque()
+        self.waiting: deque[tuple[int, _Waiting]] = deque()
+        self._results: dict[int, State] = {}  # answers that came ahead of one before them
+        self._batch_bytes = 0
         self._producers = producers
         producers.open[number] = self
 
@@ -165,6 +195,8 @@ class ProducerLink(RequestedLink):
         if event.target is None or self.attached is None:
             return  # refused: a detach with the reason follows
         attached, self.attached = self.attached, None
+        if self._producers.batch_bytes:
+            self._batch_bytes = min(self._producers.batch_bytes, event.max_message_bytes or MOST_BYTES)
         if not attached((self.number, event.max_message_bytes), None):
             self.detach(ignore)
 
@@ -178,19 +210,16 @@ class ProducerLink(RequestedLink):
 
     def on_dispositions(self, event: Dispositions) -> None:
         state = event.state
-        error = None if state.code == ACCEPTED else _send_failure(state)
         waiting, results = self.waiting, self._results
         ended = 0
         for number in event.numbers:
             if waiting and waiting[0][0] == number:
-                waiting.popleft()[1](error)
-                ended += 1
+                ended += _answer(waiting.popleft()[1], state)
             else:
-                results[number] = error
+                results[number] = state
         while results and waiting and waiting[0][0] in results:
-            number, done = waiting.popleft()
-            done(results.pop(number))
-            ended += 1
+            number, sends = waiting.popleft()
+            ended += _answer(sends, results.pop(number))
         self._producers.answered += ended
 
     def detach(self, done: Done) -> None:
@@ -210,21 +239,44 @@ class ProducerLink(RequestedLink):
 
     def flush(self) -> None:
         """Send what waits, as far as there is credit."""
-        queue, peer, link = self.queue, self._peer, self.number
+        queue, peer, link, waiting = self.queue, self._peer, self.number, self.waiting
         if not peer.has_link(link):
             return  # its session has ended, which is about to be reported: what waits fails then
         while queue and self.credit > 0:
-            send = queue.popleft()
+            first = queue.popleft()
             self.credit -= 1
-            number = peer.send(link, send.payload, state=send.state, on_given=send.transmitted)
-            self.waiting.append((number, send.done))
+            if isinstance(first, TransactionSend):
+                waiting.append((peer.send(link, first.payload, state=first.state, on_given=first.on_given), first))
+                continue
+            sends = self._take_batch(first) if queue and self._batch_bytes else [first]
+            payload = first[1] if len(sends) == 1 else pack_batch([payload for _, payload, _ in sends])
+            waiting.append((peer.send(link, payload), [done for _, _, done in sends]))
+
+    def _take_batch(self, first: Send) -> list[Send]:
+        """Take what goes with a message into its transfer out of the queue."""
+        queue = self.queue
+        more = takewhile(lambda send: isinstance(send, tuple), queue)
+        count = batch_size((len(send[1]) for send in chain((first,), cast(Iterator[Send], more))), self._batch_bytes)
+        return [first, *[cast(Send, queue.popleft()) for _ in range(count - 1)]]
+
+    def batched(self, payloads: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Messages as the payloads of transfers, each with the number of its messages."""
+        start = 0
+        while start < len(payloads):
+            count = 1
+            if self._batch_bytes:
+                some = payloads[start : start + MOST_MESSAGES]
+                count = batch_size([len(payload) for payload in some], self._batch_bytes)
+            messages = payloads[start : start + count]
+            yield (messages[0] if count == 1 else pack_batch(messages)), count
+            start += count
 
     def _fail_sends(self, error: JMSException) -> None:
-        for number, done in self.waiting:
-            done(self._results.get(number, error))
+        for number, sends in self.waiting:
+            state = self._results.get(number)
+            self._producers.answered += _fail(sends, error) if state is None else _answer(sends, state)
         for send in self.queue:
-            send.done(error)
-        self._producers.answered += len(self.waiting) + len(self.queue)
+            self._producers.answered += _fail(send if isinstance(send, TransactionSend) else [send[2]], error)
         self.waiting.clear()
         self.queue.clear()
 
@@ -275,13 +327,53 @@ class TemporaryLink(ProducerLink):
             del self._producers.temporary[self._name]
 
 
-def _send_failure(state: State) -> JMSException | None:
-    """Why a send failed, by how the broker ended it; None where it did not."""
-    if state.code == TRANSACTIONAL:
-        outcome = state.outcome
-        return None if outcome is None or outcome.code == ACCEPTED else _send_failure(outcome)
+#: What waits for the answer to a transfer: the callbacks of its messages, or a part of a transaction.
+_Waiting = list[OnSettled] | TransactionSend
+
+
+def _answer(sends: _Waiting, state: State) -> int:
+    """Tell what waits for it how the broker ended a transfer.
+
+    Returns:
+        the number of messages.
+    """
+    if isinstance(sends, TransactionSend):
+        refused = _refused(state, sends.messages)
+        sends.done(_send_failure(refused[min(refused)]) if refused else None)
+        return sends.messages
     if state.code == ACCEPTED:
-        return None
+        for done in sends:
+            done(None)
+        return len(sends)
+    refused = _refused(state, len(sends))
+    for place, done in enumerate(sends):
+        done(_send_failure(refused[place]) if place in refused else None)
+    return len(sends)
+
+
+def _fail(sends: _Waiting, error: JMSException) -> int:
+    """Tell what waits for the answer to a transfer that there will be none; returns the number of messages."""
+    if isinstance(sends, TransactionSend):
+        sends.done(error)
+        return sends.messages
+    for done in sends:
+        done(error)
+    return len(sends)
+
+
+def _refused(state: State, count: int) -> dict[int, State]:
+    """How the broker ended those messages of a transfer that it did not take, by their place in it."""
+    if state.code == TRANSACTIONAL and state.outcome is not None:
+        state = state.outcome
+    if state.code in (ACCEPTED, TRANSACTIONAL):
+        return {}
+    if state.code != REJECTED:
+        return dict.fromkeys(range(count), state)
+    return {place: state._replace(error=error) for place, error in refused_in(state.error, count).items()}
+
+
+def _send_failure(state: State) -> JMSException:
+    """Why a send failed, by how the broker ended it."""
     if state.code == REJECTED:
         return exception_for(state.error, "the broker rejected the message")
     if state.code == 0:

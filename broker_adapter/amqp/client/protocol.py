@@ -22,6 +22,7 @@ from typing import Any, Final
 import attrs
 
 from broker_adapter.amqp.addresses import Addresses
+from broker_adapter.amqp.batches import MOST_BYTES
 from broker_adapter.amqp.client.brokers import BrokerTraits, traits_of
 from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.commits import Commit, Commits, Coordinator
@@ -49,7 +50,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
-from broker_adapter.amqp.wire import CONNECTION_TOKEN, REGION_OPERATIONS, envelope_capabilities
+from broker_adapter.amqp.wire import BATCHES_CAPABILITY, CONNECTION_TOKEN, REGION_OPERATIONS, envelope_capabilities
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
@@ -145,7 +146,7 @@ class ClientProtocol:
         self.traits = BrokerTraits()
         self.addresses = Addresses()
         # What only one part does is a method of that part, without a call in between.
-        self.send = producers.send
+        self.send_all = producers.send_all
         self.settle = settlements.settle
         self.commit = commits.commit
         self.withdraw = commits.withdraw
@@ -269,7 +270,7 @@ class ClientProtocol:
         if self._options.has_client_id:
             desired.insert(0, "sole-connection-for-container")
         if self._options.envelope:
-            desired += envelope_capabilities(ENVELOPE_VERSION)
+            desired += [*envelope_capabilities(ENVELOPE_VERSION), BATCHES_CAPABILITY]
         properties = {"product": PRODUCT, "version": self._options.version}
         if self._options.connection_token is not None:
             properties[CONNECTION_TOKEN] = self._options.connection_token
@@ -293,6 +294,8 @@ class ClientProtocol:
             return
         self._settlements.states = traits.states
         self._commits.discharges_early = traits.refuses_discharges
+        if traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES:  # an answer has a table of them
+            self._producers.batch_bytes = MOST_BYTES
         self._phase = Phase.OPEN
         opened, self._opened = self._opened, None
         if opened is not None and not opened(traits.peer(self._options.container_id), None):

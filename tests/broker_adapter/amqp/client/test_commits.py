@@ -505,7 +505,7 @@ def test_a_session_that_ends_as_its_transaction_is_declared_ends_nothing_else(wi
         _ = result.value
     other = sender(wired, session=7)
     sent: list[JMSException | None] = []
-    wired.client.send(other, BODY, sent.append)
+    wired.client.send_all([(other, BODY, sent.append)])
     wired.pump()
     assert sent == [None]
 

@@ -60,7 +60,7 @@ def test_a_link_closed_by_the_broker_is_told_and_its_sends_fail(wired: Wired) ->
     wired.broker.accepts = False
     link, consumer = sender(wired), receiver(wired)
     sends: list[Any] = []
-    wired.client.send(link, BODY, sends.append)
+    wired.client.send_all([(link, BODY, sends.append)])
     wired.pump()
     for far in (wired.broker.by_address["q"], wired.broker.held[0][0]):
         wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "the queue is gone"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,8 +80,12 @@ def test_sends_are_answered_in_their_order_whatever_the_brokers(wired: Wired) ->
     wired.broker.accepts = False
     link = sender(wired)
     answered: list[tuple[int, Any]] = []
+
+    def note(index: int, error: JMSException | None) -> None:
+        answered.append((index, error))
+
     for index in range(4):
-        wired.client.send(link, BODY, lambda error, index=index: answered.append((index, error)))  # type: ignore[misc]
+        wired.client.send_all([(link, BODY, partial(note, index))])
     wired.pump()
     held = wired.broker.held
     wired.broker.settle(*held[2])
@@ -102,7 +107,7 @@ def test_sends_wait_for_credit(wired: Wired) -> None:
     link = sender(wired)
     answered: list[Any] = []
     for _ in range(5):
-        wired.client.send(link, BODY, answered.append)
+        wired.client.send_all([(link, BODY, answered.append)])
     wired.pump()
     assert answered == [None, None]
     wired.broker.peer.credit(attached(wired).link, 10)

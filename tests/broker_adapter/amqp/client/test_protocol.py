@@ -114,8 +114,8 @@ def test_a_lost_connection_fails_everything_that_waits_once(wired: Wired) -> Non
     link, consumer = sender(wired), receiver(wired)
     sends: list[Any] = []
     results = [Result() for _ in range(5)]
-    wired.client.send(link, BODY, sends.append)
-    wired.client.send(link, BODY, sends.append)
+    wired.client.send_all([(link, BODY, sends.append)])
+    wired.client.send_all([(link, BODY, sends.append)])
     wired.client.credit(consumer, 5)
     wired.pump()
     wired.client.drain(consumer, results[0])
@@ -133,7 +133,7 @@ def test_a_lost_connection_fails_everything_that_waits_once(wired: Wired) -> Non
     assert wired.sends_done == 2
     assert [type(event) for event in wired.events] == [Failed]
     late: list[Any] = []
-    wired.client.send(link, BODY, late.append)
+    wired.client.send_all([(link, BODY, late.append)])
     assert [type(error) for error in late] == [ConnectionLostException]
     assert wired.sends_done == 3
 
@@ -192,7 +192,7 @@ def busy(wired: Wired, feed: Any) -> None:
         lambda: client.attach_sender(SenderSpec(1, QUEUE), results[1]),
         lambda: client.attach_receiver(ReceiverSpec(1, QUEUE, selector="a = 1"), got.extend, results[2]),
         lambda: client.credit(results[2].calls[0][0], 9),
-        lambda: client.send(results[1].calls[0][0][0], BODY, answers.append),
+        lambda: client.send_all([(results[1].calls[0][0][0], BODY, answers.append)]),
         lambda: client.settle([Settlement(each.tag, Outcome.ACCEPTED) for each in got]),
         lambda: client.commit(1, 1, [(results[1].calls[0][0][0], BODY)], [], results[3]),
         lambda: client.drain(results[2].calls[0][0], results[4]),
