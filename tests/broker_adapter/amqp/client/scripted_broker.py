@@ -24,7 +24,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader
-from broker_adapter.amqp.wire import REGIONS_CAPABILITY, envelope_capabilities
+from broker_adapter.amqp.wire import BATCHES_CAPABILITY, REGIONS_CAPABILITY, envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
@@ -46,6 +46,7 @@ class ScriptedBroker:
         echo_filters: whether filters are confirmed.
         confirms_copies: whether it is confirmed that a browser gets copies.
         has_regions: whether it offers regions.
+        takes_batches: whether it takes several messages as one transfer.
         accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
         credit: what each producer's link gets.
     """
@@ -64,6 +65,7 @@ class ScriptedBroker:
         self.confirms_copies = True
         self.envelope_version = ENVELOPE_VERSION
         self.has_regions = holdfast
+        self.takes_batches = False
         self.accepts = True
         self.answers_drain = True
         self.closes_links = True
@@ -123,6 +125,8 @@ class ScriptedBroker:
             offered = [*self._offered, *envelope_capabilities(self.envelope_version if self._holdfast else 0)]
             if self.has_regions:
                 offered.append(REGIONS_CAPABILITY)
+            if self.takes_batches:
+                offered.append(BATCHES_CAPABILITY)
             self.peer.open(
                 "broker", offered_capabilities=offered, properties={**properties, **(self._properties or {})}
             )

@@ -54,6 +54,7 @@ def test_open_names_the_client_and_its_capabilities(wired: Wired) -> None:
         "SHARED-SUBS",
         "HOLDFAST-ENVELOPE",
         f"HOLDFAST-ENVELOPE-{ENVELOPE_VERSION}",
+        "HOLDFAST-BATCHES",
     }
 
 
