@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -34,8 +34,12 @@ _TABLE: Final = "refused"
 _MOST_DESCRIBED: Final = 32 * KIB
 _SHORT_DESCRIPTION: Final = 100
 
+#: What a named tuple does, without the call of a function of Python.
+_new: Final = tuple.__new__
 _START: Final = bytes([BATCH_OCTET])
 _HEAD: Final = struct.Struct(">BI")
+#: What a batch has beside its messages and their sizes, at most.
+_HEAD_BYTES: Final = 14
 
 
 def is_batch(payload: bytes) -> bool:
@@ -76,7 +80,7 @@ def batch_size(sizes: Iterable[int], most_bytes: int) -> int:
         sizes: of the messages that wait, in bytes, in order; at least one.
         most_bytes: of a batch.
     """
-    left = min(most_bytes, MOST_BYTES) - _HEAD.size
+    left = min(most_bytes, MOST_BYTES) - _HEAD_BYTES
     count = 0
     for size in sizes:
         left -= size + 4
@@ -133,3 +137,74 @@ def _read_table(packed: Any) -> dict[int, AmqpError]:
             return {}
         found[place] = AmqpError(condition, description or None)
     return found
+
+
+class Delivered(NamedTuple):
+    """A message of a batch that our own server delivers."""
+
+    position: int  #: in its queue
+    delivery_count: int  #: failed deliveries before this one
+    annotations: bytes  #: packed properties that the engine adds, if any
+    payload: bytes  #: the message as it is stored
+
+
+class DeliveryBatch(NamedTuple):
+    """Messages that our own server delivers on a link; their numbers follow each other."""
+
+    first: int  #: number of the first one
+    messages: list[Delivered]
+    is_drained: bool  #: behind them comes nothing more for the credit that the client had given
+
+
+_DELIVERY_HEAD: Final = struct.Struct(">BBIQ")
+_DELIVERED_BYTES: Final = 20
+_DRAINED: Final = 1
+
+
+def pack_deliveries(first: int, messages: Sequence[Delivered], *, is_drained: bool = False) -> bytes:
+    """Messages that are delivered as one payload.
+
+    It is octet 0x42 · flags · how many (4 octets) · number of the first one (8) · of each its position (8), delivery
+    count, size of its annotations, and size (4 each) · the annotations and the message of each.
+    """
+    flags = _DRAINED if is_drained else 0
+    fields: list[int] = []
+    parts: list[bytes] = [b""]
+    for position, delivery_count, added, payload in messages:
+        fields += (position, delivery_count & 0xFFFFFFFF, len(added), len(payload))
+        if added:
+            parts.append(added)
+        parts.append(payload)
+    parts[0] = struct.pack(f">BBIQ{'QIII' * len(messages)}", BATCH_OCTET, flags, len(messages), first, *fields)
+    return b"".join(parts)
+
+
+def delivered_size(message: Delivered) -> int:
+    """Bytes that a message takes in a batch."""
+    return _DELIVERED_BYTES + len(message.annotations) + len(message.payload)
+
+
+def unpack_deliveries(payload: bytes) -> DeliveryBatch:
+    """The messages of a batch that is delivered.
+
+    Raises:
+        MessageFormatException: it is not what ``pack_deliveries`` returns, or has too many messages.
+    """
+    try:
+        octet, flags, count, first = _DELIVERY_HEAD.unpack_from(payload)
+        if octet != BATCH_OCTET or count > MOST_MESSAGES:
+            raise MessageFormatException(f"a delivery of {len(payload)} bytes is no batch of ours")
+        fields = struct.unpack_from(">" + "QIII" * count, payload, _DELIVERY_HEAD.size)
+    except struct.error as error:
+        raise MessageFormatException(f"a batch of {len(payload)} bytes is cut short") from error
+    messages = []
+    begin = _DELIVERY_HEAD.size + _DELIVERED_BYTES * count
+    fours = iter(fields)
+    for position, delivery_count, more, size in zip(fours, fours, fours, fours, strict=True):
+        middle = begin + more
+        end = middle + size
+        messages.append(_new(Delivered, (position, delivery_count, payload[begin:middle], payload[middle:end])))
+        begin = end
+    if begin != len(payload):
+        raise MessageFormatException(f"the messages of a batch take {begin} bytes, and it has {len(payload)}")
+    return DeliveryBatch(first, messages, bool(flags & _DRAINED))

@@ -4,6 +4,7 @@ The payload's first octet names its format, since proton fixes ``message-format`
 
 ======== ==========================================================================================
 ``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
+``0x42`` a batch of messages (:mod:`broker_adapter.amqp.batches`)
 ``0x48`` a packed envelope (:mod:`broker_adapter.envelope`)
 ``0xDC`` a packed envelope of version 1: the msgpack head of an array of 16 or more
 ``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
@@ -69,8 +70,19 @@ _DELIVERED: Final = struct.Struct(">BQII")
 
 def with_place(position: int, delivery_count: int, annotations: Mapping[str, Any] | None, payload: bytes) -> bytes:
     """A stored message as our own server sends it to our own client: the stored bytes behind a short head."""
-    extra: bytes = msgpack.packb(dict(annotations)) if annotations else b""
+    extra = packed_annotations(annotations) if annotations else b""
     return _DELIVERED.pack(0xC1, position, delivery_count & _MAX_UINT, len(extra)) + extra + payload
+
+
+def packed_annotations(annotations: Mapping[str, Any]) -> bytes:
+    """The properties that the engine adds to a message, for ``placed``."""
+    packed: bytes = msgpack.packb(dict(annotations))
+    return packed
+
+
+def placed(position: int, delivery_count: int, annotations: bytes, payload: bytes) -> bytes:
+    """As ``with_place``, of annotations that are packed already."""
+    return _DELIVERED.pack(0xC1, position, delivery_count & _MAX_UINT, len(annotations)) + annotations + payload
 
 
 class Received(NamedTuple):

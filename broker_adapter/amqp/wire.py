@@ -45,6 +45,8 @@ DISCHARGE_CODE: Final = 0x32
 COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
 #: Message annotation of a discharge: how many messages and acknowledgements belong to the transaction.
 COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
+#: Message annotation of a discharge: records (:mod:`broker_adapter.amqp.consumer_records`) of what is settled with it.
+COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
 #: Message annotation of a ``modified`` that tells our own server that a listener raised.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 

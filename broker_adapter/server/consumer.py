@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import attrs
 
@@ -32,7 +33,12 @@ class Consumer:
     detached: bool = False
     browses: bool = False  #: it gets copies
     dead_letters: bool = False  #: of the dead-letter queue
-    unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
+    #: The peer's number of a delivery → the engine's; where it gets batches, the engine's → the engine's.
+    unsettled: dict[int, int] = attrs.field(factory=dict)
+    batches: int | None = None  #: the client's number of a consumer that gets batches
+    under_way: dict[int, range] = attrs.field(
+        factory=dict
+    )  #: the peer's number of a batch that may not have come → its
     subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
     temporary: Destination | None = None  #: ends with the link
 
@@ -42,9 +48,42 @@ class Consumer:
         return self.since_grant >= self.slice_bytes
 
     def take(self, deliveries: Iterable[int]) -> list[int]:
-        """The engine's numbers of some deliveries, which are the client's no more."""
+        """The engine's numbers of some deliveries, which are the client's no more.
+
+        Args:
+            deliveries: the peer's numbers, of batches where it gets those.
+        """
+        if self.batches is not None:
+            deliveries = chain.from_iterable([self.under_way.pop(each, ()) for each in deliveries])
         take = self.unsettled.pop
         return [number for number in [take(each, 0) for each in deliveries] if number]
+
+    def sent(self, batch: int, numbers: range) -> None:
+        """A batch of these deliveries, by the engine's numbers, was sent."""
+        self.under_way[batch] = numbers
+        self.unsettled.update(zip(numbers, numbers, strict=True))
+
+    def settle(self, ranges: Iterable[tuple[int, int]], most_missing: int) -> tuple[list[int], int]:
+        """Take deliveries that the client has settled.
+
+        Args:
+            ranges: (first, last) numbers, as the client has sent them.
+            most_missing: numbers that it may name and does not have.
+
+        Returns:
+            The numbers of those that it had, in order, and how many it had not: more than ``most_missing`` where that
+            is exceeded, and then not all are taken.
+        """
+        take = self.unsettled.pop
+        found: list[int] = []
+        missing = 0
+        for first, last in ranges:
+            if missing > most_missing or last - first >= len(self.unsettled) + most_missing:
+                return found, most_missing + 1
+            numbers = [number for number in [take(each, 0) for each in range(first, last + 1)] if number]
+            missing += last - first + 1 - len(numbers)
+            found += numbers
+        return found, missing
 
     def on_their_way(self) -> range:
         """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""

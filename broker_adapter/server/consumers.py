@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ack_modes import Outcome
 from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
     TRANSACTIONAL,
     Dispositions,
@@ -38,6 +39,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, in_version
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.server import permissions
+from broker_adapter.server.batched_consumers import BatchedConsumers
 from broker_adapter.server.client import Client
 from broker_adapter.server.consumer import Consumer
 from broker_adapter.server.coordinator import Coordinator
@@ -45,6 +47,7 @@ from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.links import Links
 from broker_adapter.server.outcomes import outcome_of
 from broker_adapter.server.output import Output
+from broker_adapter.server.set_aside import SetAside
 from broker_adapter.server.termini import browses, destination_of, filters_of, temporary_kind, temporary_terminus
 from broker_adapter.settings import KIB, ServerSettings
 from broker_adapter.transport import Subscription
@@ -75,6 +78,7 @@ class Consumers:
         links: which links are attached.
         output: says what waits for the client.
         coordinator: takes the settlements of transactions.
+        batched: those that get batches.
         settings: the server's limits.
         dead_letter_queue: its name.
         clock: a steady one, in seconds.
@@ -93,6 +97,7 @@ class Consumers:
         links: Links,
         output: Output,
         coordinator: Coordinator,
+        batched: BatchedConsumers,
         settings: ServerSettings,
         dead_letter_queue: str,
         log: Callable[..., None],
@@ -110,6 +115,8 @@ class Consumers:
         self._output = output
         self._coordinator = coordinator
         self._add_to_transaction = coordinator.add_settlements
+        self._batched = batched
+        batched.on_credit, batched.on_settled = self._grant, self._on_settled
         #: Deliveries that the connection may have in hand, and how many more it may be granted before they are counted.
         self._most_in_hand = max(SLICE_MESSAGES, settings.max_connection_bytes // IN_HAND_BYTES)
         self._room = self._most_in_hand
@@ -118,6 +125,7 @@ class Consumers:
         #: Bytes that wait for the client above which deliveries go back to the engine.
         self._most_waiting_bytes = settings.max_connection_bytes // 4
         self._dead_letters = queue(dead_letter_queue)
+        self._set_aside = SetAside(calls, self._dead_letters, log)
         self._log = log
         self._clock = clock
         self._converted = 0  #: bytes of messages that were converted since the clock was last read
@@ -207,6 +215,7 @@ class Consumers:
         consumer.temporary = temporary
         consumer.browses = browse
         consumer.dead_letters = destination == self._dead_letters
+        consumer.batches = self._batched.number_of(event)
 
         output, calls, most_waiting = self._output, self._calls, self._most_waiting_bytes
 
@@ -271,7 +280,12 @@ class Consumers:
         assert isinstance(result, int)
         consumer.number = result
         self._consumers[event.link] = consumer
-        self._peer.accept_link(event.link, source._replace(outcomes=OUTCOMES), event.target)
+        source = source._replace(outcomes=OUTCOMES)
+        if consumer.batches is not None:
+            self._batched.add(consumer)
+            self._peer.accept_link(event.link, source, event.target, properties={CONSUMER_NUMBER: consumer.batches})
+            return  # its credit comes by records
+        self._peer.accept_link(event.link, source, event.target)
         consumer.credit = self._peer.remaining_credit(event.link)
         consumer.draining = event.link in self._early_drains
         self._early_drains.discard(event.link)
@@ -290,7 +304,7 @@ class Consumers:
             return
         consumer.detached = True
         consumer.unsettled.clear()
-        self._consumers.pop(consumer.link, None)
+        self._forget(consumer)
         self._peer.abandon(consumer.link)
         self._peer.close_link(consumer.link, error_for(error))
 
@@ -308,8 +322,7 @@ class Consumers:
         if consumer.detached:  # the answer to our own detach
             if left := self._take_left(consumer):
                 self._defer(c.Settle(consumer.number, left, Outcome.RELEASED))
-            if not consumer.unsettled:
-                del self._consumers[link]
+            self._on_settled(consumer)
             return False
         consumer.detached = True
         calls = self._calls
@@ -344,13 +357,22 @@ class Consumers:
     def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
         self._peer.close_link(link, closed=closed)
         consumer = self._consumers.get(link)
-        if consumer is not None and not consumer.unsettled:
-            del self._consumers[link]
+        if consumer is not None:
+            self._on_settled(consumer)
+
+    def _on_settled(self, consumer: Consumer) -> None:
+        """Where the last delivery of a detached consumer is settled, nothing of it is kept any more."""
+        if consumer.detached and not consumer.unsettled:
+            self._forget(consumer)
+
+    def _forget(self, consumer: Consumer) -> None:
+        self._consumers.pop(consumer.link, None)
+        self._batched.remove(consumer)
 
     def on_session_close(self, event: SessionRemoteClose) -> None:
         """The client ended a session, and with it these consumers."""
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
-            del self._consumers[consumer.link]
+            self._forget(consumer)
             never_delivered = consumer.never_delivered(event.unsent.get(consumer.link, ()))
             self._defer(
                 c.Detach(consumer.number, give_back=True, failed=self._client.is_own, never_delivered=never_delivered)
@@ -378,6 +400,7 @@ class Consumers:
     def clear(self) -> None:
         """Drop everything."""
         self._consumers.clear()
+        self._batched.clear()
         self._early_drains.clear()
         self.postponed.clear()
 
@@ -388,6 +411,8 @@ class Consumers:
         consumer = self._consumers.get(event.link)
         if consumer is None:
             return False
+        if consumer.batches is not None:
+            return True  # the records say what it may get
         consumer.credit = event.credit
         consumer.draining = event.drain
         if event.credit < 0:  # the client took credit back that messages were to use which wait
@@ -507,7 +532,10 @@ class Consumers:
         """Nothing more comes for the client's credit."""
         consumer.draining = False
         consumer.credit = 0
-        self._peer.drained(consumer.link)
+        if consumer.batches is None:
+            self._peer.drained(consumer.link)
+        else:
+            self._batched.drained(consumer)
 
     # Deliveries.
 
@@ -553,6 +581,13 @@ class Consumers:
             consumer.granted = max(0, consumer.granted - count + len(handouts))
             count = len(handouts)
             is_cut = True
+        if consumer.batches is not None:
+            too_large = self._batched.deliver(consumer, handouts)
+            if too_large is not None:
+                place, size = too_large
+                self._end_before(consumer, [each.number for each in handouts[place:]], size)
+                return
+            handouts = ()
         version = client.envelope_version
         if version != ENVELOPE_VERSION and self._turn != self._calls.turn:
             self._turn, self._converted = self._calls.turn, 0
@@ -575,7 +610,7 @@ class Consumers:
                         data = with_delivery(as_amqp(form, payload), failures, added)
                 except MessageFormatException as error:
                     if not consumer.dead_letters:
-                        self._set_aside(consumer, number, form, payload, error)
+                        self._set_aside.set_aside(consumer, number, form, payload, error)
                         consumer.credit += 1  # the engine used it, the client did not
                         continue
                     # It would come back here, ahead of all others, for ever.
@@ -621,31 +656,6 @@ class Consumers:
         consumer.handed = handouts[0].number - 1
         self._calls.postpone(self._deliver, consumer, handouts, size)
 
-    def _set_aside(
-        self, consumer: Consumer, number: int, form: int, payload: bytes, error: MessageFormatException
-    ) -> None:
-        """A message cannot be converted for the client: it becomes a dead letter."""
-        if not consumer.presettled:
-            self._defer(c.Settle(consumer.number, (number,), Outcome.REJECTED))
-            return
-        if consumer.browses:
-            self._log("undecodable", "! a browser is not sent a message that cannot be decoded: %s", error.reason)
-            return
-        # The engine has dropped it already, and what it knew beside the payload.
-        self._log(
-            "undecodable",
-            "! a message for a consumer that settles nothing cannot be decoded, and goes into the queue %s: %s",
-            *(self._dead_letters.name, error.reason),
-        )
-        calls = self._calls
-        message = c.NewMessage(form, payload)
-        self._defer(c.Enqueue(calls.known_client, self._dead_letters, [message], calls.reply(self._on_set_aside)))
-
-    def _on_set_aside(self, result: Any) -> None:
-        error = result[0] if isinstance(result, (list, tuple)) else result
-        if error is not None:
-            self._log("undecodable", "! a message that cannot be decoded is lost, because it is refused: %s", error)
-
     def _end_before(self, consumer: Consumer, numbers: Sequence[int], size: int) -> None:
         """Close a link ahead of these deliveries, the first of which is larger than its client takes."""
         link = consumer.link
@@ -664,6 +674,10 @@ class Consumers:
         consumer = self._consumers.get(event.link)
         if consumer is None:
             return
+        if consumer.batches is not None:
+            for each in event.numbers:
+                consumer.under_way.pop(each, None)
+            return
         take = consumer.unsettled.pop
         numbers = [number for number in [take(each, 0) for each in event.numbers] if number]
         state = event.state
@@ -671,5 +685,4 @@ class Consumers:
             self._settle(consumer.number, numbers, outcome_of(state))
         elif not self._add_to_transaction(state, consumer.number, numbers):
             self._settle(consumer.number, numbers, Outcome.MODIFIED)
-        if consumer.detached and not consumer.unsettled:
-            del self._consumers[event.link]
+        self._on_settled(consumer)

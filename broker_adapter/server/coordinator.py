@@ -27,7 +27,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, Reader, Symbol
-from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SETTLED, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import (
@@ -38,6 +38,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
+from broker_adapter.server.batched_consumers import BatchedConsumers
 from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
 from broker_adapter.server.engine_calls import EngineCalls
@@ -85,6 +86,7 @@ class Coordinator:
         peer: the connection's AMQP.
         calls: to the engine.
         client: the client of the connection.
+        batched: the consumers whose deliveries a discharge settles.
         budget: counts what transactions keep.
         limits: the engine's, of one transaction.
         timeout_seconds: time after which a transaction that was left alone is rolled back; None: never.
@@ -95,6 +97,7 @@ class Coordinator:
         peer: Peer,
         calls: EngineCalls,
         client: Client,
+        batched: BatchedConsumers,
         budget: Budget,
         limits: EngineSettings,
         timeout_seconds: float | None,
@@ -103,6 +106,7 @@ class Coordinator:
         self._calls = calls
         self._defer = calls.defer
         self._client = client
+        self._batched = batched
         self._budget = budget
         self._limits = limits
         self._timeout_seconds = timeout_seconds
@@ -193,9 +197,7 @@ class Coordinator:
         self._budget.transactions += _SETTLEMENT_BYTES * len(numbers)
         limit = self._limits.max_transaction_messages
         if len(transaction.sends) + len(transaction.settlements) > limit:
-            reason = f"the transaction has more than {limit} messages (option max_transaction_messages)"
-            error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
-            self.give_up(transaction, error)
+            self.give_up(transaction, _too_large(limit))
         return True
 
     @property
@@ -282,10 +284,15 @@ class Coordinator:
     def _discharge(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
         txn_id = fields[0] if fields else None
         transaction = self._transactions.pop(txn_id, None) if isinstance(txn_id, bytes) else None
+        settled = annotations.get(COMMIT_SETTLED)
         if transaction is None:
+            unknown = Transaction(link)
+            self._settle_with(unknown, settled)
+            self._roll_back(unknown)
             self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
             return
         self._budget.transactions -= transaction.kept_bytes
+        self._settle_with(transaction, settled)
         if len(fields) > 1 and fields[1] is True:
             self._roll_back(transaction)
             self._peer.settle(link, (number,), ACCEPTED_STATE)
@@ -316,6 +323,18 @@ class Coordinator:
         calls = self._calls
         reply = calls.reply(self._on_committed, link, number, transaction, transaction.kept_bytes)
         self._defer(c.Commit(calls.known_client, commit_id, transaction.sends, transaction.settlements, reply))
+
+    def _settle_with(self, transaction: Transaction, settled: Any) -> None:
+        """Put what a discharge settles into its transaction; where that cannot be, the transaction is refused."""
+        if not isinstance(settled, bytes) or not self._client.uses_batches:
+            return
+        try:
+            transaction.settlements += self._batched.settlements_of(settled)
+        except JMSException as error:
+            transaction.refusal = transaction.refusal or error
+        limit = self._limits.max_transaction_messages
+        if transaction.refusal is None and len(transaction.sends) + len(transaction.settlements) > limit:
+            transaction.refusal = _too_large(limit)
 
     def _on_committed(
         self, link: int, number: int, transaction: Transaction, size: int, result: JMSException | None
@@ -349,6 +368,11 @@ class Coordinator:
 
 def _unknown_transaction(txn_id: Any) -> AmqpError:
     return AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r:.100}")
+
+
+def _too_large(limit: int) -> JMSException:
+    reason = f"the transaction has more than {limit} messages (option max_transaction_messages)"
+    return ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
 
 
 def _control(payload: bytes) -> tuple[dict[Any, Any], Any]:

@@ -55,6 +55,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import InvalidDestinationException, JMSException, ResourceAllocationException
 from broker_adapter.server.announcements import as_property
+from broker_adapter.server.batched_consumers import BatchedConsumers
 from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
 from broker_adapter.server.consumers import Consumers
@@ -140,8 +141,9 @@ class ServerProtocol:
         output = self._output = Output(peer)
         links = self._links = Links(peer, client)
         calls = self.calls = EngineCalls(engine, wake)
+        batched = self._batched = BatchedConsumers(peer, calls, client)
         coordinator = self._coordinator = Coordinator(
-            peer, calls, client, budget, engine.settings, settings.transaction_timeout_seconds
+            peer, calls, client, batched, budget, engine.settings, settings.transaction_timeout_seconds
         )
         self._producers = Producers(
             *(peer, calls, client, links, budget, coordinator, settings),
@@ -149,7 +151,7 @@ class ServerProtocol:
             authorize,
         )
         self._consumers = Consumers(
-            *(peer, calls, client, links, output, coordinator, settings),
+            *(peer, calls, client, links, output, coordinator, batched, settings),
             engine.settings.dead_letter_queue,
             log,
             clock,
@@ -511,6 +513,8 @@ class ServerProtocol:
             self._coordinator.attach(event)
         elif not target.dynamic and target.address == MANAGEMENT_ADDRESS:
             self._requests.attach_requester(event)
+        elif self._batched.is_attach(target):
+            self._batched.attach(event)
         else:
             self._producers.attach(event, target)
 
@@ -528,6 +532,7 @@ class ServerProtocol:
         self._event_links.remove(link)
         self._requests.remove(link)
         self._coordinator.remove(link)
+        self._batched.remove_link(link)
 
     def _on_flow(self, event: LinkFlow) -> None:
         if self._consumers.on_flow(event) or self._event_links.on_flow(event):
@@ -544,6 +549,12 @@ class ServerProtocol:
             self._coordinator.on_transfers(event)
         elif self._requests.has_requester(event.link):
             self._requests.on_transfers(event)
+        elif self._batched.has_link(event.link):
+            try:
+                self._batched.on_transfers(event)
+            except JMSException as error:
+                self.error = error
+                self.close(error)
         else:
             self._refuse_all(event)
 
@@ -565,7 +576,7 @@ class ServerProtocol:
             # they all end.
             self._coordinator.remove(link)
         elif not self._producers.on_dropped(link, event.messages) and (
-            self._coordinator.has_link(link) or self._requests.has_requester(link)
+            self._coordinator.has_link(link) or self._requests.has_requester(link) or self._batched.has_link(link)
         ):
             self._peer.credit(link, event.messages)
 

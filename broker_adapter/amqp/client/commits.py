@@ -28,8 +28,9 @@ from broker_adapter.amqp.client.drains import Drains
 from broker_adapter.amqp.client.links import Link, LinkTable, refusal
 from broker_adapter.amqp.client.producers import Producers, TransactionSend
 from broker_adapter.amqp.client.sessions import Sessions
-from broker_adapter.amqp.client.settlements import Settlements, settle_runs
+from broker_adapter.amqp.client.settlements import Settlements
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
+from broker_adapter.amqp.consumer_records import pack_records
 from broker_adapter.amqp.events import (
     ACCEPTED,
     DECLARED,
@@ -40,8 +41,8 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.values import Described, ULong, encode
-from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
+from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SETTLED, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
 from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
@@ -100,7 +101,6 @@ class Commits:
         drains: Drains,
         resolve: Resolve,
         prefix: str,
-        epoch: int,
     ) -> None:
         """No commits.
 
@@ -112,7 +112,6 @@ class Commits:
             drains: tells links that wait for their last settlement.
             resolve: called with each commit in doubt whose coordinator the broker has ended.
             prefix: unique for ever; with a session number it names the session in commit ids.
-            epoch: what the deliveries of this connection carry.
         """
         self.discharges_early = False
         self.resolve = resolve
@@ -123,7 +122,6 @@ class Commits:
         self._settlements = settlements
         self._drains = drains
         self._prefix = prefix
-        self._epoch = epoch
         self._coordinators: dict[int, Coordinator] = {}  # by session of the port; the link may be gone meanwhile
         self._committed: dict[int, int] = {}  # the last commit of each session of the port that was done
 
@@ -177,7 +175,7 @@ class Commits:
             if link not in self._producers.open:
                 return TransactionRolledBackException(f"nothing was committed: link {link} is closed")
         for tag, _ in commit.settlements:
-            if tag.epoch != self._epoch or not self._peer.is_unsettled(tag.link, tag.number):
+            if not self._settlements.is_unsettled(tag):
                 return TransactionRolledBackException(f"nothing was committed: delivery {tuple(tag)} is stale")
         return None
 
@@ -223,7 +221,8 @@ class Commits:
         target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
         source = Terminus(name, outcomes=OUTCOMES)
         link = self._peer.attach_sender(self._sessions.of(session), name, source, target)
-        return Coordinator(self._table, link, session, self, self._producers, self.session_name(session))
+        name = self.session_name(session)
+        return Coordinator(self._table, link, session, self, self._producers, self._settlements, name)
 
 
 class Coordinator(Link):
@@ -236,6 +235,7 @@ class Coordinator(Link):
         session: int,
         commits: Commits,
         producers: Producers,
+        settlements: Settlements,
         session_name: str,
     ) -> None:
         """A coordinator whose link was just attached; declares its first transaction.
@@ -246,12 +246,14 @@ class Coordinator(Link):
             session: the number of its session, of the port.
             commits: of the connection.
             producers: what the messages of a transaction are sent on.
+            settlements: of the connection.
             session_name: names the session in commit ids, unique for ever.
         """
         super().__init__(table, number, session)
         table.by_number[number] = self
         self._session_name = session_name
         self._send = producers.send_in_transaction
+        self._settlements = settlements
         self._refusal_of = commits.refusal_of
         self._resolve = commits.resolve
         self._discharges_early = commits.discharges_early
@@ -375,7 +377,7 @@ class Coordinator(Link):
 
     def _fill(self, commit: Commit, transaction: State) -> None:
         states = {outcome: transaction._replace(outcome=state) for outcome, state in STATES.items()}
-        settle_runs(self._peer, commit.settlements, states)
+        self._settlements.settle_in_transaction(commit.settlements, states)
         commit.untransmitted = commit.unanswered = len(commit.sends)
         transmitted, answered = partial(self._on_transmitted, commit), partial(self._on_answered, commit)
         for link, sends in groupby(commit.sends, itemgetter(0)):
@@ -413,8 +415,11 @@ class Coordinator(Link):
         commit.is_in_doubt = commit.refusal is None
         body = encode(Described(ULong(DISCHARGE_CODE), [commit.txn_id, commit.refusal is not None]))
         size = [len(commit.sends), len(commit.settlements)]
-        annotations = encode({COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size})
-        return b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
+        annotations: dict[Symbol, Any] = {COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size}
+        records = self._settlements.take_records(commit.settlements)
+        if records:
+            annotations[COMMIT_SETTLED] = pack_records(records)
+        return b"\x00\x53\x72" + encode(annotations) + b"\x00\x53\x77" + body
 
     def _on_discharged(self, commit: Commit, state: State) -> None:
         self._commits.remove(commit)

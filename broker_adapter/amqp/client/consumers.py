@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from ack_modes import DeliveryTag
 from broker_adapter.amqp.addresses import Addresses
+from broker_adapter.amqp.batches import unpack_deliveries
+from broker_adapter.amqp.client.batched_consumers import BatchedConsumers, Unsettled
 from broker_adapter.amqp.client.brokers import BrokerTraits
 from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.drains import Drains, LeavingLink
@@ -15,8 +17,20 @@ from broker_adapter.amqp.client.links import Link, LinkTable, RequestedLink, ref
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.client.subscriptions import Subscriptions
 from broker_adapter.amqp.conditions import AmqpError, exception_for
-from broker_adapter.amqp.events import REJECTED, Dropped, LinkRemoteClose, LinkRemoteOpen, State, Terminus, Transfers
-from broker_adapter.amqp.payloads import decode_received, received
+from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    REJECTED,
+    Dropped,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.payloads import decode_received, placed, received
+from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.amqp.wire import (
     DESTINATION_CAPABILITIES,
@@ -33,11 +47,17 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
+    ProtocolException,
 )
 from broker_adapter.refusals import has_consumer, not_browsable, not_durable, of_other_kind, subscribed
 from broker_adapter.transport import Delivery, ReceiverSpec, Sink
 
-_UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
+_DECODE_ERROR: Final = "amqp:decode-error"
+_UNDECODABLE: Final = State(REJECTED, error=AmqpError(_DECODE_ERROR, "the message cannot be decoded"))
+#: Transfers that the broker may send ahead on a link with batches.
+_MOST_TRANSFERS: Final = 1_000_000
+#: First octet of a message in standard AMQP.
+_PLAIN: Final = b"\x00"
 #: What a named tuple does, without the call of a function of Python.
 _new: Final = tuple.__new__
 
@@ -46,7 +66,14 @@ class Consumers:
     """What a connection receives on."""
 
     def __init__(
-        self, table: LinkTable, sessions: Sessions, drains: Drains, *, epoch: int, has_client_id: bool
+        self,
+        table: LinkTable,
+        sessions: Sessions,
+        drains: Drains,
+        batched: BatchedConsumers,
+        *,
+        epoch: int,
+        has_client_id: bool,
     ) -> None:
         """No consumers.
 
@@ -54,6 +81,7 @@ class Consumers:
             table: of all links.
             sessions: of the connection.
             drains: of the connection.
+            batched: those that get batches.
             epoch: what the deliveries of this connection carry.
             has_client_id: whether the application chose a client id.
         """
@@ -61,12 +89,31 @@ class Consumers:
         self._peer = table.peer
         self._sessions = sessions
         self._drains = drains
+        self._batched = batched
         self._epoch = epoch
         self._has_client_id = has_client_id
         self._subscriptions = Subscriptions(has_client_id=has_client_id)
 
-    def attach(self, spec: ReceiverSpec, sink: Sink, traits: BrokerTraits, addresses: Addresses, done: Done) -> None:
-        """Attach a consumer's or browser's link; done with its number."""
+    def attach(
+        self,
+        spec: ReceiverSpec,
+        sink: Sink,
+        traits: BrokerTraits,
+        addresses: Addresses,
+        done: Done,
+        *,
+        gets_batches: bool = False,
+    ) -> None:
+        """Attach a consumer's or browser's link; done with its number.
+
+        Args:
+            spec: what the application has asked for.
+            sink: gets the deliveries.
+            traits: of the broker.
+            addresses: how destinations are addressed.
+            done: told when the broker has answered.
+            gets_batches: whether the broker is asked to deliver in batches.
+        """
         refused = _unusable(spec) or traits.refusal_of(spec)
         if refused is not None:
             done(None, refused)
@@ -98,12 +145,23 @@ class Consumers:
             outcomes=OUTCOMES,
             capabilities=tuple(capabilities),
         )
+        consumer = self._batched.new_number() if gets_batches else None
         number = self._peer.attach_receiver(
-            self._sessions.of(spec.session), name, source, Terminus(), presettled=spec.presettled or spec.browse
+            self._sessions.of(spec.session),
+            name,
+            source,
+            Terminus(),
+            presettled=spec.presettled or spec.browse,
+            properties=None if consumer is None else {CONSUMER_NUMBER: consumer},
         )
         kind = BrowserLink if spec.browse else ConsumerLink
         decode = _decoder(spec.destination, addresses)
-        kind(self._table, number, spec, sink, decode, done, self._epoch, traits, self._drains, self._subscriptions)
+        link = kind(
+            *(self._table, number, spec, sink, decode, done, self._epoch),
+            *(traits, self._drains, self._subscriptions),
+        )
+        if consumer is not None:
+            link.get_batches(self._batched, consumer)
         if subscription is not None:
             self._subscriptions.add(subscription, number, source)
 
@@ -167,6 +225,16 @@ class ConsumerLink(RequestedLink):
         self._drains = drains
         self._subscriptions = subscriptions
         self._drained: list[Done] = []  # told when the drain under way is answered
+        self._batches: _Batches | None = None  # where the broker delivers in batches
+
+    def get_batches(self, batched: BatchedConsumers, consumer: int) -> None:
+        """The broker was asked to deliver in batches.
+
+        Args:
+            batched: the consumers of the connection that get batches.
+            consumer: the number by which it was asked.
+        """
+        self._batches = _Batches(batched, consumer, batched.add(self.number, consumer, self.spec.session))
 
     def on_open(self, event: LinkRemoteOpen) -> None:
         source = event.source
@@ -176,6 +244,12 @@ class ConsumerLink(RequestedLink):
         if error is not None:
             self._refuse_answer(error)
             return
+        if self._batches is not None:
+            if event.properties.get(CONSUMER_NUMBER) == self._batches.consumer:
+                self._peer.credit(self.number, _MOST_TRANSFERS)  # the records say how many messages
+            else:
+                self._batches.batched.remove(self.number)
+                self._batches = None
         attached, self.attached = self.attached, None
         if not attached(self.number, None):
             self.detach(ignore)
@@ -191,7 +265,14 @@ class ConsumerLink(RequestedLink):
                 return InvalidSelectorException(f"the broker does not apply the {what}")
         return None
 
+    def on_flow(self, event: LinkFlow) -> None:
+        if self._batches is None:
+            super().on_flow(event)
+
     def on_transfers(self, event: Transfers) -> None:
+        if self._batches is not None:
+            self._on_batches(self._batches, event)
+            return
         link, epoch, decode = self.number, self._epoch, self._decode
         deliveries = []
         for number, payload, _ in event.deliveries:
@@ -209,10 +290,54 @@ class ConsumerLink(RequestedLink):
         if self._drained:
             self._table.maybe_drained[link] = None
 
+    def _on_batches(self, batches: _Batches, event: Transfers) -> None:
+        """Messages came in batches.  That they came is answered at once; how they end is told by records."""
+        link, epoch, decode, held = self.number, self._epoch, self._decode, batches.unsettled.numbers
+        deliveries: list[Delivery] = []
+        numbers: list[int] = []
+        is_drained = False
+        for transfer, payload, _ in event.deliveries:
+            try:
+                first, messages, drained = unpack_deliveries(payload)
+            except MessageFormatException as error:
+                self._break(error)
+                return
+            if transfer:
+                numbers.append(transfer)
+                held.update(range(first, first + len(messages)))
+            for number, (position, count, added, message) in enumerate(messages, first):
+                if added or message[:1] == _PLAIN:  # a dead letter, or a message of another client
+                    message = placed(position, count, added, message)
+                deliveries.append(Delivery(_new(DeliveryTag, (epoch, link, number)), message, decode, count, position))
+            is_drained = is_drained or drained
+        if numbers:
+            self._peer.settle(link, numbers, ACCEPTED_STATE)
+        batches.count_transfers(self._peer, link, len(event.deliveries))
+        if deliveries:
+            self._sink(deliveries)
+        if is_drained:
+            self.on_drained()
+
+    def _break(self, fault: MessageFormatException) -> None:
+        """What came is no batch: the link is lost."""
+        error = ProtocolException(f"the broker's batch cannot be decoded: {fault.reason}", error_code=_DECODE_ERROR)
+        error.__cause__ = fault
+        self._peer.close_link(self.number, AmqpError(_DECODE_ERROR, fault.reason))
+        self._lost_alone(error)
+
+    def credit(self, messages: int) -> None:
+        """Let the broker send so many messages more."""
+        if self._batches is None:
+            self._peer.credit(self.number, messages)
+        else:
+            self._batches.batched.credit(self._batches.consumer, messages)
+
     def on_dropped(self, event: Dropped) -> None:
         if event.error is not None:
             # The peer has closed the link; what came on it before may still be settled.
             self._lost_alone(exception_for(event.error, "the link was closed"))
+        elif self._batches is not None:
+            self._break(MessageFormatException("the broker has given up a batch in the middle"))
         elif self._drained:
             self._table.maybe_drained[self.number] = None
         else:
@@ -256,6 +381,8 @@ class ConsumerLink(RequestedLink):
 
     def _stop(self, error: JMSException) -> None:
         super().end(error)
+        if self._batches is not None:
+            self._batches.batched.remove(self.number)
         drained, self._drained = self._drained, []
         for done in drained:
             done(None, error)
@@ -269,7 +396,35 @@ class ConsumerLink(RequestedLink):
             self._ask_for_drain()
 
     def _ask_for_drain(self) -> bool:
+        if self._batches is not None:
+            self._batches.batched.drain(self._batches.consumer)
+            return True
         return self._drains.ask(self.number, is_awaited=not self._traits.ends_links_at_once)
+
+
+class _Batches:
+    """What a link has to do with batches.
+
+    Attributes:
+        batched: the consumers of the connection that get them.
+        consumer: the number of this one in records.
+        unsettled: what it has got and not settled.
+    """
+
+    __slots__ = ("_transfers", "batched", "consumer", "unsettled")
+
+    def __init__(self, batched: BatchedConsumers, consumer: int, unsettled: Unsettled) -> None:
+        self.batched = batched
+        self.consumer = consumer
+        self.unsettled = unsettled
+        self._transfers = 0
+
+    def count_transfers(self, peer: Peer, link: int, transfers: int) -> None:
+        """So many transfers came: the broker may always send more, since the records bound the messages."""
+        self._transfers += transfers
+        if self._transfers >= _MOST_TRANSFERS // 2:
+            peer.credit(link, self._transfers)
+            self._transfers = 0
 
 
 class BrowserLink(ConsumerLink):

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from ack_modes import Settlement
 from broker_adapter.amqp.loop_thread import LoopThread
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.signals import uninterrupted
@@ -40,8 +41,8 @@ HIGH_WATER_BYTES: Final = 1024 * 1024
 
 #: One send: link, payload, callback.
 Send = tuple[int, bytes, Any]
-#: A send, or anything else to do.
-Work = Send | Callable[[], None]
+#: A send, settlements, or anything else to do.
+Work = Send | list[Settlement] | Callable[[], None]
 
 
 class ByteProtocol(Protocol):
@@ -65,6 +66,9 @@ class ByteProtocol(Protocol):
 
     def send_all(self, sends: Sequence[Send]) -> None:
         """Send messages, in order."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Settle deliveries, in order."""
 
     def fail(self, error: JMSException) -> None:
         """The connection is gone."""
@@ -175,29 +179,37 @@ class Connection:
     def _take_work(self) -> None:
         self._signalled = False
         work = self._work
-        sends: list[Send] = []  # those in a row: what goes out together is handed over together
+        # What is sent and settled in a row goes out together.
+        sends: list[Send] = []
+        settlements: list[Settlement] = []
         for _ in range(min(len(work), WORK_PER_TURN)):
             item = work.popleft()
             if isinstance(item, tuple):
                 sends.append(item)
-                continue
-            if sends:
-                self._send(sends)
-                sends = []
-            try:
-                item()
-            except Exception as error:
-                self._broken(error)
-        if sends:
-            self._send(sends)
+            elif isinstance(item, list):
+                settlements += item
+            else:
+                if sends or settlements:
+                    self._hand_over(sends, settlements)
+                    sends, settlements = [], []
+                try:
+                    item()
+                except Exception as error:
+                    self._broken(error)
+        if sends or settlements:
+            self._hand_over(sends, settlements)
         if work and not self._signalled:
             self._signalled = True
             self._loop.call_soon(self._take_work)
         self._write()
 
-    def _send(self, sends: Sequence[Send]) -> None:
+    def _hand_over(self, sends: Sequence[Send], settlements: Sequence[Settlement]) -> None:
+        """Pass on what was sent and settled: first the messages, which may have been made of what is settled."""
         try:
-            self._protocol.send_all(sends)
+            if sends:
+                self._protocol.send_all(sends)
+            if settlements:
+                self._protocol.settle(settlements)
         except Exception as error:
             self._broken(error)
 

@@ -23,6 +23,7 @@ import attrs
 
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.batches import MOST_BYTES
+from broker_adapter.amqp.client.batched_consumers import BatchedConsumers, RecordsLink
 from broker_adapter.amqp.client.brokers import BrokerTraits, traits_of
 from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.commits import Commit, Commits, Coordinator
@@ -130,8 +131,9 @@ class ClientProtocol:
         self._links = links = LinkTable(peer, options.container_id, listener)
         self._drains = drains = Drains(peer, sessions)
         self._producers = producers = Producers(links, sessions, on_sends_done)
-        self._consumers = Consumers(links, sessions, drains, epoch=epoch, has_client_id=has_client_id)
-        self._settlements = settlements = Settlements(peer, drains, epoch)
+        self._batched = batched = BatchedConsumers(links, sessions, self.fail)
+        self._consumers = Consumers(links, sessions, drains, batched, epoch=epoch, has_client_id=has_client_id)
+        self._settlements = settlements = Settlements(peer, drains, batched, epoch)
         self._commits = commits = Commits(
             links,
             sessions,
@@ -140,7 +142,6 @@ class ClientProtocol:
             drains=drains,
             resolve=self._resolve_cut_off,
             prefix=options.commit_prefix,
-            epoch=epoch,
         )
         self._requests = Requests(links, sessions, self.fail)
         self.traits = BrokerTraits()
@@ -163,6 +164,11 @@ class ClientProtocol:
     def phase(self) -> Phase:
         """Where the connection stands."""
         return self._phase
+
+    @property
+    def _uses_batches(self) -> bool:
+        """Whether several messages go as one transfer, which is answered with a table of them in one frame."""
+        return self.traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES
 
     @property
     def envelope_version(self) -> int:
@@ -294,7 +300,7 @@ class ClientProtocol:
             return
         self._settlements.states = traits.states
         self._commits.discharges_early = traits.refuses_discharges
-        if traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES:  # an answer has a table of them
+        if self._uses_batches:
             self._producers.batch_bytes = MOST_BYTES
         self._phase = Phase.OPEN
         opened, self._opened = self._opened, None
@@ -404,6 +410,7 @@ class ClientProtocol:
         drains = {link.number for link in links if self._drains.is_awaited(link.number)}
         for link in (*links, *self._links.of_session(number, ClosingLink)):
             link.session_ended(closed)
+        self._batched.end_session(number)
         self._drains.end_session(session, drains, ended if commits else done)
 
     def _resolve_cut_off(self, session: int, commit: Commit, cause: JMSException) -> None:
@@ -454,7 +461,8 @@ class ClientProtocol:
         if number is None:
             return
         error = exception_for(event.error, "the broker ended the session")
-        for kind in (UnsubscribeLink, RequestLink, ClosingLink):
+        self._batched.end_session(number)
+        for kind in (UnsubscribeLink, RequestLink, ClosingLink, RecordsLink):
             for own in self._links.of_session(number, kind):
                 own.session_ended(error)
         links = self._links_of_session(number)
@@ -475,7 +483,7 @@ class ClientProtocol:
 
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
         """Attach a consumer's or browser's link; done with its number."""
-        self._consumers.attach(spec, sink, self.traits, self.addresses, done)
+        self._consumers.attach(spec, sink, self.traits, self.addresses, done, gets_batches=self._uses_batches)
 
     def attach_events(self, spec: EventsSpec, sink: EventSink, done: Done) -> None:
         """Attach a link for events; done with its number.
@@ -529,8 +537,9 @@ class ClientProtocol:
 
     def credit(self, link: int, messages: int) -> None:
         """Let the broker send this many more messages."""
-        if isinstance(self._links.by_number.get(link), ConsumerLink):
-            self._peer.credit(link, messages)
+        consumer = self._links.by_number.get(link)
+        if isinstance(consumer, ConsumerLink):
+            consumer.credit(messages)
 
     def drain(self, link: int, done: Done) -> None:
         """Done with True when the broker has sent what it can and the credit is gone.

@@ -535,8 +535,8 @@ class AmqpTransport:
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
-        io, protocol = self._usable()
-        io.submit(lambda: protocol.settle(settlements))
+        io, _ = self._usable()
+        io.submit(list(settlements))
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.send`."""

@@ -49,10 +49,10 @@ class PeerLimits:
     def extra_links(self) -> int:
         """How many links there may be of those that an application does not ask for.
 
-        That is two for requests, and one for the transactions of each session: a client that has as many links as it
-        may still commits, and restores the same links after it was lost.
+        That is two for requests, one for records of consumers, and one for the transactions of each session: a client
+        that has as many links as it may still commits, and restores the same links after it was lost.
         """
-        return 2 + self.max_sessions
+        return 3 + self.max_sessions
 
 
 class UndecodableError(Exception):

@@ -16,6 +16,7 @@ from cproton_ffi import lib
 
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.consumer_records import RECORDS_ADDRESS
 from broker_adapter.amqp.events import Event, LinkRemoteOpen, SessionRemoteOpen, State, Terminus
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_memory import (
@@ -499,7 +500,7 @@ class Endpoints:
 
 
 def _is_extra(source: Terminus | None, target: Terminus | None) -> bool:
-    """Whether a link is for requests or transactions, which an application does not ask for."""
-    if target is not None and (target.coordinator or target.address == MANAGEMENT_ADDRESS):
+    """Whether a link is for requests, records or transactions, which an application does not ask for."""
+    if target is not None and (target.coordinator or target.address in (MANAGEMENT_ADDRESS, RECORDS_ADDRESS)):
         return True
     return source is not None and source.address == MANAGEMENT_ADDRESS

@@ -76,7 +76,7 @@ def test_a_batch_has_as_many_messages_as_fit_and_at_least_one(sizes: list[int], 
     taken = len(pack_batch([bytes(size) for size in sizes[:count]]))
     assert count == 1 or taken <= most_bytes
     if count < min(MOST_MESSAGES, len(sizes)):
-        assert taken + 4 + sizes[count] > most_bytes
+        assert taken + 4 + sizes[count] > most_bytes - 9  # the head of another kind of batch is larger
 
 
 def test_what_was_refused_is_told_by_its_place() -> None:
