@@ -124,8 +124,9 @@ class BatchedConsumers:
             del self._by_number[consumer.batches]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything, also those that are told, which refer to this."""
         self._by_number.clear()
+        self.on_credit = self.on_settled = _ignore
 
     # Records.
 
