@@ -10,15 +10,20 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.background_jobs import BackgroundJobs
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_state import EventState
+from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.records import KIND_DAMAGED, LAST_POSITION, RawEntry, due_of, entry_of_line
 from broker_adapter.engine.schedule_lines import delivery_ms, in_words, right_line
+from broker_adapter.engine.staged_batches import StagedBatches
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.stores import Stores
 from broker_adapter.errors import JMSException
@@ -43,13 +48,25 @@ TRIMMED_STREAMS: Final = 20
 _NAMED: Final = 20
 
 
+class Rules(Protocol):
+    """What is read of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
+
+    directory: Directory
+    events: EventState
+    matching: Matching
+    staged_batches: StagedBatches
+    commits: LastNumbers
+    published: LastNumbers
+    time: DecisionTime
+
+
 class Background:
     """What is due in the stores, the checks at intervals, and the jobs.
 
     Args:
         settings: the limits of the engine.
         stores: of the engine.
-        state: of the engine.
+        rules: of the engine.
         reads: of its entries.
         by_itself: whether what is due happens, and the checks; else only the jobs are carried out.
 
@@ -58,14 +75,15 @@ class Background:
     """
 
     def __init__(
-        self, settings: EngineSettings, stores: Stores, state: BrokerState, reads: EntryReads, *, by_itself: bool
+        self, settings: EngineSettings, stores: Stores, rules: Rules, reads: EntryReads, *, by_itself: bool
     ) -> None:
         self.jobs = BackgroundJobs()
         self._settings = settings
         self._stores = stores
-        self._state = state
-        self._directory = state.directory
-        self._events = state.events
+        self._rules = rules
+        self._directory = rules.directory
+        self._events = rules.events
+        self._time = rules.time
         self._trim_ms: int | None = None  #: when events that nobody needs are ended
         self._reads = reads
         self._by_itself = by_itself
@@ -143,10 +161,10 @@ class Background:
                 commands += [e.TrimEvents(stream) for stream in streams]
                 commands += [e.TrimEvents(self._events.by_number[region].broad.id, region) for region in regions]
         expiry_ms = clients.next_expiry_ms()
-        if expiry_ms is not None and expiry_ms <= self._state.time.age_at(elapsed_ms):
+        if expiry_ms is not None and expiry_ms <= self._time.age_at(elapsed_ms):
             commands.append(e.ExpireClients())
         forgotten_ms = self._events.next_forgotten_ms
-        age_ms = self._state.time.age_at(elapsed_ms)
+        age_ms = self._time.age_at(elapsed_ms)
         if forgotten_ms is not None and forgotten_ms <= age_ms:
             commands.append(e.ForgetKeys(age_ms))
 
@@ -154,7 +172,7 @@ class Background:
         """When events are to be ended, or a client's time is over; None: nothing is due."""
         if not self._by_itself or (self._events.events is None and not self._events.clients.clients):
             return None
-        time = self._state.time
+        time = self._time
         expiry_ms = self._events.clients.next_expiry_ms()
         due = [
             self._trim_ms,
@@ -172,7 +190,7 @@ class Background:
             commands.append(self._due(now_ms))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
-            old = self._state.staged_batches.overdue(self._state.time.age_at(elapsed_ms))
+            old = self._rules.staged_batches.overdue(self._time.age_at(elapsed_ms))
             if old:
                 _log.warning(
                     "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",
@@ -186,7 +204,7 @@ class Background:
             commands.append(c.DeleteIdle(self._log_deleted))
         if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
-            commands += self._sweep(self._stores.disk, self._state.time.age_at(elapsed_ms))
+            commands += self._sweep(self._stores.disk, self._time.age_at(elapsed_ms))
             if self._note_age_ms <= elapsed_ms:
                 self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
                 commands.append(c.NoteAge())
@@ -216,7 +234,7 @@ class Background:
         if entry is None:
             return None
         (message,) = self._stores.bodies([(entry.number, entry.flags)])
-        return right_line(entry, delivery_ms(self._state.matching.formats, message))
+        return right_line(entry, delivery_ms(self._rules.matching.formats, message))
 
     def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -234,7 +252,7 @@ class Background:
     def _sweep(self, disk: DurableStore, age_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
         commands: list[c.Command] = []
-        for numbers in (self._state.commits, self._state.published):
+        for numbers in (self._rules.commits, self._rules.published):
             found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
             self._swept[numbers.table] = found[-1][0] if len(found) == CHUNK_ENTRIES else b""
             disk.quarantine(numbers.table, [key for key, record in found if record is None])

@@ -131,7 +131,7 @@ class Broker:
         self._directory = directory = state.directory
         self._inbox = Inbox(directory)
         self._commands = self._inbox.commands
-        self._reads = EntryReads(self._stores, state)
+        self._reads = EntryReads(self._stores, directory.queues, state.recounted)
         messages = MessageReads(self._stores, state.matching.formats, state.totals, self._inbox)
         self._loading = Loading(self._stores, state, self._reads, messages)
         self._browsing = Browsing(self._stores, directory, state.matching, messages)
