@@ -395,7 +395,7 @@ class ClientEvents:
                     self._unacknowledged = 0
                     self._is_ready = self._is_live = self._is_lost = False
                     for region in list(self.regions.values()):
-                        region.forget()
+                        region.link_lost()
             self._changed.notify_all()
         return True
 
@@ -541,7 +541,7 @@ class ClientEvents:
                 self._unacknowledged = 0
         try:
             self.pending = pending = self.ask("pending_events", {})
-            self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
+            self._has_missed = self._has_missed or pending < 0  # the queue started over; also if this is done again
             self._has_missed = self._check_positions() or self._has_missed
             for region in list(self.regions.values()):
                 self._restore_region(region)
@@ -565,7 +565,7 @@ class ClientEvents:
             raise
 
     def _check_positions(self) -> bool:
-        """Begin anew where the store was replaced by an older copy of itself; returns whether it was."""
+        """Start over where the store was replaced by an older copy of itself; returns whether it was."""
         found = self.ask("event_positions", {"run": self._positions.run})
         with self._changed:
             is_older = self._positions.check(found["kept"], found["run"])
@@ -592,7 +592,7 @@ class ClientEvents:
             if self._is_ending:
                 raise
             self._report(error)
-            region.forget()
+            region.link_lost()
             return
         # Interest that is not durable has ended as the connection was lost, and so its events.
         kept = frozenset() if self._has_missed else region.kept()

@@ -163,10 +163,10 @@ class Background:
         expiry_ms = clients.next_expiry_ms()
         if expiry_ms is not None and expiry_ms <= self._time.age_at(elapsed_ms):
             commands.append(e.ExpireClients())
-        forgotten_ms = self._events.next_forgotten_ms
+        tombstone_ms = self._events.next_tombstone_ms
         age_ms = self._time.age_at(elapsed_ms)
-        if forgotten_ms is not None and forgotten_ms <= age_ms:
-            commands.append(e.ForgetKeys(age_ms))
+        if tombstone_ms is not None and tombstone_ms <= age_ms:
+            commands.append(e.RemoveTombstones(age_ms))
 
     def next_event_check_ms(self) -> int | None:
         """When events are to be ended, or a client's time is over; None: nothing is due."""
@@ -178,7 +178,7 @@ class Background:
             self._trim_ms,
             *(
                 None if age_ms is None else age_ms - time.age_ms + time.elapsed_ms
-                for age_ms in (expiry_ms, self._events.next_forgotten_ms)
+                for age_ms in (expiry_ms, self._events.next_tombstone_ms)
             ),
         ]
         if self._trim_ms is None and (self._events.clients.worn or self._events.clients.worn_regions):

@@ -363,7 +363,7 @@ class Broker:
         self._inbox = Inbox(self._directory)
         self._commands = self._inbox.commands
         self._failure_listeners = []
-        self._stores.region_snapshots.forget()
+        self._stores.region_snapshots.disown()
         self.failed = error
 
     def close(self) -> None:

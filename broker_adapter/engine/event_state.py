@@ -53,7 +53,7 @@ class EventState:
         effects: of the decision under way.
         waiting: changes of keys for which selectors are still to be asked, in order.
         next_stream: the number of the next audience, or stream of what many want.
-        next_forgotten_ms: when to look for keys that were destroyed long ago, by the age of the store; None: there are
+        next_tombstone_ms: when to remove keys that were destroyed long ago, by the age of the store; None: there are
             none.
     """
 
@@ -64,7 +64,7 @@ class EventState:
         self.effects = Effects()
         self._started: Effects | None = self.effects
         self.next_stream = 1
-        self.next_forgotten_ms: int | None = None
+        self.next_tombstone_ms: int | None = None
         self.waiting: list[ChangeKeys] = []
         self._directory = directory
         self._durable = directory.durable
@@ -132,7 +132,7 @@ class EventState:
             age_ms: the age of the store.
         """
         self.next_stream = next_stream
-        self.next_forgotten_ms = 0  # it is looked whether there are any
+        self.next_tombstone_ms = 0  # there may be some
         audiences = []
         broad: dict[int, BroadStream] = {}
         clients = list(clients)

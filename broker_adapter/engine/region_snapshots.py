@@ -258,7 +258,7 @@ class RegionSnapshots:
         for token in [token for token, each in self._open.items() if each.used_ms < unused or each.opened_ms < aged]:
             self.drop(token)
 
-    def forget(self) -> None:
+    def disown(self) -> None:
         """In a child made by fork: they are the parent's, and must not be closed here."""
         self._open = {}
 

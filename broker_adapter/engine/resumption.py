@@ -40,7 +40,7 @@ from broker_adapter.errors import IllegalStateException, JMSException
 #: Stands for the whole engine where a queue has its number.
 _ENGINE_WIDE = 0
 #: So many commits that make room are examined in one decision.
-_MOST_LOOKED_AT = 64
+_MOST_EXAMINED = 64
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MOST_VAIN_TRIES = 16
 #: How far the end of a pause may be ahead of the clock, in milliseconds, where something may be tried all the same.
@@ -169,7 +169,7 @@ class Resumption:
         if not making_room.may_have_due(room):
             return
         left = _MOST_VAIN_TRIES
-        for blocked in making_room.look_at(_MOST_LOOKED_AT):
+        for blocked in making_room.next_candidates(_MOST_EXAMINED):
             if blocked.wait_queue is not making_room.wait_queue:
                 continue  # it has ended with another one
             if making_room.is_due(blocked, room):
@@ -181,7 +181,7 @@ class Resumption:
                 else:
                     left -= 1
                 room = self._admission.engine_wide_room()
-            making_room.looked_at(blocked)
+            making_room.note_examined(blocked)
         if making_room.may_have_due(room):
             pause.put_off[_ENGINE_WIDE] = None  # the next decision goes on
 

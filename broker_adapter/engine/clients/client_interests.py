@@ -189,11 +189,11 @@ class ClientInterests:
                 region.routing.drop(left)
             if all(part.audience != before for part in queue.parts):
                 self.leave(client, before)
-            self.forget_parts(client)
+            self.remove_ended_parts(client)
 
-    def forget_parts(self, client: DurableClient) -> bool:
+    def remove_ended_parts(self, client: DurableClient) -> bool:
         """A client may have processed all that it got by audiences to which it belonged; returns whether it has."""
-        gone = client.queue.forget_parts()
+        gone = client.queue.remove_ended_parts()
         for part in gone:
             if all(each.audience != part.audience for each in client.queue.parts):
                 self.leave(client, part.audience)

@@ -8,7 +8,7 @@ Theory of operation
     As a client says that it is ready, a *marker* is set behind the events that its queue has by then: these are
     history.  The marker is told between the last of them and the first one that is live.
 
-    The events of a query that was closed are taken out of a queue by a *drain*: a look at all of it, in slices
+    The events of a query that was closed are taken out of a queue by a *drain*: a walk through all of it, in slices
     (:mod:`walks`), behind which one note says which events are left out from then on (:mod:`left_out`).  A client that
     is away cannot come back meanwhile; one that is connected goes on, and what is dispatched meanwhile is not taken
     out.
@@ -37,7 +37,7 @@ from broker_adapter.engine.clients.durable_client import (
 )
 from broker_adapter.engine.clients.expiries import Expiries
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_looks import Answer, Drain
+from broker_adapter.engine.clients.queue_walks import Answer, Drain
 from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
 from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.new_message import EventSink
@@ -76,7 +76,7 @@ class DurableClients:
         behind: clients that have room, and events to be read.
         worn: audiences whose members have processed something since they were trimmed.
         worn_regions: regions of which an audience has passed something since what many want was trimmed.
-        walks: the looks at whole queues.
+        walks: those through whole queues.
         conflating: in which regions updates are conflated for any of them.
         alerts: clients that lost their queues, and why, to be logged.
         totals: what has happened to all of them.
@@ -343,7 +343,7 @@ class DurableClients:
             self._interests.end(client, self._region(region), list(interests), EVERYTHING)
         for number in {part.audience for part in client.queue.parts}:
             self._interests.leave(client, number)
-        client.lose_queue(self.audiences)
+        client.drop_queue(self.audiences)
         self.walks.give_up(client)
         self._queues -= 1
         if client.state is State.TIMED_OUT:
@@ -476,7 +476,7 @@ class DurableClients:
     def overflowing(self, wanting: Iterable[Audience], head: int) -> list[DurableClient]:
         """An event has come for some audiences: the clients whose queues are longer now than they may be.
 
-        It is not looked at with each event: a queue may have a 64th more than its limit for each of its regions.  Where
+        It is not checked with each event: a queue may have a 64th more than its limit for each of its regions.  Where
         updates are conflated, it is counted first how many are left.
         """
         found: dict[DurableClient, None] = {}
@@ -586,7 +586,7 @@ class DurableClients:
         """The cursor of a client has moved."""
         for part in client.queue.parts:
             self.worn[part.audience] = self.audiences[part.audience]
-        if self._interests.forget_parts(client):
+        if self._interests.remove_ended_parts(client):
             self._store_client(client, True)
         else:
             self._store_cursor(client)
@@ -620,8 +620,8 @@ class DurableClients:
             self.worn_regions[audience.region] = None
         return slowest
 
-    def forget(self, audience: Audience) -> None:
-        """Forget an audience that has neither postings nor members."""
+    def remove_audience(self, audience: Audience) -> None:
+        """Remove an audience that has neither postings nor members."""
         self.worn_regions[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
