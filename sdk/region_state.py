@@ -2,9 +2,9 @@
 
 Theory of operation
     Two kinds of threads come here: those of the application, with operations and registrations, and the connection's
-    thread for events.  What they share is under a lock, which nobody holds while the server is asked.  Another one is
-    held while interest is registered or ended at the server: so what the server knows is what is known here, also where
-    the thread for events registers all of it again with a new connection.
+    thread for events.  What they share is under a lock that no thread holds while it waits for the server.  Another
+    one is held while interest is registered or ended at the server: so what the server knows is what is known here,
+    also where the thread for events registers all of it again with a new connection.
 
     The cache holds the keys that an interest covers, for only of these the server tells what becomes of them.  A
     selector chooses events and not keys: that a key has left it is no event, so what only a selector covers is told to

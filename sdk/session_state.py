@@ -449,7 +449,7 @@ class SessionState:
                 )
 
     def confirm_or_report(self, settled: Mapping[int, int], link: int, *, outlasts_loss: bool) -> None:
-        """``confirm``, where the caller has nobody to raise an error to: the exception listener hears of it.
+        """``confirm``, where no caller could catch an error: the exception listener gets it.
 
         A caller that has a message for the application does not wait for the network: other consumers may get later
         messages of its group or exclusive queue as soon as the connection is lost.

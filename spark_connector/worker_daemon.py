@@ -36,7 +36,7 @@ def main() -> None:
     Does not return: as Spark closes the standard input, it ends this process and the workers.
     """
     for name in (*sys.argv[1:2], *PRELOADED):
-        with suppress(Exception):  # whoever needs it gets the error, where it can be told
+        with suppress(Exception):  # the code that needs it raises the error again, where it can be reported
             importlib.import_module(name)
     os.register_at_fork(after_in_child=_seed_again)
     manager()

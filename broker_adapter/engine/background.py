@@ -33,7 +33,7 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Entries that fall due, are trimmed or moved, and names that are checked, in one cycle.
 CHUNK_ENTRIES: Final = 5_000
-#: How often a part of the names that were not used for long is forgotten.
+#: How often a part of the names that were not used for long is removed.
 _SWEEP_MS: Final = 60_000
 #: How often the age of the store is noted in it, which the age of names goes by, while there are new ones.
 _NOTE_AGE_MS: Final = 600_000
@@ -41,7 +41,7 @@ _NOTE_AGE_MS: Final = 600_000
 _IDLE_CHECK_MS: Final = 1000
 #: Durable clients that are behind for which events are read in one cycle.
 READERS: Final = 8
-#: How often events that nobody needs any more are ended, and of how many streams in one cycle.
+#: How often events that no client needs any more are removed, and of how many streams in one cycle.
 TRIM_PAUSE_MS: Final = 100
 TRIMMED_STREAMS: Final = 20
 #: Damaged lines of the schedule that are named in the log, each with a line of its own, where many are found together.
@@ -84,7 +84,7 @@ class Background:
         self._directory = rules.directory
         self._events = rules.events
         self._time = rules.time
-        self._trim_ms: int | None = None  #: when events that nobody needs are ended
+        self._trim_ms: int | None = None  #: when events that no client needs are removed
         self._reads = reads
         self._by_itself = by_itself
         # What follows is by the monotonic clock.
@@ -129,7 +129,7 @@ class Background:
             self._add_event_work(elapsed_ms, commands)
 
     def _add_event_work(self, elapsed_ms: int, commands: list[c.Command]) -> None:
-        """Add what durable clients need: events that are read for them, and the end of those that nobody needs."""
+        """Add what durable clients need: events that are read for them, and the removal of those that none needs."""
         clients = self._events.clients
         commands += self._events.waiting
         self._events.waiting.clear()
@@ -147,17 +147,17 @@ class Background:
         clients.alerts.clear()
         if not self._by_itself:
             return
-        if clients.worn or clients.worn_regions:
+        if clients.to_trim or clients.regions_to_trim:
             if self._trim_ms is None:
                 self._trim_ms = elapsed_ms + TRIM_PAUSE_MS
             elif self._trim_ms <= elapsed_ms:
                 self._trim_ms = None
-                streams = list(itertools.islice(clients.worn, TRIMMED_STREAMS))
+                streams = list(itertools.islice(clients.to_trim, TRIMMED_STREAMS))
                 for stream in streams:
-                    del clients.worn[stream]
-                regions = list(itertools.islice(clients.worn_regions, max(0, TRIMMED_STREAMS - len(streams))))
+                    del clients.to_trim[stream]
+                regions = list(itertools.islice(clients.regions_to_trim, max(0, TRIMMED_STREAMS - len(streams))))
                 for region in regions:
-                    del clients.worn_regions[region]
+                    del clients.regions_to_trim[region]
                 commands += [e.TrimEvents(stream) for stream in streams]
                 commands += [e.TrimEvents(self._events.by_number[region].broad.id, region) for region in regions]
         expiry_ms = clients.next_expiry_ms()
@@ -181,7 +181,7 @@ class Background:
                 for age_ms in (expiry_ms, self._events.next_tombstone_ms)
             ),
         ]
-        if self._trim_ms is None and (self._events.clients.worn or self._events.clients.worn_regions):
+        if self._trim_ms is None and (self._events.clients.to_trim or self._events.clients.regions_to_trim):
             due.append(time.elapsed_ms)
         return min((each for each in due if each is not None), default=None)
 
@@ -250,7 +250,7 @@ class Background:
             )
 
     def _sweep(self, disk: DurableStore, age_ms: int) -> list[c.Command]:
-        """Have names forgotten that were not used for long: a part of each table at a time."""
+        """Have names removed that were not used for long: a part of each table at a time."""
         commands: list[c.Command] = []
         for numbers in (self._rules.commits, self._rules.published):
             found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)

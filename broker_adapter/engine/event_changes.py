@@ -500,11 +500,11 @@ class EventChanges:
         audience = clients.audiences.get(command.stream)
         if command.region is not None:
             if command.has_more:
-                clients.worn_regions[command.region] = None
+                clients.regions_to_trim[command.region] = None
         elif audience is None:
             pass  # it is forgotten
         elif command.has_more:
-            clients.worn[audience.id] = audience
+            clients.to_trim[audience.id] = audience
         elif command.is_empty and not audience.members:
             clients.remove_audience(audience)
         effects.answer(command, None)

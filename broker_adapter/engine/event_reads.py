@@ -139,7 +139,9 @@ class EventReads:
         try:
             return moved(client, decode_cursor(key, value_of_cursor))
         except StoreCorruptException as error:
-            _log.error("! record %s of table cursors cannot be trusted: %s; some events come again", key.hex(), error)
+            _log.error(
+                "! record %s of table cursors cannot be trusted: %s; some events are sent again", key.hex(), error
+            )
             return client
 
     @staticmethod

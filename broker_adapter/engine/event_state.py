@@ -156,7 +156,7 @@ class EventState:
         for audience, postings in audiences:
             if audience.region in self.by_number:
                 audience.postings, audience.passed = postings, EVERYTHING
-                self.clients.audiences[audience.id] = self.clients.worn[audience.id] = audience
+                self.clients.audiences[audience.id] = self.clients.to_trim[audience.id] = audience
         wanted: dict[str, dict[int, dict[Interest, bool]]] = {}
         for each in interests:
             if each.region in self.by_number:
@@ -174,7 +174,7 @@ class EventState:
             self.clients.restore(
                 *(client._replace(parts=parts), found, age_ms, head, (size, of_away)), is_exact=is_exact
             )
-        self.clients.worn_regions |= dict.fromkeys(self.by_number)
+        self.clients.regions_to_trim |= dict.fromkeys(self.by_number)
         for audience in self.clients.audiences.values():
             if audience.belonging:
                 self.by_number[audience.region].routing.add(audience)

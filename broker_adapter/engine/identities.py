@@ -207,6 +207,6 @@ class LastNumbers:
         """Whether a name that was last used at one age of the store is to be forgotten at another."""
         return used_ms < age_ms - self._memory_ms
 
-    def may_be_forgotten(self, ago_ms: int) -> bool:
+    def may_be_removed(self, ago_ms: int) -> bool:
         """Whether a name whose last number was done so long ago may not be remembered any more."""
         return ago_ms >= self._memory_ms or self._time.age_ms - ago_ms <= self._removed_ms

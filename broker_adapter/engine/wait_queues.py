@@ -39,8 +39,8 @@ _ALL_ROOM: Final[EngineWideRoom] = (math.inf,) * 6
 
 #: What a commit that is tried again without success costs, in milliseconds for each of its sends and settlements, and a
 #: publication for each of its transactions.
-_VAIN_TRY_MS = 0.02
-_VAIN_PUBLICATION_MS = 0.005
+_FAILED_TRY_MS = 0.02
+_FAILED_PUBLICATION_MS = 0.005
 #: What costs no more than that, in milliseconds, is small.
 SMALL_MS = 5
 
@@ -111,16 +111,16 @@ class BlockedSend:
         self.errors[index] = error
 
 
-def vain_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
+def failed_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
     """What a try of a commit or publication without success costs, in milliseconds."""
     if isinstance(command, c.Commit):
-        return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
-    return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
+        return _FAILED_TRY_MS * (len(command.sends) + len(command.settlements))
+    return _FAILED_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
 
 
 def is_large(command: c.Enqueue | c.Commit | c.Publish) -> bool:
     """Whether a try without success costs so much that small commits do not wait for the same room."""
-    return vain_try_ms(command) > SMALL_MS
+    return failed_try_ms(command) > SMALL_MS
 
 
 class CommitMatches:

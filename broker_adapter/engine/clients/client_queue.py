@@ -232,7 +232,7 @@ class ClientQueue:
         return count
 
     def rewind(self) -> int:
-        """What is under way comes again, first and in order; returns how many events these are."""
+        """What is under way will be sent again, first and in order; returns how many events these are."""
         again = len(self.in_hand)
         self.in_hand.clear()
         self._sizes.clear()

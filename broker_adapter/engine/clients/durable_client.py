@@ -307,7 +307,7 @@ class DurableClient:
             self.closed = [each for each in self.closed if each.through > self.queue.cursor]
 
     def rewind(self) -> None:
-        """Its connection is lost: what is under way comes again."""
+        """Its connection is lost: what is under way will be sent again."""
         again = self.queue.rewind()
         self.conflated = 0
         self.foresee(array("Q"), -1)

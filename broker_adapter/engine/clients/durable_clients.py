@@ -74,8 +74,8 @@ class DurableClients:
         clients: by client id; of those that timed out, only this is left.
         audiences: by number, those included that get nothing any more and have not been passed yet.
         behind: clients that have room, and events to be read.
-        worn: audiences whose members have processed something since they were trimmed.
-        worn_regions: regions of which an audience has passed something since what many want was trimmed.
+        to_trim: audiences whose members have processed something since they were trimmed.
+        regions_to_trim: regions of which an audience has passed something since what many want was trimmed.
         walks: those through whole queues.
         conflating: in which regions updates are conflated for any of them.
         alerts: clients that lost their queues, and why, to be logged.
@@ -95,9 +95,9 @@ class DurableClients:
         self.clients: dict[str, DurableClient] = {}
         self.audiences = interests.audiences
         self.behind: dict[DurableClient, None] = {}
-        self.worn = interests.worn
+        self.to_trim = interests.to_trim
         self.conflating = interests.conflating
-        self.worn_regions: dict[int, None] = {}
+        self.regions_to_trim: dict[int, None] = {}
         self.alerts: list[tuple[str, str]] = []
         self.totals = Totals()
         self._region = region
@@ -585,7 +585,7 @@ class DurableClients:
     def _processed(self, client: DurableClient) -> None:
         """The cursor of a client has moved."""
         for part in client.queue.parts:
-            self.worn[part.audience] = self.audiences[part.audience]
+            self.to_trim[part.audience] = self.audiences[part.audience]
         if self._interests.remove_ended_parts(client):
             self._store_client(client, True)
         else:
@@ -601,7 +601,7 @@ class DurableClients:
         for part in client.queue.parts:
             self.audiences[part.audience].live.pop(client, None)
 
-    # What nobody needs any more.
+    # What no client needs any more.
 
     def passed(self, number: int) -> int:
         """How far an audience has passed, as was measured last."""
@@ -617,12 +617,12 @@ class DurableClients:
         slowest = min((each.queue.passed_of(audience.id) for each in audience.members), default=EVERYTHING)
         if slowest != audience.passed:
             audience.passed = slowest
-            self.worn_regions[audience.region] = None
+            self.regions_to_trim[audience.region] = None
         return slowest
 
     def remove_audience(self, audience: Audience) -> None:
         """Remove an audience that has neither postings nor members."""
-        self.worn_regions[audience.region] = None
+        self.regions_to_trim[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
 

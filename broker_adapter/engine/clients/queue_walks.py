@@ -23,7 +23,7 @@ class Drain:
         region: of the queries.
         names: of them.
         through: up to this position: behind it, the queries have no events.
-        answer: gets how many events were taken out; None: nobody asks, as after a restart.
+        answer: gets how many events were taken out; None: no command waits for it, as after a restart.
     """
 
     __slots__ = ("answer", "names", "region", "through")
