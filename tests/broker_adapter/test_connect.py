@@ -229,7 +229,7 @@ def test_an_option_that_makes_no_sense_is_told_before_anything_is_sent() -> None
         ("ssl", "the module 'ssl'", "; use a Python that was built with OpenSSL (embedded: URLs work without it)"),
         ("scramp", "the module 'scramp'", "; install it: pip install scramp (embedded: URLs work without it)"),
         (
-            "broker_adapter.wording",
+            "broker_adapter.amqp.client.login",
             "the module 'broker_adapter'",
             "None in sys.modules (embedded: URLs work without it)",
         ),
