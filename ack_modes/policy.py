@@ -117,7 +117,7 @@ class AckPolicy(Protocol):
         """The commit is done, or it is not known whether it is: what it settled is not ours any more."""
 
     def recover(self) -> Sequence[Settlement]:
-        """``rollback()``, ``recover()`` or ``close()``: what is to be given back, and accepted by nobody from here on.
+        """``rollback()``, ``recover()`` or ``close()``: what is to be given back, and can no longer be accepted.
 
         Nothing is forgotten before ``recovered``; until then the session is dirty, and nothing is due.
         """

@@ -5,7 +5,7 @@
 status 1).
 
 Theory of operation: a *side* is a server in a process of its own and a program that is its client. Both sides do the
-same, one after the other: warm up, put with nobody away, with one durable client away, and with many, and have the
+same, one after the other: warm up, put with no client away, with one durable client away, and with many, and have the
 first client come back. CPU time is that of processes, as the system counts it. What is stored is in
 Geode the heap after a collection, and here the records on disk. The puts change the same keys again and again, so that
 what a put adds is what waits for the clients.
@@ -244,7 +244,7 @@ class _Holdfast:
         self._listener: _Counter
 
     def stored(self) -> int:
-        """Nothing is put meanwhile; what nobody wants any more is removed a little later."""
+        """Nothing is put meanwhile; what no client wants any more is removed a little later."""
         before, size = -1, 0
         while size != before:
             before, size = size, _bytes_of(self._directory)

@@ -206,10 +206,10 @@ class InProcessTransport:
         #: sends, as tuples (destination, message, callback, link), and settlements, as lists
         self._outbox: deque[Any] = deque()
         self._deferred = c.DeferredCommands(self._take_outbox)
-        self._gathering = False
+        self._is_collecting = False
         self._submitting = False
         self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
-        self._forget_failure: Callable[[], None] = _nothing
+        self._unregister_listener: Callable[[], None] = _nothing
         self._listener: Callable[[TransportEvent], None] = _nothing_heard
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ class InProcessTransport:
             if not self._closed:
                 listener(Failed(error))
 
-        self._forget_failure = lease.broker.on_failure(failed)
+        self._unregister_listener = lease.broker.on_failure(failed)
         self._client_id = credentials.client_id or f"holdfast-{uuid4()}"
         return Peer(
             PRODUCT,
@@ -269,7 +269,7 @@ class InProcessTransport:
             lease = self._lease
         self._error = IllegalStateException("the connection is closed")
         self._window.close(self._error)
-        self._forget_failure()
+        self._unregister_listener()
         if lease is None or lease.is_released:
             return
         own = self._url.client.close_timeout_seconds
@@ -298,7 +298,7 @@ class InProcessTransport:
             consumer = self._consumers.get(link)
             if consumer is not None:
                 self._call(c.Detach(consumer, give_back=True), timeout)
-                self._forget(link)
+                self._remove_link(link)
             else:
                 self.detach(link, timeout)
         return True
@@ -342,7 +342,7 @@ class InProcessTransport:
 
     def _ended(self, link: int, error: JMSException) -> None:
         """The engine has ended a consumer; in its cycle."""
-        self._forget(link)
+        self._remove_link(link)
         if not self._closed:
             self._listener(LinkLost(link, error, link))
 
@@ -408,17 +408,17 @@ class InProcessTransport:
         if link == self._events_link:
             self._events_link = None
             self._call(e.LeaveDurable(self._client, keep=True), timeout)
-            self._forget(link)
+            self._remove_link(link)
         elif consumer is None:
-            self._forget(link)
+            self._remove_link(link)
         elif link not in self._detached:
             holds = self._call(c.Detach(consumer), timeout)
             self._detached.add(link)  # only now: where the handler of a signal has raised, the next call does it
             if not holds:
-                self._forget(link)  # it holds nothing that could be settled
+                self._remove_link(link)  # it holds nothing that could be settled
         return True
 
-    def _forget(self, link: int) -> None:
+    def _remove_link(self, link: int) -> None:
         self._senders.pop(link, None)
         self._consumers.pop(link, None)
         self._detached.discard(link)
@@ -563,19 +563,21 @@ class InProcessTransport:
         return self._broker.call(command, self._request_limit(timeout), self._deferred if self._outbox else None)
 
     def _flush(self) -> None:
-        if not self._gathering or self._submitting:  # else a signal handler may wait for a submission that it stopped
-            self._gathering = self._submitting = True
+        if (
+            not self._is_collecting or self._submitting
+        ):  # else a signal handler may wait for a submission that it stopped
+            self._is_collecting = self._submitting = True
             try:
                 self._broker.submit(self._deferred)
             except BaseException:  # a signal handler raised here: no submission may be under way
-                self._gathering = False
+                self._is_collecting = False
                 raise
             finally:
                 self._submitting = False
 
     def _take_outbox(self) -> list[c.Command]:
         """What has gathered, as few commands as its order allows.  In the engine's thread."""
-        self._gathering = False  # before the outbox is emptied: what comes from here on asks for its own turn
+        self._is_collecting = False  # before the outbox is emptied: what comes from here on asks for its own turn
         commands: list[c.Command] = []
         outbox, consumers, epoch = self._outbox, self._consumers, self._epoch
         target: Destination | None = None

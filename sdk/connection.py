@@ -249,7 +249,7 @@ class Connection:
                 lambda: Identity(self._producer_id, next(self._producer_numbers), 0),
                 self._peer.client_id if self._has_client_id else None,
                 self._report,
-                self._forget,
+                self._remove_session,
                 region=self._region,
                 is_holdfast=self._peer.is_holdfast,
                 user_id=self._user_id if self._settings.populate_user_id else None,
@@ -464,7 +464,7 @@ class Connection:
                 " thread"
             )
 
-    def _forget(self, session: Session) -> None:
+    def _remove_session(self, session: Session) -> None:
         with self._lock:
             self._sessions.pop(id(session))
             self._sinks.pop(id(session), None)

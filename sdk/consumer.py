@@ -131,7 +131,7 @@ class MessageConsumer:
     def __del__(self) -> None:
         prefetch = getattr(self, "_prefetch", None)
         is_attached = prefetch is not None and prefetch.link >= 0  # else it is not made yet
-        if is_attached and self._lifecycle.is_to_forget and self._state.lifecycle.usable:
+        if is_attached and self._lifecycle.is_listed and self._state.lifecycle.usable:
             # One whose link the broker has closed holds nothing that others could miss.
             dropped(self, self.close, self._state.transport, warns=self._lifecycle.is_to_close)
 

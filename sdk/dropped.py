@@ -229,11 +229,12 @@ def taken_out(*buffers: deque[Delivery]) -> Iterator[list[Delivery]]:
     found = [list(buffer) for buffer in buffers]
     yield [delivery for each in found for delivery in each]
     for buffer, deliveries in zip(buffers, found, strict=True):
+        given_back = set(map(id, deliveries))
         with contextlib.suppress(IndexError):
-            for delivery in deliveries:
-                first = buffer.popleft()
-                if first is not delivery:  # another thread has taken it out
-                    buffer.appendleft(first)
+            # In any order: another thread that takes out the same has one of them in hand at any moment.
+            while id(first := buffer.popleft()) in given_back:
+                pass
+            buffer.appendleft(first)
 
 
 def drain_end(deadline: float, *, selects: bool) -> float:

@@ -56,7 +56,7 @@ class EventPositions:
         self.known = max(self.known, position)
 
     def check(self, kept: int, run: str | None) -> bool:
-        """Begin anew where positions do not mean what they meant; returns whether they do not.
+        """Start over where positions do not mean what they meant; returns whether they do not.
 
         Args:
             kept: positions below this one, seen in ``run``, are those of the same events.

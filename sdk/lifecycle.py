@@ -116,8 +116,8 @@ class Lifecycle:
         return self.usable or self.state is State.CLOSING
 
     @property
-    def is_to_forget(self) -> bool:
-        """Whether its owner still knows it, though it may have failed: when it is dropped, it leaves by a close."""
+    def is_listed(self) -> bool:
+        """Whether its owner still lists it, though it may have failed: when it is dropped, a close removes it."""
         return self.state is not State.CLOSED
 
     def require_usable(self) -> None:

@@ -112,7 +112,7 @@ class MessageProducer:
 
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)
-        if lifecycle is not None and lifecycle.is_to_forget and self._state.lifecycle.usable:
+        if lifecycle is not None and lifecycle.is_listed and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> MessageProducer:

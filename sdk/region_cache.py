@@ -113,7 +113,7 @@ class RegionCache:
         self.requests -= 1
         if not self.requests:
             for key in [each for each in self._destroyed if self._keys[each].version <= through]:
-                self._forget(key)
+                self._remove(key)
 
     # The application's operations, events, and what is read again.
 
@@ -145,7 +145,7 @@ class RegionCache:
         found = self._keys[key]
         # Its own event is the last one that could bring back what was destroyed.
         if found.state is KeyState.DESTROYED and found.version <= version and not self.requests:
-            self._forget(key)
+            self._remove(key)
 
     def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
         """What was read of the server, for a registration or again; returns whether the cache has taken it.
@@ -167,7 +167,7 @@ class RegionCache:
     def drop(self, key: str) -> None:
         """Nothing is known of a key any more."""
         if key in self._keys:
-            self._forget(key)
+            self._remove(key)
 
     def _know(self, key: str, known: CachedKey) -> bool:
         found = self._keys.get(key)
@@ -182,6 +182,6 @@ class RegionCache:
             self._destroyed.pop(key, None)
         return True
 
-    def _forget(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         del self._keys[key]
         self._destroyed.pop(key, None)

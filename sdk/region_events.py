@@ -3,9 +3,9 @@
 Theory of operation
     A connection has one link for events, which is attached when it is first needed.  What comes on it waits in a queue
     that is as long as the link's window.  One thread takes it from there, tells the regions in order, and acknowledges
-    what was processed, a moment later: what comes again because an acknowledgement was lost is known by its position.
-    Where the link is lost for good, and another one is attached, that is the same thread: so no listener is told by two
-    at once, also if it was in a call as the link was lost.
+    what was processed, a moment later: an event that is sent again because an acknowledgement was lost is recognized by
+    its position.  Where the link is lost for good, and another one is attached, that is the same thread: so no listener
+    is called by two at once, also if it was in a call as the link was lost.
 
     Events flow once the client is ready: a client that is not durable is ready as soon as the link is attached, a
     durable one when it says so.  Where the connection or the link was lost, this thread registers all interests again,
@@ -46,7 +46,7 @@ from sdk.session_state import log
 EVENTS_SESSION: Final = 0
 #: Interests that are registered with one request.
 INTERESTS_AT_ONCE: Final = 5000
-#: Regions that are named in a warning since nobody is told of their events.
+#: Regions that are named in a warning because their events reach no listener.
 _MOST_UNKNOWN: Final = 100
 #: What another attempt may change.
 _PASSING: Final = (ConnectionLostException, OperationTimedOutException)
@@ -355,7 +355,7 @@ class ClientEvents:
             self._is_interrupted = True
             if self._link is not None or self._is_attaching:
                 self._is_lost = True
-                self._arrived.clear()  # they come again
+                self._arrived.clear()  # they are sent again
                 self.pending = None
                 self._note_loss()
             self._changed.notify_all()
@@ -395,7 +395,7 @@ class ClientEvents:
                     self._unacknowledged = 0
                     self._is_ready = self._is_live = self._is_lost = False
                     for region in list(self.regions.values()):
-                        region.forget()
+                        region.link_lost()
             self._changed.notify_all()
         return True
 
@@ -495,7 +495,7 @@ class ClientEvents:
             elif event.region not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
                 self._unknown.add(event.region)
                 log.warning(
-                    "! %s has not created region %r, whose events come: nobody is told of them; create regions, and add"
+                    "! %s has not created region %r, whose events come: they reach no listener; create regions, and add"
                     " their listeners, before ready_for_events()",
                     *(self._name, event.region),
                 )
@@ -541,7 +541,7 @@ class ClientEvents:
                 self._unacknowledged = 0
         try:
             self.pending = pending = self.ask("pending_events", {})
-            self._has_missed = self._has_missed or pending < 0  # the queue began anew; also if this is done again
+            self._has_missed = self._has_missed or pending < 0  # the queue started over; also if this is done again
             self._has_missed = self._check_positions() or self._has_missed
             for region in list(self.regions.values()):
                 self._restore_region(region)
@@ -565,7 +565,7 @@ class ClientEvents:
             raise
 
     def _check_positions(self) -> bool:
-        """Begin anew where the store was replaced by an older copy of itself; returns whether it was."""
+        """Start over where the store was replaced by an older copy of itself; returns whether it was."""
         found = self.ask("event_positions", {"run": self._positions.run})
         with self._changed:
             is_older = self._positions.check(found["kept"], found["run"])
@@ -592,7 +592,7 @@ class ClientEvents:
             if self._is_ending:
                 raise
             self._report(error)
-            region.forget()
+            region.link_lost()
             return
         # Interest that is not durable has ended as the connection was lost, and so its events.
         kept = frozenset() if self._has_missed else region.kept()

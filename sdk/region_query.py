@@ -106,7 +106,7 @@ class ContinuousQuery:
             JMSException: as requests.
         """
         with self._lock:
-            self.forget_results()
+            self.drop_results()
             self._begin()
 
     def execute_with_initial_results(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class ContinuousQuery:
     def _begin(self) -> None:
         self._require_open()
         if self.state is QueryState.RUNNING:
-            raise IllegalStateException(f"query {self.name!r} runs already; call stop() first to execute it anew")
+            raise IllegalStateException(f"query {self.name!r} runs already; call stop() first to execute it again")
         self._events.attach()
         region, interest = self._region, self.interest
         with region.registering:
@@ -145,7 +145,7 @@ class ContinuousQuery:
             try:
                 self._events.register(region.name, [interest], durable=self.durable)
             except BaseException:
-                self._forget()
+                self._remove_interest()
                 raise
         self._state = QueryState.RUNNING
 
@@ -184,7 +184,7 @@ class ContinuousQuery:
             except Exception:
                 log.exception("! a listener of query %r raised in on_close", self.name)
 
-    def forget_results(self) -> None:
+    def drop_results(self) -> None:
         """What comes from now on is told, whatever the initial results had; of the region, in the thread for events."""
         self._seen = {}
         self._members = None
@@ -192,9 +192,9 @@ class ContinuousQuery:
     def _end(self, *, drop: bool) -> None:
         with self._region.registering:
             self._events.unregister(self._region.name, [self.interest], drop_queued=drop)
-            self._forget()
+            self._remove_interest()
 
-    def _forget(self) -> None:
+    def _remove_interest(self) -> None:
         region = self._region
         with region.lock:
             region.queries.pop(self.name, None)

@@ -1,7 +1,7 @@
 """Regions by ranges of keys, and changes of many keys: what connectors build on.  Needs a Holdfast broker.
 
 A snapshot is a region as of one position of its events.  It reads the same from any process, whatever others put, until
-it is gone: nobody closes it for sure, so the broker drops those that are not read.
+it is gone: it may never be closed, so the broker drops those that are not read.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Theory of operation
     Two kinds of threads come here: those of the application, with operations and registrations, and the connection's
-    thread for events.  What they share is under a lock, which nobody holds while the server is asked.  Another one is
-    held while interest is registered or ended at the server: so what the server knows is what is known here, also where
-    the thread for events registers all of it again with a new connection.
+    thread for events.  What they share is under a lock that no thread holds while it waits for the server.  Another
+    one is held while interest is registered or ended at the server: so what the server knows is what is known here,
+    also where the thread for events registers all of it again with a new connection.
 
     The cache holds the keys that an interest covers, for only of these the server tells what becomes of them.  A
     selector chooses events and not keys: that a key has left it is no event, so what only a selector covers is told to
@@ -301,7 +301,7 @@ class RegionState:
         with self.lock:
             registered = {each: how for each, how in self.interests.items() if each not in kept}
             before, touched, through = self.cache, self._touched, self._through
-            self._begin_anew()
+            self._start_over()
             if kept:
                 self._touched = {key: None for key in touched if self._is_covered(key, kept)}
                 self._through = through
@@ -310,11 +310,11 @@ class RegionState:
                         self.cache.take(key, before)
             for query in self.created.values():  # the results of one that was executed since the loss are of now
                 if query.interest not in kept and (self._before is None or query.interest in self._before):
-                    query.forget_results()
+                    query.drop_results()
         for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
             self.fill([each for each, how in registered.items() if how.policy is policy], policy)
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """Under the lock: nothing is known any more."""
         self.cache = RegionCache()
         self._touched = {}
@@ -394,14 +394,14 @@ class RegionState:
         for listener in self.listeners:
             self._tell(listener, "after_region_live", self.name)
 
-    def forget(self) -> None:
-        """The link for events is lost: the server tells of nothing any more."""
+    def link_lost(self) -> None:
+        """The link for events is lost: the server sends no events of this region any more."""
         with self.lock:
             self.interests.clear()
             self._expressions.clear()
             self.queries.clear()
             self._before = None
-            self._begin_anew()
+            self._start_over()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:
         if not keys:

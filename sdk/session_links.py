@@ -107,7 +107,7 @@ class SessionLinks:
         """The connection was lost and is being restored."""
         for browser in self.browsers.values():
             browser._interrupted()
-        self._state.lose(epoch)
+        self._state.connection_lost(epoch)
 
     def never_delivered(self) -> list[tuple[AckRecord, int]]:
         """What its consumers had prefetched on a connection that is lost, with the failures."""
@@ -179,7 +179,7 @@ class SessionLinks:
             return event.link in self.producers
         if isinstance(event, LinkInterrupted):
             consumer._prefetch.link_interrupted(event.tag_link, epoch)
-            self._state.lose_link(event.tag_link, event.error, epoch, for_good=False)
+            self._state.link_lost(event.tag_link, event.error, epoch, for_good=False)
             self._state.take_lost_links()
         else:
             consumer._prefetch.link_restored(epoch)
@@ -191,7 +191,7 @@ class SessionLinks:
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
             consumer._lost(error)  # first: nothing of it is received once the session has told of the loss
-            self._state.lose_link(event.tag_link, error, epoch, for_good=True)
+            self._state.link_lost(event.tag_link, error, epoch, for_good=True)
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)
@@ -222,7 +222,7 @@ class SessionLinks:
             browser._shut(deadline)
         with self.perhaps_without_the_broker():
             if not state.transport.end_session(state.number, max(0.001, deadline - time.monotonic())):
-                state.forget_nothing()
+                state.acknowledgements_in_doubt()
         for consumer in consumers:
             consumer._end_close(confirmed=False)
         for producer in self.producers.values():
@@ -236,4 +236,4 @@ class SessionLinks:
             yield
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", self._state.name, error)
-            self._state.forget_nothing()
+            self._state.acknowledgements_in_doubt()

@@ -416,7 +416,7 @@ class SessionState:
             before_loss()
             # Its event is on its way; until it is here nothing more of that connection may be given out.
             if not self.interrupted:
-                self._lose(self.epoch + 1)
+                self._note_lost(self.epoch + 1)
             raise
 
     def confirm(self, settled: Mapping[int, int], link: int | None = None, *, outlasts_loss: bool = True) -> None:
@@ -449,7 +449,7 @@ class SessionState:
                 )
 
     def confirm_or_report(self, settled: Mapping[int, int], link: int, *, outlasts_loss: bool) -> None:
-        """``confirm``, where the caller has nobody to raise an error to: the exception listener hears of it.
+        """``confirm``, where no caller could catch an error: the exception listener gets it.
 
         A caller that has a message for the application does not wait for the network: other consumers may get later
         messages of its group or exclusive queue as soon as the connection is lost.
@@ -494,13 +494,13 @@ class SessionState:
             except ConnectionLostException as error:
                 log.debug("! %s passes over deliveries without the broker: %s", self.name, error)
 
-    def lose(self, epoch: int) -> None:
+    def connection_lost(self, epoch: int) -> None:
         """The connection was lost; deliveries will carry at least this epoch."""
         with self.settling:
-            self._lose(epoch)
+            self._note_lost(epoch)
         self.wake()
 
-    def _lose(self, epoch: int) -> None:
+    def _note_lost(self, epoch: int) -> None:
         self.lost_links.clear()  # with their connection
         if self.interrupted and epoch <= self.epoch:
             return  # known, by a call that met the loss ahead of the event: what was begun since is not lost
@@ -512,13 +512,13 @@ class SessionState:
         if self.acknowledgements is not None:
             self.acknowledgements.interrupted()
 
-    def forget_nothing(self) -> None:
-        """The session ends, and the broker may not know what it said last: the connection is to say it again."""
+    def acknowledgements_in_doubt(self) -> None:
+        """The session ends, and its last acknowledgements may be lost: the connection is to repeat them."""
         with self.settling:
             if self.acknowledgements is not None:
                 self.acknowledgements.interrupted()
 
-    def lose_link(self, link: int | None, error: JMSException, epoch: int, *, for_good: bool) -> None:
+    def link_lost(self, link: int | None, error: JMSException, epoch: int, *, for_good: bool) -> None:
         """The broker took back what came on one link; ``take_lost_links`` tells the policy.  Waits for nothing.
 
         Args:
@@ -640,7 +640,7 @@ class SessionState:
             while (first := completions[0]).done:
                 # Taken away only afterwards, so that an empty queue means that all have been told.
                 first.run()
-                self._forget(first)
+                self._remove_completion(first)
                 told = True
         if told:
             self.wake()
@@ -649,11 +649,11 @@ class SessionState:
         """The send of a completion has raised: it is not told of; returns whether that comes in time."""
         in_time = completion.withdraw()
         if in_time:
-            self._forget(completion)
+            self._remove_completion(completion)
             self.wake()
         return in_time
 
-    def _forget(self, completion: Completion) -> None:
+    def _remove_completion(self, completion: Completion) -> None:
         with suppress(ValueError):  # the session's thread and one that withdraws it may both be at it
             self.completions.remove(completion)
 

@@ -10,7 +10,7 @@ Theory of operation
     is read; a key that has changed behind P is left out, because its event follows from Q on.  So each key comes by the
     one or by the other, nothing older comes behind something newer, and no snapshot has to be kept: the batch may be
     read again at any time, after restarts of the driver and of the server too.  P is in each offset, since Spark asks
-    anew where a query begins if its first batch was not completed, and has the end of that batch in its log.
+    again where a query begins if its first batch was not completed, and has the end of that batch in its log.
 
     The events of a batch are read by one task.  Tasks run at once, and what follows in Spark would get the events of a
     key in any order; a streaming query cannot sort them.

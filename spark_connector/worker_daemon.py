@@ -36,13 +36,13 @@ def main() -> None:
     Does not return: as Spark closes the standard input, it ends this process and the workers.
     """
     for name in (*sys.argv[1:2], *PRELOADED):
-        with suppress(Exception):  # whoever needs it gets the error, where it can be told
+        with suppress(Exception):  # the code that needs it raises the error again, where it can be reported
             importlib.import_module(name)
-    os.register_at_fork(after_in_child=_seed_anew)
+    os.register_at_fork(after_in_child=_seed_again)
     manager()
 
 
-def _seed_anew() -> None:
+def _seed_again() -> None:
     """Give a worker random numbers of its own: copies of the daemon would all draw the same ones from NumPy."""
     loaded = sys.modules.get("numpy.random")  # NumPy 1 loads it with the package
     if loaded is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 #: Longest wait for another interpreter to load the connector, in seconds.
-_PATIENCE = 60.0
+_IMPORT_SECONDS = 60.0
 _VARIABLE, _SETTING = "PYSPARK_PYTHON", "spark.pyspark.python"
 
 
@@ -79,7 +79,7 @@ def import_failure(program: str, environment: Mapping[str, str]) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            timeout=_PATIENCE,
+            timeout=_IMPORT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -78,6 +78,9 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         "histories", "selective_histories", "administered_histories", "entry_reads", "loading", "transactions"
     ),
     f"{_E}/effects.py": _engine("broker_state", "message_reads"),
+    f"{_E}/command_inputs.py": _engine("losses"),
+    f"{_E}/operation_steps.py": _engine("strange_values"),
+    f"{_E}/reader.py": (*_engine("region_snapshots", "operations"), "tests/contracts/test_transport_regions.py"),
     # Regions and durable clients: what one does shows in all of them.
     **dict.fromkeys(
         (
@@ -87,6 +90,11 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         ),
         _engine("event_changes", "event_histories", "check_events", "own_audiences"),
     ),
+    f"{_E}/client_operations.py": ("tests/contracts/test_transport_clients.py",),
+    f"{_E}/event_descriptions.py": (*_engine("client_queues"), "tests/contracts/test_transport_clients.py"),
+    f"{_E}/clients/client_queue.py": _engine("event_histories", "client_queues"),
+    f"{_E}/clients/durable_client.py": _engine("event_histories", "client_queues"),
+    f"{_E}/regions/stored_log.py": _engine("client_queues", "key_lengths"),
     f"{_E}/new_message.py": _engine("sends", "event_changes"),
     f"{_E}/region_operations.py": (
         *_engine("region_operations", "strange_values"),
@@ -96,10 +104,18 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         [f"sdk/region_{each}.py" for each in ("events", "listener", "state")],
         ("tests/sdk/test_region.py", "tests/sdk/test_region_query.py", "tests/faults/test_regions.py"),
     ),
+    "sdk/region.py": (
+        *(f"tests/sdk/test_region_{each}.py" for each in ("clients", "query", "events")),
+        "tests/faults/test_regions.py",
+    ),
     f"{_E}/failures.py": _engine("destinations", "limits", "neighbours", "transactions"),
     f"{_E}/decision_time.py": _engine("clocks"),
     f"{_E}/selection.py": _engine("matching"),
     "spark_connector/data_source.py": ("tests/spark_connector/test_batch.py",),
+    **dict.fromkeys(
+        [f"spark_connector/region_{each}.py" for each in ("reader", "stream", "writer")],
+        ("tests/spark_connector/test_region_io.py",),
+    ),
     "spark_connector/renewal.py": ("tests/spark_connector/test_writer.py",),
     # One end of a connection: what the other end sees of it.
     f"{_S}/client_connection.py": _server("places", "close_half_way", "listener"),
@@ -115,7 +131,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     # The port, line by line, over every transport.
     "broker_adapter/transport.py": _PORT,
     "broker_adapter/in_process.py": _PORT,
-    "broker_adapter/refusals.py": ("tests/contracts/test_same_errors.py",),
+    "broker_adapter/refusals.py": _PORT,
     "broker_adapter/amqp/client": _PORT,
     # What failover asks of a transport, too.
     "broker_adapter/amqp/client/transport.py": tuple(
@@ -154,14 +170,21 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "sdk/session_state.py": _SESSION,
     "sdk/session_thread.py": _SESSION,
     "sdk/endings.py": _SESSION,
-    "sdk/producer.py": _SESSION,
+    "sdk/producer.py": (
+        *_SESSION,
+        *(f"tests/sdk/test_{each}.py" for each in ("send_all", "closed_while_sending", "endings")),
+    ),
+    "sdk/acknowledgements.py": ("tests/sdk/test_repeated_acknowledgements.py",),
     "sdk/consumer.py": (*_SESSION, "tests/sdk/test_prefetch.py", "tests/sdk/test_closed_by_handlers.py"),
     "sdk/browser.py": (*_SESSION, "tests/sdk/test_delivery_filter.py", "tests/contracts/test_selectors.py"),
-    "sdk/connection.py": (*_SESSION, "tests/sdk/test_checks.py", "tests/sdk/test_clean_ends.py"),
+    "sdk/connection.py": (
+        *_SESSION,
+        *(f"tests/sdk/test_{each}.py" for each in ("checks", "clean_ends", "region_clients")),
+    ),
     "sdk/connection_factory.py": ("tests/sdk/test_checks.py", "tests/sdk/test_context.py"),
     "sdk/typed_values.py": ("tests/sdk/test_message.py", "tests/sdk/test_message_types.py"),
     # One contract over both stores; what older versions wrote; damaged stores.
-    f"{_E}/background.py": _engine("schedule_lines"),
+    f"{_E}/background.py": _engine("schedule_lines", "event_changes", "client_queues"),
     f"{_E}/lmdb_reads.py": _engine("key_lengths"),
     f"{_E}/lmdb_store.py": _engine("store"),
     f"{_E}/memory_store.py": _engine("store"),

@@ -100,6 +100,37 @@ def test_links_between_the_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def prose(page: str) -> list[str]:
+    """The lines of a page that are neither of a table nor of a program or its output."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    return [line for line in text.splitlines() if not line.startswith(("|", "    ")) and "](http" not in line]
+
+
+def test_the_prose_of_the_pages_is_wrapped_at_120_characters() -> None:
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        assert [line for line in prose(page.read_text(encoding="utf-8")) if len(line) > 120] == [], page.name
+
+
+def test_the_tree_for_contributors_has_a_line_for_each_folder_of_the_packages() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The tree")[2].partition("\n## ")[0]
+    packages = ("ack_modes", "broker_adapter", "holdfast", "sdk", "spark_connector")
+    folders = {file.parent.relative_to(ROOT) for package in packages for file in (ROOT / package).rglob("*.py")}
+    assert [folder for folder in folders if f"`{folder}/`" not in tree and f"`{folder.name}/`" not in tree] == []
+
+
+def test_the_files_that_the_table_of_rules_names_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table_of_rules = page.partition("## Where is the rule for")[2].partition("\n## ")[0]
+    cells = [cell for row in table_of_rules.splitlines() for cell in row.split("|")[2:4] if "/" in cell]
+    assert len(cells) >= 40
+    for cell in cells:
+        folder = ROOT
+        for name in re.findall(r"`([\w/.]+)`", cell):
+            path = ROOT / name if "/" in name else folder / name
+            assert path.exists(), path
+            folder = path if path.is_dir() else path.parent
+
+
 def test_the_program_of_the_readme_runs() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]

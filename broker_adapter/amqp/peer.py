@@ -127,9 +127,9 @@ class Peer:
         return self._input.has_more
 
     @property
-    def looked_at(self) -> int:
+    def examined(self) -> int:
         """How many deliveries that the other side has given a state ``events()`` has examined so far."""
-        return self._events.looked_at
+        return self._events.examined
 
     @property
     def unwritten_bytes(self) -> int:

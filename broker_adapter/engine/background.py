@@ -10,15 +10,20 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.background_jobs import BackgroundJobs
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_state import EventState
+from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.records import KIND_DAMAGED, LAST_POSITION, RawEntry, due_of, entry_of_line
 from broker_adapter.engine.schedule_lines import delivery_ms, in_words, right_line
+from broker_adapter.engine.staged_batches import StagedBatches
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.stores import Stores
 from broker_adapter.errors import JMSException
@@ -28,7 +33,7 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Entries that fall due, are trimmed or moved, and names that are checked, in one cycle.
 CHUNK_ENTRIES: Final = 5_000
-#: How often a part of the names that were not used for long is forgotten.
+#: How often a part of the names that were not used for long is removed.
 _SWEEP_MS: Final = 60_000
 #: How often the age of the store is noted in it, which the age of names goes by, while there are new ones.
 _NOTE_AGE_MS: Final = 600_000
@@ -36,11 +41,23 @@ _NOTE_AGE_MS: Final = 600_000
 _IDLE_CHECK_MS: Final = 1000
 #: Durable clients that are behind for which events are read in one cycle.
 READERS: Final = 8
-#: How often events that nobody needs any more are ended, and of how many streams in one cycle.
+#: How often events that no client needs any more are removed, and of how many streams in one cycle.
 TRIM_PAUSE_MS: Final = 100
 TRIMMED_STREAMS: Final = 20
 #: Damaged lines of the schedule that are named in the log, each with a line of its own, where many are found together.
 _NAMED: Final = 20
+
+
+class Rules(Protocol):
+    """What is read of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
+
+    directory: Directory
+    events: EventState
+    matching: Matching
+    staged_batches: StagedBatches
+    commits: LastNumbers
+    published: LastNumbers
+    time: DecisionTime
 
 
 class Background:
@@ -49,7 +66,7 @@ class Background:
     Args:
         settings: the limits of the engine.
         stores: of the engine.
-        state: of the engine.
+        rules: of the engine.
         reads: of its entries.
         by_itself: whether what is due happens, and the checks; else only the jobs are carried out.
 
@@ -58,15 +75,16 @@ class Background:
     """
 
     def __init__(
-        self, settings: EngineSettings, stores: Stores, state: BrokerState, reads: EntryReads, *, by_itself: bool
+        self, settings: EngineSettings, stores: Stores, rules: Rules, reads: EntryReads, *, by_itself: bool
     ) -> None:
         self.jobs = BackgroundJobs()
         self._settings = settings
         self._stores = stores
-        self._state = state
-        self._directory = state.directory
-        self._events = state.events
-        self._trim_ms: int | None = None  #: when events that nobody needs are ended
+        self._rules = rules
+        self._directory = rules.directory
+        self._events = rules.events
+        self._time = rules.time
+        self._trim_ms: int | None = None  #: when events that no client needs are removed
         self._reads = reads
         self._by_itself = by_itself
         # What follows is by the monotonic clock.
@@ -111,7 +129,7 @@ class Background:
             self._add_event_work(elapsed_ms, commands)
 
     def _add_event_work(self, elapsed_ms: int, commands: list[c.Command]) -> None:
-        """Add what durable clients need: events that are read for them, and the end of those that nobody needs."""
+        """Add what durable clients need: events that are read for them, and the removal of those that none needs."""
         clients = self._events.clients
         commands += self._events.waiting
         self._events.waiting.clear()
@@ -129,41 +147,41 @@ class Background:
         clients.alerts.clear()
         if not self._by_itself:
             return
-        if clients.worn or clients.worn_regions:
+        if clients.to_trim or clients.regions_to_trim:
             if self._trim_ms is None:
                 self._trim_ms = elapsed_ms + TRIM_PAUSE_MS
             elif self._trim_ms <= elapsed_ms:
                 self._trim_ms = None
-                streams = list(itertools.islice(clients.worn, TRIMMED_STREAMS))
+                streams = list(itertools.islice(clients.to_trim, TRIMMED_STREAMS))
                 for stream in streams:
-                    del clients.worn[stream]
-                regions = list(itertools.islice(clients.worn_regions, max(0, TRIMMED_STREAMS - len(streams))))
+                    del clients.to_trim[stream]
+                regions = list(itertools.islice(clients.regions_to_trim, max(0, TRIMMED_STREAMS - len(streams))))
                 for region in regions:
-                    del clients.worn_regions[region]
+                    del clients.regions_to_trim[region]
                 commands += [e.TrimEvents(stream) for stream in streams]
                 commands += [e.TrimEvents(self._events.by_number[region].broad.id, region) for region in regions]
         expiry_ms = clients.next_expiry_ms()
-        if expiry_ms is not None and expiry_ms <= self._state.time.age_at(elapsed_ms):
+        if expiry_ms is not None and expiry_ms <= self._time.age_at(elapsed_ms):
             commands.append(e.ExpireClients())
-        forgotten_ms = self._events.next_forgotten_ms
-        age_ms = self._state.time.age_at(elapsed_ms)
-        if forgotten_ms is not None and forgotten_ms <= age_ms:
-            commands.append(e.ForgetKeys(age_ms))
+        tombstone_ms = self._events.next_tombstone_ms
+        age_ms = self._time.age_at(elapsed_ms)
+        if tombstone_ms is not None and tombstone_ms <= age_ms:
+            commands.append(e.RemoveTombstones(age_ms))
 
     def next_event_check_ms(self) -> int | None:
         """When events are to be ended, or a client's time is over; None: nothing is due."""
         if not self._by_itself or (self._events.events is None and not self._events.clients.clients):
             return None
-        time = self._state.time
+        time = self._time
         expiry_ms = self._events.clients.next_expiry_ms()
         due = [
             self._trim_ms,
             *(
                 None if age_ms is None else age_ms - time.age_ms + time.elapsed_ms
-                for age_ms in (expiry_ms, self._events.next_forgotten_ms)
+                for age_ms in (expiry_ms, self._events.next_tombstone_ms)
             ),
         ]
-        if self._trim_ms is None and (self._events.clients.worn or self._events.clients.worn_regions):
+        if self._trim_ms is None and (self._events.clients.to_trim or self._events.clients.regions_to_trim):
             due.append(time.elapsed_ms)
         return min((each for each in due if each is not None), default=None)
 
@@ -172,7 +190,7 @@ class Background:
             commands.append(self._due(now_ms))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
-            old = self._state.staged_batches.overdue(self._state.time.age_at(elapsed_ms))
+            old = self._rules.staged_batches.overdue(self._time.age_at(elapsed_ms))
             if old:
                 _log.warning(
                     "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",
@@ -186,7 +204,7 @@ class Background:
             commands.append(c.DeleteIdle(self._log_deleted))
         if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
-            commands += self._sweep(self._stores.disk, self._state.time.age_at(elapsed_ms))
+            commands += self._sweep(self._stores.disk, self._time.age_at(elapsed_ms))
             if self._note_age_ms <= elapsed_ms:
                 self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
                 commands.append(c.NoteAge())
@@ -216,7 +234,7 @@ class Background:
         if entry is None:
             return None
         (message,) = self._stores.bodies([(entry.number, entry.flags)])
-        return right_line(entry, delivery_ms(self._state.matching.formats, message))
+        return right_line(entry, delivery_ms(self._rules.matching.formats, message))
 
     def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -232,9 +250,9 @@ class Background:
             )
 
     def _sweep(self, disk: DurableStore, age_ms: int) -> list[c.Command]:
-        """Have names forgotten that were not used for long: a part of each table at a time."""
+        """Have names removed that were not used for long: a part of each table at a time."""
         commands: list[c.Command] = []
-        for numbers in (self._state.commits, self._state.published):
+        for numbers in (self._rules.commits, self._rules.published):
             found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
             self._swept[numbers.table] = found[-1][0] if len(found) == CHUNK_ENTRIES else b""
             disk.quarantine(numbers.table, [key for key, record in found if record is None])

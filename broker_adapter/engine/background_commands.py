@@ -174,10 +174,10 @@ class BackgroundCommands:
         effects.answer(command, None)
 
     def _note_age(self, effects: Effects) -> None:
-        if self._durable and any(names.has_news for names in self._names):
+        if self._durable and any(names.is_changed for names in self._names):
             effects.durable.put("meta", AGE, encode_meta(AGE, self._time.age_ms))
             for names in self._names:
-                names.has_news = False
+                names.is_changed = False
 
     def end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
         """Carry out an EndRun."""

@@ -87,7 +87,7 @@ _SLEEP_SECONDS = 30.0
 #: How often the log says that the disk is full.
 _COMPLAIN_MS = 60_000
 #: How long the engine waits for room, at most, before it refuses sends and new connections; in seconds.
-_MOST_PATIENCE_SECONDS = 5.0
+_MOST_ROOM_WAIT_SECONDS = 5.0
 
 
 class Broker:
@@ -131,7 +131,7 @@ class Broker:
         self._directory = directory = state.directory
         self._inbox = Inbox(directory)
         self._commands = self._inbox.commands
-        self._reads = EntryReads(self._stores, state)
+        self._reads = EntryReads(self._stores, directory.queues, state.recounted)
         messages = MessageReads(self._stores, state.matching.formats, state.totals, self._inbox)
         self._loading = Loading(self._stores, state, self._reads, messages)
         self._browsing = Browsing(self._stores, directory, state.matching, messages)
@@ -160,7 +160,7 @@ class Broker:
         self._shortage = ""  #: why not
         # What follows is by the monotonic clock.
         self._waits_since_ms = 0
-        self._patience_ms = min(settings.blocked_send_timeout_seconds, _MOST_PATIENCE_SECONDS) * 1000
+        self._room_wait_ms = min(settings.blocked_send_timeout_seconds, _MOST_ROOM_WAIT_SECONDS) * 1000
         self._retry_ms = 0
         self._complain_ms = 0
         self._failure_listeners: list[Callable[[JMSException], None]] = []
@@ -363,7 +363,7 @@ class Broker:
         self._inbox = Inbox(self._directory)
         self._commands = self._inbox.commands
         self._failure_listeners = []
-        self._stores.region_snapshots.forget()
+        self._stores.region_snapshots.disown()
         self.failed = error
 
     def close(self) -> None:
@@ -463,7 +463,7 @@ class Broker:
                 if elapsed_ms < self._retry_ms:
                     return
                 if not self._write(*self._unwritten, now_ms):
-                    if elapsed_ms - self._waits_since_ms >= self._patience_ms:
+                    if elapsed_ms - self._waits_since_ms >= self._room_wait_ms:
                         self._refuse_while_waiting()
                     return
                 self._unwritten = None

@@ -61,9 +61,9 @@ class Browsing:
             complete = found.complete
             held = self._held_positions(browser.queue.id)
             messages: list[Outgoing] = []
-            looked_at = 0
+            examined = 0
             for entry in found.entries:
-                if browser.room_bytes <= 0 or len(messages) == browser.credit or (looked_at and time.monotonic() > end):
+                if browser.room_bytes <= 0 or len(messages) == browser.credit or (examined and time.monotonic() > end):
                     complete = False
                     break
                 browser.place = (entry.lane, entry.position)
@@ -72,7 +72,7 @@ class Browsing:
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
                     continue
                 if browser.selector is not None:
-                    looked_at += 1
+                    examined += 1
                     if not self._is_wanted(browser.selector, entry):
                         continue
                 number = browser.next_number

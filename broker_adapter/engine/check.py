@@ -150,7 +150,7 @@ class Check:
         self._delayed: set[bytes] = set()
         self._expiring: dict[bytes, int] = {}  #: entries that have no line in the schedule where it should be → expiry
         self._places = Places(tables, self.summary)
-        self._to_lose: set[int] = set()  #: messages that are gone or damaged: their entries go into quarantine
+        self._lost_messages: set[int] = set()  #: messages that are gone or damaged: their entries go into quarantine
         self._set_aside: set[bytes] = set()  #: entries of events and keys that go into quarantine
         self._highest = 0  #: number of the last message
 
@@ -331,7 +331,7 @@ class Check:
             if number <= LAST_MESSAGE:
                 self._highest = number
             while wanted is not None and wanted[0] < number:
-                self._to_lose.add(wanted[0])  # the message is not there
+                self._lost_messages.add(wanted[0])  # the message is not there
                 wanted = next(references, None)
             words = [*wanted[1]] if wanted is not None and wanted[0] == number else []
             if words:
@@ -339,7 +339,7 @@ class Check:
             try:
                 decode_message(number, value, old=tables.has_old)
             except StoreCorruptException as error:
-                self._to_lose.add(number)
+                self._lost_messages.add(number)
                 yield Finding(
                     "damaged message",
                     "messages",
@@ -360,7 +360,7 @@ class Check:
                 continue
             yield from self._places.check(number, value, len(words), sum(word & 1 for word in words))
         while wanted is not None:
-            self._to_lose.add(wanted[0])
+            self._lost_messages.add(wanted[0])
             wanted = next(references, None)
 
     def _place(self, key: bytes) -> str:
@@ -501,13 +501,13 @@ class Check:
 
     def _check_entries_again(self) -> Iterator[Finding]:
         """What the messages have shown of their entries; and entries that get another queue."""
-        if not (self._to_lose or self._places.to_share or self._moved):
+        if not (self._lost_messages or self._places.to_share or self._moved):
             return
         for key, value in self._tables.items("entries"):
             entry = self._entry(key)
             if entry is None or key in self._set_aside:
                 continue
-            if entry.number in self._to_lose:
+            if entry.number in self._lost_messages:
                 self._uncount(entry)
                 yield Finding(
                     "entry without a message",

@@ -125,6 +125,6 @@ def _places(
             yield f"position {raw.position} is ready, and has no turn"
     for consumer in queue.consumers:
         may_take = consumer.credit > 0 and consumer.room_bytes > 0 and len(consumer.unsettled) < queue.max_unsettled
-        rests = consumer in queue.backoff.holders
-        if consumer.search is None and may_take and not rests and not consumer.queued:
+        is_delayed = consumer in queue.backoff.holders
+        if consumer.search is None and may_take and not is_delayed and not consumer.queued:
             yield f"{consumer!r} may take messages, and has no turn"

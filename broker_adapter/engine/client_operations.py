@@ -14,7 +14,7 @@ from broker_adapter.errors import IllegalStateException, JMSException, MessageFo
 
 #: Clients, regions or queries in one answer, at most.
 MAX_DESCRIBED: Final = e.MOST_DESCRIBED
-#: Clients that are looked at in one step, and their interests, after which a step ends.
+#: Clients that are examined in one step, and their interests, after which a step ends.
 _AT_ONCE: Final = 200
 _INTERESTS_AT_ONCE: Final = 20_000
 #: What an interest takes in an answer beside its texts, in bytes, about.
@@ -112,7 +112,7 @@ class _Queries:
 
     Attributes:
         found: the queries, in no order.
-        covered: how many of the clients have been looked at.
+        covered: how many of the clients have been examined.
     """
 
     def __init__(self, names: Sequence[str], after: tuple[str, str]) -> None:
@@ -122,9 +122,9 @@ class _Queries:
         self.covered = 0
 
     def read(self, reader: Reader) -> None:
-        """Look at as many clients as a step may."""
+        """Examine as many clients as a step may."""
         events = reader.state.events
-        looked_at = 0
+        examined = 0
         for name in self._names[:_AT_ONCE]:
             self.covered += 1
             client = events.clients.clients.get(name)
@@ -133,13 +133,13 @@ class _Queries:
             state = client.state.name.lower()
             for number, wanted in client.interests.items():
                 region = events.by_number[number].name
-                looked_at += len(wanted)
+                examined += len(wanted)
                 self.found += [
                     _Query(name, each.name, region, each.text, durable, state)
                     for each, durable in wanted.items()
                     if each.kind is InterestKind.QUERY and (name, each.name) > self._after
                 ]
-            if looked_at >= _INTERESTS_AT_ONCE:
+            if examined >= _INTERESTS_AT_ONCE:
                 return
 
 

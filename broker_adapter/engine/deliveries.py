@@ -194,7 +194,7 @@ class Deliveries:
 
     def seen_rest(self, command: c.SeenRest, now_ms: int, effects: Effects) -> None:
         """Carry out a SeenRest."""
-        self.losses.forget(command.token)
+        self.losses.remove(command.token)
         effects.answer(command, None)
 
     def uncount(self, command: c.Uncount, now_ms: int, effects: Effects) -> None:

@@ -282,7 +282,7 @@ class Directory:
         Args:
             topic: of the subscription.
             name: of the subscription.
-            client_id: whose it is; None: nobody's.
+            client_id: whose it is; None: it belongs to no client.
             durable: which of two that may have this name; None: a durable one rather than another.
         """
         for each in (True, False) if durable is None else (durable,):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.findings import Change
+from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_PERSISTENT,
+    Counters,
     RawEntry,
     decode_entry_key,
     encode_entry,
@@ -29,13 +30,19 @@ class EntryReads:
 
     Args:
         stores: of the engine.
-        state: of the engine: entries that it has in memory are right, and its counters are corrected.
+        queues: all, by number: what they have in memory is right.
+        recounted: corrects the counters of a queue (:class:`~broker_adapter.engine.broker_state.BrokerState`).
     """
 
-    def __init__(self, stores: Stores, state: BrokerState) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        queues: Mapping[int, QueueState],
+        recounted: Callable[[QueueState, Counters, int], None],
+    ) -> None:
         self._stores = stores
-        self._state = state
-        self._queues = state.directory.queues
+        self._queues = queues
+        self._recounted = recounted
 
     def of_range(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
         """The entries of a range, and the first position that is left for another cycle."""
@@ -50,7 +57,7 @@ class EntryReads:
         disk = self._stores.disk
         if found.corrupt and state is not None and state.record.kind != "ended" and disk is not None:
             # The size of what was damaged is not known.  It takes time; but damaged entries are very rare.
-            self._state.recounted(state, disk.count(queue), len(found.corrupt))
+            self._recounted(state, disk.count(queue), len(found.corrupt))
         entries = [
             entry
             for entry in found.entries

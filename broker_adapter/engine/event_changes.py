@@ -118,7 +118,7 @@ class EventChanges:
             e.WalkEvents: self._walk,
             e.ReadEvents: self._read,
             e.TrimEvents: self._trim,
-            e.ForgetKeys: self._forget,
+            e.RemoveTombstones: self._remove_tombstones,
             e.ExpireClients: self._expire,
         }
 
@@ -256,7 +256,7 @@ class EventChanges:
         if operation is Operation.DESTROY:
             due_ms = record.changed_ms + int(self._directory.settings.tombstone_seconds * 1000)
             self._state.batch.put("tombstones", *tombstone(due_ms, key, position))
-            self._state.next_forgotten_ms = min(self._state.next_forgotten_ms or due_ms, due_ms)
+            self._state.next_tombstone_ms = min(self._state.next_tombstone_ms or due_ms, due_ms)
         self._totals.enqueued += 1
         return operation, position
 
@@ -368,7 +368,7 @@ class EventChanges:
         client = self._clients.clients.get(command.client_id)
         if client is not None and command.walk is not None:
             walks, head = self._clients.walks, self._state.head
-            is_counted = walks.looked_at(client, command.walk, command.found, command.through, head)
+            is_counted = walks.note_part(client, command.walk, command.found, command.through, head)
             if is_counted and self._clients.is_too_long(client):
                 self._overflow(client, effects)
         self._answer_drains(effects)
@@ -413,7 +413,7 @@ class EventChanges:
         clients.close(command.client_id)
         effects.answer(command, dropped)
 
-    def _forget(self, command: e.ForgetKeys, now_ms: int, effects: Effects) -> None:
+    def _remove_tombstones(self, command: e.RemoveTombstones, now_ms: int, effects: Effects) -> None:
         batch = self._state.batch
         changed = {region_key(region, key) for region, key in self._records}
         for line in command.lines:
@@ -421,7 +421,7 @@ class EventChanges:
         for key in command.keys:
             if key not in changed:
                 batch.put("keys", key, None)
-        self._state.next_forgotten_ms = command.next_ms
+        self._state.next_tombstone_ms = command.next_ms
         effects.answer(command, None)
 
     def _expire(self, command: e.ExpireClients, now_ms: int, effects: Effects) -> None:
@@ -500,13 +500,13 @@ class EventChanges:
         audience = clients.audiences.get(command.stream)
         if command.region is not None:
             if command.has_more:
-                clients.worn_regions[command.region] = None
+                clients.regions_to_trim[command.region] = None
         elif audience is None:
             pass  # it is forgotten
         elif command.has_more:
-            clients.worn[audience.id] = audience
+            clients.to_trim[audience.id] = audience
         elif command.is_empty and not audience.members:
-            clients.forget(audience)
+            clients.remove_audience(audience)
         effects.answer(command, None)
 
 

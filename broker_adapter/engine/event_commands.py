@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import Read
 from broker_adapter.engine.clients.durable_client import Counted, Counters
-from broker_adapter.engine.clients.queue_looks import Walk
+from broker_adapter.engine.clients.queue_walks import Walk
 from broker_adapter.engine.new_message import EventSink, NewMessage, Reply
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
@@ -112,7 +112,7 @@ class RegisterInterest(NamedTuple):
     interests: Sequence[Interest]
     durable: bool
     reply: Reply | None = None
-    prepared: Prepared | None = None  #: what these ask, made ahead; None: they were not looked at, and may be wrong
+    prepared: Prepared | None = None  #: what these ask, made ahead; None: they were not checked, and may be wrong
 
 
 class UnregisterInterest(NamedTuple):
@@ -264,10 +264,10 @@ class ReadEvents(NamedTuple):
 
 
 class WalkEvents(NamedTuple):
-    """A part of a look at the whole queue of a client; of the driver.  Replies None."""
+    """A part of a walk through the whole queue of a client; of the driver.  Replies None."""
 
     client_id: str
-    walk: Walk | None = None  #: supplied by the driver: the look
+    walk: Walk | None = None  #: supplied by the driver
     found: Sequence[int] = ()  #: supplied by the driver: positions that it asks for
     through: int = 0  #: supplied by the driver: up to where the part goes
     reply: Reply | None = None
@@ -285,11 +285,11 @@ class TrimEvents(NamedTuple):
     reply: Reply | None = None
 
 
-class ForgetKeys(NamedTuple):
-    """Forget keys that were destroyed long ago; of the driver.  Replies None."""
+class RemoveTombstones(NamedTuple):
+    """Remove keys that were destroyed long ago; of the driver.  Replies None."""
 
     age_ms: int  #: of the store, now
-    lines: Sequence[bytes] = ()  #: supplied by the driver: the records that say so, whose keys have been forgotten
+    lines: Sequence[bytes] = ()  #: supplied by the driver: the records that say so, whose keys are removed
     keys: Sequence[bytes] = ()  #: supplied by the driver: the records of those that have the version still
     next_ms: int | None = None  #: supplied by the driver: when the next one is due; None: there is none
     reply: Reply | None = None
@@ -318,6 +318,6 @@ EventCommand = (
     | ReadEvents
     | WalkEvents
     | TrimEvents
-    | ForgetKeys
+    | RemoveTombstones
     | ExpireClients
 )

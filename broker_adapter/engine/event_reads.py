@@ -58,12 +58,12 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Events that are read for one client in one cycle, at most.
 READ_AT_ONCE = 500
-#: Events that are looked at in one cycle, of one queue that is looked at as a whole.
+#: Events that are examined in one cycle, of one queue that is walked as a whole.
 WALKED_AT_ONCE = 500
-#: Postings that are looked at in one cycle, to end events.
+#: Postings that are examined in one cycle, to end events.
 TRIMMED_AT_ONCE = 500
-#: Keys that were destroyed and are forgotten in one cycle, at most.
-FORGOTTEN_AT_ONCE = 500
+#: Keys that were destroyed and are removed in one cycle, at most.
+TOMBSTONES_AT_ONCE = 500
 
 _R = TypeVar("_R", AudienceRecord, ClientRecord, InterestRecord, RegionRecord, tuple[int, SpanRecord])
 
@@ -90,7 +90,7 @@ class EventReads:
             e.ReadEvents: self._events,
             e.WalkEvents: self._walk,
             e.TrimEvents: self._postings,
-            e.ForgetKeys: self._tombstones,
+            e.RemoveTombstones: self._tombstones,
         }
 
     def restore(self, age_ms: int) -> None:
@@ -139,7 +139,9 @@ class EventReads:
         try:
             return moved(client, decode_cursor(key, value_of_cursor))
         except StoreCorruptException as error:
-            _log.error("! record %s of table cursors cannot be trusted: %s; some events come again", key.hex(), error)
+            _log.error(
+                "! record %s of table cursors cannot be trusted: %s; some events are sent again", key.hex(), error
+            )
             return client
 
     @staticmethod
@@ -199,8 +201,8 @@ class EventReads:
                 too_many_away = came - client.came_by - queue.size(log, head, away_at)
             if conflates:
                 leave_out = self._leaving_out(client, log, wish)
-                looked_at = islice(queue.examine(log, queue.cursor, head), e.COUNTED_AT_ONCE)
-                for count, (position, audience, event) in enumerate(looked_at, 1):
+                walked = islice(queue.examine(log, queue.cursor, head), e.COUNTED_AT_ONCE)
+                for count, (position, audience, event) in enumerate(walked, 1):
                     is_all = count < e.COUNTED_AT_ONCE
                     if event is not None and leave_out(position, event, audience) is LeftOut.CONFLATED:
                         conflated.append(position)
@@ -308,7 +310,7 @@ class EventReads:
         with_places = [(*each, place) for each, place in zip(found, places, strict=True)]
         return command._replace(found=with_places, is_empty=is_empty, has_more=has_more)
 
-    def _tombstones(self, command: e.ForgetKeys) -> c.Command:
+    def _tombstones(self, command: e.RemoveTombstones) -> c.Command:
         lines: list[bytes] = []
         keys: list[bytes] = []
         next_ms: int | None = None
@@ -320,7 +322,7 @@ class EventReads:
                 except StoreCorruptException:
                     damaged.append(line)
                     continue
-                if due_ms > command.age_ms or len(lines) == FORGOTTEN_AT_ONCE:
+                if due_ms > command.age_ms or len(lines) == TOMBSTONES_AT_ONCE:
                     next_ms = due_ms
                     break
                 lines.append(line)

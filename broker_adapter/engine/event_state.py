@@ -53,7 +53,7 @@ class EventState:
         effects: of the decision under way.
         waiting: changes of keys for which selectors are still to be asked, in order.
         next_stream: the number of the next audience, or stream of what many want.
-        next_forgotten_ms: when to look for keys that were destroyed long ago, by the age of the store; None: there are
+        next_tombstone_ms: when to remove keys that were destroyed long ago, by the age of the store; None: there are
             none.
     """
 
@@ -64,7 +64,7 @@ class EventState:
         self.effects = Effects()
         self._started: Effects | None = self.effects
         self.next_stream = 1
-        self.next_forgotten_ms: int | None = None
+        self.next_tombstone_ms: int | None = None
         self.waiting: list[ChangeKeys] = []
         self._directory = directory
         self._durable = directory.durable
@@ -132,7 +132,7 @@ class EventState:
             age_ms: the age of the store.
         """
         self.next_stream = next_stream
-        self.next_forgotten_ms = 0  # it is looked whether there are any
+        self.next_tombstone_ms = 0  # there may be some
         audiences = []
         broad: dict[int, BroadStream] = {}
         clients = list(clients)
@@ -156,7 +156,7 @@ class EventState:
         for audience, postings in audiences:
             if audience.region in self.by_number:
                 audience.postings, audience.passed = postings, EVERYTHING
-                self.clients.audiences[audience.id] = self.clients.worn[audience.id] = audience
+                self.clients.audiences[audience.id] = self.clients.to_trim[audience.id] = audience
         wanted: dict[str, dict[int, dict[Interest, bool]]] = {}
         for each in interests:
             if each.region in self.by_number:
@@ -174,7 +174,7 @@ class EventState:
             self.clients.restore(
                 *(client._replace(parts=parts), found, age_ms, head, (size, of_away)), is_exact=is_exact
             )
-        self.clients.worn_regions |= dict.fromkeys(self.by_number)
+        self.clients.regions_to_trim |= dict.fromkeys(self.by_number)
         for audience in self.clients.audiences.values():
             if audience.belonging:
                 self.by_number[audience.region].routing.add(audience)

@@ -140,16 +140,16 @@ class LastNumbers:
         durable: whether a store has what is not in memory.
 
     Attributes:
-        has_news: whether a number was noted since the age of the store was noted.
+        is_changed: whether a number was noted since the age of the store was noted.
     """
 
     def __init__(self, table: str, memory_ms: int, time: DecisionTime, *, durable: bool) -> None:
         self.table = table
-        self.has_news = False
+        self.is_changed = False
         self._memory_ms = memory_ms
         self._time = time
         self._durable = durable
-        self._forgotten_ms = -math.inf  #: the youngest name that was forgotten without a store was used at this age
+        self._removed_ms = -math.inf  #: the youngest name that was forgotten without a store was used at this age
         self._names: OrderedDict[str, LastRecord | None] = OrderedDict()  #: the least recently used first
 
     def __len__(self) -> int:
@@ -181,7 +181,7 @@ class LastNumbers:
         """This number of the name is done."""
         age_ms = self._time.age_ms
         record = LastRecord(number, age_ms)
-        self.has_news = True
+        self.is_changed = True
         self._names[name] = record
         self._names.move_to_end(name)
         if self._durable:
@@ -195,9 +195,9 @@ class LastNumbers:
                 break
             self._names.popitem(last=False)
             if first is not None:
-                self._forgotten_ms = max(self._forgotten_ms, first.used_ms)
+                self._removed_ms = max(self._removed_ms, first.used_ms)
 
-    def forget(self, name: str, batch: StoreBatch) -> None:
+    def remove(self, name: str, batch: StoreBatch) -> None:
         """This name will not be asked for any more."""
         self._names.pop(name, None)
         if self._durable:
@@ -207,6 +207,6 @@ class LastNumbers:
         """Whether a name that was last used at one age of the store is to be forgotten at another."""
         return used_ms < age_ms - self._memory_ms
 
-    def may_be_forgotten(self, ago_ms: int) -> bool:
+    def may_be_removed(self, ago_ms: int) -> bool:
         """Whether a name whose last number was done so long ago may not be remembered any more."""
-        return ago_ms >= self._memory_ms or self._time.age_ms - ago_ms <= self._forgotten_ms
+        return ago_ms >= self._memory_ms or self._time.age_ms - ago_ms <= self._removed_ms

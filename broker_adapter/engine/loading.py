@@ -7,11 +7,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Candidate, Effects, Load, Scan
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.message_reads import MessageReads
 from broker_adapter.engine.pending import Pending, raw_entry
 from broker_adapter.engine.records import RawEntry
@@ -38,12 +38,27 @@ SELECT_SECONDS: Final = 0.01
 _CANDIDATES: Final = 500
 
 
+class Rules(Protocol):
+    """What loading asks of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
+
+    matching: Matching
+
+    def loaded(self, load: Load, entries: Sequence[RawEntry], corrupt: int, complete: bool) -> str | None:
+        """Give a queue the entries that it has asked for; returns what was wrong with its counters."""
+
+    def lost(self, queue: int, lane: int, entries: int) -> None:
+        """Tell a queue that entries of it are in quarantine."""
+
+    def settle_down(self, now_ms: int, effects: Effects) -> None:
+        """Hand out what was loaded."""
+
+
 class Loading:
     """The loads, scans and candidates that wait for a cycle.
 
     Args:
         stores: of the engine.
-        state: of the engine; it gets what is loaded.
+        rules: of the engine; they get what is loaded.
         reads: of entries.
         messages: with their bodies.
 
@@ -51,11 +66,11 @@ class Loading:
         has_more: whether something waits for the next cycle.
     """
 
-    def __init__(self, stores: Stores, state: BrokerState, reads: EntryReads, messages: MessageReads) -> None:
+    def __init__(self, stores: Stores, rules: Rules, reads: EntryReads, messages: MessageReads) -> None:
         self.has_more = False
         self._stores = stores
-        self._state = state
-        self._matching = state.matching
+        self._rules = rules
+        self._matching = rules.matching
         self._matching.new_slice = _Slice
         self._read_sound = reads.sound
         self._selectables = messages.selectables
@@ -100,11 +115,11 @@ class Loading:
                     entries = pending.as_changed(entries)
                 if found.complete:
                     entries = pending.with_new(load.queue, load.lane, load.after, entries)
-                wrong = self._state.loaded(load, entries, len(found.corrupt), found.complete)
+                wrong = self._rules.loaded(load, entries, len(found.corrupt), found.complete)
                 if wrong is not None:
                     _log.error("! %s; they are corrected; run 'holdfast check' to see whether messages are lost", wrong)
                 loaded += len(entries)
-            self._state.settle_down(now_ms, effects)
+            self._rules.settle_down(now_ms, effects)
             wanted, effects.loads = later + effects.loads, []
         self._loads = wanted
         self._scans = scans[SCANS:] + effects.scans
@@ -115,7 +130,7 @@ class Loading:
         """Show a consumer with a selector the next part of the backlog."""
         found = self._read_sound(self._stores.load, scan.queue, scan.lane, scan.after, -(-scan.limit // SCANS))
         if found.corrupt:
-            self._state.lost(scan.queue, scan.lane, len(found.corrupt))
+            self._rules.lost(scan.queue, scan.lane, len(found.corrupt))
         pending = Pending(effects)
         entries = pending.as_changed(found.entries)
         if found.complete:

@@ -62,9 +62,9 @@ class Losses:
 
     def seen(self, token: str, queue: int, positions: Iterable[int]) -> int:
         """These of a queue had been seen, and go on to count; returns how many were remembered."""
-        return self._forget(token, [(queue, position) for position in positions])
+        return self._remove(token, [(queue, position) for position in positions])
 
-    def forget(self, token: str) -> None:
+    def remove(self, token: str) -> None:
         """All that is left of a connection had been seen."""
         found = self._by_token.pop(token, None)
         if found is not None:
@@ -72,8 +72,8 @@ class Losses:
             self._note_empty(token)
 
     def take_one(self, token: str, queue: int, position: int) -> bool:
-        """Forget one delivery; returns whether it was remembered."""
-        return self._forget(token, [(queue, position)]) > 0
+        """Remove one delivery; returns whether it was remembered."""
+        return self._remove(token, [(queue, position)]) > 0
 
     def places(self, token: str, most: int) -> list[Place]:
         """Some of what is left of a connection, which ``take`` takes next."""
@@ -88,10 +88,10 @@ class Losses:
     def take(self, token: str, most: int) -> list[Place]:
         """Some of what is left of a connection; it is forgotten."""
         taken = self.places(token, most)
-        self._forget(token, [(each.queue, each.position) for each in taken])
+        self._remove(token, [(each.queue, each.position) for each in taken])
         return taken
 
-    def _forget(self, token: str, keys: Iterable[tuple[int, int]]) -> int:
+    def _remove(self, token: str, keys: Iterable[tuple[int, int]]) -> int:
         found = self._by_token.get(token)
         if found is None:
             return 0

@@ -103,9 +103,9 @@ class MemoryStore:
                 self._references[number] = left
             else:
                 self._references.pop(number, None)
-                self._forget(number)
+                self._remove_message(number)
         for number in batch.gone:
-            self._forget(number)
+            self._remove_message(number)
         for key, value in batch.tables.get("annotations", {}).items():
             if value is None:
                 self._annotations.pop(key, None)
@@ -158,7 +158,7 @@ class MemoryStore:
             if not lanes:
                 del self._lanes[queue]
 
-    def _forget(self, number: int) -> None:
+    def _remove_message(self, number: int) -> None:
         message = self._messages.pop(number, None)
         if message is not None:
             self.bytes -= len(message[1]) + MESSAGE_BYTES

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.reader import Reader, Rules
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.refusals import no_destination
@@ -103,11 +102,11 @@ class Arguments:
                 )
         return values
 
-    def queue(self, state: BrokerState) -> QueueState:
+    def queue(self, state: Rules) -> QueueState:
         """The queue that they name."""
         name = self["destination"]
         if name is None:
-            name = state.settings.dead_letter_queue
+            name = state.directory.settings.dead_letter_queue
         if self["kind"] == "topic":
             subscription = self["subscription"]
             if subscription is None:

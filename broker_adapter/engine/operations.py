@@ -370,9 +370,9 @@ def _redrive(arguments: Arguments) -> Steps:
     position: int | None = 0
     while position is not None and (limit is None or moved < limit):
         most = RANGE_ENTRIES if limit is None else min(RANGE_ENTRIES, limit - moved)
-        some, looked_at, position = yield c.Redrive(c.Range(number, position, last, most), to)
+        some, examined, position = yield c.Redrive(c.Range(number, position, last, most), to)
         moved += some
-        seen += looked_at
+        seen += examined
     return {"moved": moved, "left": seen - moved}
 
 

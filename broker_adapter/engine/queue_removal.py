@@ -63,7 +63,7 @@ class QueueRemoval:
             queue.give_back(entry, effects)
         settled = self._directory.settled_group(queue)
         if queue.record.kind != "staged" and (queue.durable or self._published.last(settled) is not None):
-            self._published.forget(settled, effects.durable)
+            self._published.remove(settled, effects.durable)
         queue.record = queue.record._replace(kind="ended")
         self._directory.put_record(queue, effects)
         effects.ended.append(queue.id)

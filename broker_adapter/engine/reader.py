@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.deliveries import Deliveries
+from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.event_state import EventState
+from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
@@ -23,12 +27,22 @@ from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.selectors.language import Selector
 
 
+class Rules(Protocol):
+    """What operations see of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
+
+    directory: Directory
+    events: EventState
+    deliveries: Deliveries
+    matching: Matching
+    published: LastNumbers
+
+
 class Reader:
     """Reads of one step of an operation; nothing else is carried out meanwhile.
 
     Args:
         stores: of the engine.
-        state: of the engine.
+        state: of the engine's rules.
         reads: of its entries.
         runs: the starts of the engine.
         jobs: what is not done yet of publications.
@@ -41,7 +55,7 @@ class Reader:
     def __init__(
         self,
         stores: Stores,
-        state: BrokerState,
+        state: Rules,
         reads: EntryReads,
         runs: Runs,
         jobs: BackgroundJobs,
@@ -172,7 +186,7 @@ class Reader:
         events = self.state.events
         queue = events.events
         if queue is None or position != events.head or position >= self.kept(queue, run):
-            raise gone(token, name, self.state.settings.region_snapshot_seconds)
+            raise gone(token, name, self.state.directory.settings.region_snapshot_seconds)
         return self
 
     def is_wanted(self, selector: Selector, stored: StoredKey, value: Message | None) -> bool:

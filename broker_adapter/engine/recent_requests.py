@@ -114,7 +114,7 @@ class RecentRequests:
             request = self._requests.get(request_id)
             is_new = request is None
             if request is None:
-                self._forget_old()
+                self._remove_old()
                 request = self._requests[request_id] = _Request(what)
             elif request.what != what:
                 raise IllegalStateException(
@@ -154,7 +154,7 @@ class RecentRequests:
             raise copied(request.result)
         return request.result
 
-    def _forget_old(self) -> None:
+    def _remove_old(self) -> None:
         oldest = time.monotonic() - ANSWER_SECONDS
         ended = [key for key, each in self._requests.items() if each.over.is_set()]
         excess = len(ended) - MOST_ANSWERS + 1

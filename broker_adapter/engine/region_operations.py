@@ -152,7 +152,7 @@ class _Page:
         size: bytes that they take in an answer.
         damaged: keys whose values cannot be trusted, and that were left out of the answers.
         covered: how many of the keys that were named are among them, or are not there.
-        next: the last key that was looked at, where there may be more; None: there are none.
+        next: the last key that was examined, where there may be more; None: there are none.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ Theory of operation
     tables' pointers: the records themselves are shared.
 
     A client names its snapshot by a token, from any connection, and as often as it likes: tasks of a job that run in
-    many processes, and again.  Nobody can be relied on to close one, so there are limits: of their number, of the time
+    many processes, and again.  A reader may never close one, so there are limits: of their number, of the time
     for which one is not used, and of its age.  A store that has no room for a commit drops all of them first.
 
     A token says which position its snapshot has, and in which run of the engine.  So one that is gone, after a restart
@@ -258,7 +258,7 @@ class RegionSnapshots:
         for token in [token for token, each in self._open.items() if each.used_ms < unused or each.opened_ms < aged]:
             self.drop(token)
 
-    def forget(self) -> None:
+    def disown(self) -> None:
         """In a child made by fork: they are the parent's, and must not be closed here."""
         self._open = {}
 
@@ -284,6 +284,6 @@ def gone(token: str, region: str, seconds: float) -> InvalidDestinationException
     position, _ = position_of_token(token)
     return InvalidDestinationException(
         f"the snapshot of region {region!r} at position {position} is gone, and there were events since: the server was"
-        f" started again, it had no room, or nobody read the snapshot for {seconds:g} s (option"
+        f" started again, it had no room, or the snapshot was not read for {seconds:g} s (option"
         " region_snapshot_seconds); read the region again from the start"
     )

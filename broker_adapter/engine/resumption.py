@@ -34,15 +34,15 @@ from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.sends import Sends
 from broker_adapter.engine.staged_batches import StagedBatches
 from broker_adapter.engine.transactions import Transactions
-from broker_adapter.engine.wait_queues import SMALL_MS, BlockedSend, MakingRoom, WaitQueues, is_large, vain_try_ms
+from broker_adapter.engine.wait_queues import SMALL_MS, BlockedSend, MakingRoom, WaitQueues, failed_try_ms, is_large
 from broker_adapter.errors import IllegalStateException, JMSException
 
 #: Stands for the whole engine where a queue has its number.
 _ENGINE_WIDE = 0
 #: So many commits that make room are examined in one decision.
-_MOST_LOOKED_AT = 64
+_MOST_EXAMINED = 64
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
-_MOST_VAIN_TRIES = 16
+_MOST_FAILED_TRIES = 16
 #: How far the end of a pause may be ahead of the clock, in milliseconds, where something may be tried all the same.
 _TRY_AHEAD_MS = SMALL_MS
 #: The longest pause, in milliseconds.
@@ -168,8 +168,8 @@ class Resumption:
         room = self._admission.engine_wide_room()
         if not making_room.may_have_due(room):
             return
-        left = _MOST_VAIN_TRIES
-        for blocked in making_room.look_at(_MOST_LOOKED_AT):
+        left = _MOST_FAILED_TRIES
+        for blocked in making_room.next_candidates(_MOST_EXAMINED):
             if blocked.wait_queue is not making_room.wait_queue:
                 continue  # it has ended with another one
             if making_room.is_due(blocked, room):
@@ -181,7 +181,7 @@ class Resumption:
                 else:
                     left -= 1
                 room = self._admission.engine_wide_room()
-            making_room.looked_at(blocked)
+            making_room.note_examined(blocked)
         if making_room.may_have_due(room):
             pause.put_off[_ENGINE_WIDE] = None  # the next decision goes on
 
@@ -283,7 +283,7 @@ class Resumption:
             else:
                 done = self._staged_batches.try_to_publish(blocked, now_ms, effects)
             if not done and not blocked.is_matching and not is_last:
-                self._pause_of(blocked).extend(self._time.elapsed_ms, vain_try_ms(blocked.command))
+                self._pause_of(blocked).extend(self._time.elapsed_ms, failed_try_ms(blocked.command))
             return done
         except JMSException as error:
             if isinstance(blocked.command, c.Commit):

@@ -94,7 +94,7 @@ class StagedBatches:
             queue = self._directory.staged[command.transaction] = self._directory.new_queue(
                 Destination(command.transaction), record, effects
             )
-            self._published.has_news = True  # its age goes by that of the store
+            self._published.is_changed = True  # its age goes by that of the store
             for name in self.staging.begin(command.transaction, age_ms):
                 self._end(name, effects)
         elif self.staging.used(command.transaction, age_ms):

@@ -72,7 +72,7 @@ class _TakeOver:
         self._tables = tables
         self._path = path
         self._now_ms = now_ms
-        self._mended_version: bytes | None = None
+        self._repaired_version: bytes | None = None
 
     def carry_out(self) -> TakenOver:
         """See :func:`take_over`."""
@@ -101,7 +101,7 @@ class _TakeOver:
                 _log.warning("! the store in %s has lost what it is known by, and gets a new name", self._path)
             unique = encode_meta(UNIQUE, secrets.token_hex(8))
             self._txn.put(UNIQUE, unique, db=meta)
-        return TakenOver(unique, self._txn.get(HAS_OLD, db=meta) is not None, self._mended_version)
+        return TakenOver(unique, self._txn.get(HAS_OLD, db=meta) is not None, self._repaired_version)
 
     def _version(self) -> int | None:
         """The version that wrote the store; None where it has none.
@@ -123,7 +123,7 @@ class _TakeOver:
         assert sound is not None
         if sound != version or (again is None and sound >= _FIRST_CHECKED):
             _log.warning("! the record of the version of the store in %s was damaged, and is put right", self._path)
-            self._mended_version = plain or b""
+            self._repaired_version = plain or b""
         version = sound
         if version > STORE_VERSION:
             raise StoreVersionException(

@@ -77,7 +77,7 @@ class Transactions:
         session, number = command.commit_id
         last = self._commits.last(session)
         done: bool | None = last is not None and number <= last
-        if last is None and self._commits.may_be_forgotten(command.age_ms):
+        if last is None and self._commits.may_be_removed(command.age_ms):
             done = None
         effects.answer(command, done)
 

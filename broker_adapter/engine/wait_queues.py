@@ -39,8 +39,8 @@ _ALL_ROOM: Final[EngineWideRoom] = (math.inf,) * 6
 
 #: What a commit that is tried again without success costs, in milliseconds for each of its sends and settlements, and a
 #: publication for each of its transactions.
-_VAIN_TRY_MS = 0.02
-_VAIN_PUBLICATION_MS = 0.005
+_FAILED_TRY_MS = 0.02
+_FAILED_PUBLICATION_MS = 0.005
 #: What costs no more than that, in milliseconds, is small.
 SMALL_MS = 5
 
@@ -111,16 +111,16 @@ class BlockedSend:
         self.errors[index] = error
 
 
-def vain_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
+def failed_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
     """What a try of a commit or publication without success costs, in milliseconds."""
     if isinstance(command, c.Commit):
-        return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
-    return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
+        return _FAILED_TRY_MS * (len(command.sends) + len(command.settlements))
+    return _FAILED_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
 
 
 def is_large(command: c.Enqueue | c.Commit | c.Publish) -> bool:
     """Whether a try without success costs so much that small commits do not wait for the same room."""
-    return vain_try_ms(command) > SMALL_MS
+    return failed_try_ms(command) > SMALL_MS
 
 
 class CommitMatches:
@@ -154,7 +154,7 @@ class MakingRoom:
         self.wait_queue: deque[BlockedSend] = deque()
         self._next_arrival = 0  #: where the next pass begins
         self._left = 0  #: how many are still to be examined
-        self._looked_with = _ALL_ROOM  #: the most room of each kind since all were to be examined
+        self._examined_with = _ALL_ROOM  #: the most room of each kind since all were to be examined
         self._lowest = _ALL_ROOM  #: no more room than at the last try of any of them
         self._lowest_seen = _ALL_ROOM  #: the same of those that were examined
 
@@ -166,14 +166,14 @@ class MakingRoom:
     def may_have_due(self, room: EngineWideRoom) -> bool:
         """Whether a commit that is due may be found with so much room."""
         if not self.wait_queue:
-            self._left, self._looked_with, self._lowest, self._lowest_seen = 0, *(_ALL_ROOM,) * 3
+            self._left, self._examined_with, self._lowest, self._lowest_seen = 0, *(_ALL_ROOM,) * 3
             return False
-        if any(map(gt, room, self._lowest)) and (not self._left or any(map(gt, room, self._looked_with))):
-            self._left, self._looked_with, self._lowest_seen = len(self.wait_queue), room, _ALL_ROOM
+        if any(map(gt, room, self._lowest)) and (not self._left or any(map(gt, room, self._examined_with))):
+            self._left, self._examined_with, self._lowest_seen = len(self.wait_queue), room, _ALL_ROOM
         return self._left > 0
 
-    def look_at(self, most: int) -> list[BlockedSend]:
-        """So many of those that are still to be examined, those whose turn it is first."""
+    def next_candidates(self, most: int) -> list[BlockedSend]:
+        """So many of those that are still to be examined, in the order of their turns."""
         waiting = self.wait_queue
         first = bisect_left(waiting, self._next_arrival, key=_arrival)
         return [waiting[(first + index) % len(waiting)] for index in range(min(most, self._left, len(waiting)))]
@@ -182,7 +182,7 @@ class MakingRoom:
         """Whether a commit is to be tried now."""
         return any(map(gt, room, blocked.tried_with))
 
-    def looked_at(self, blocked: BlockedSend) -> None:
+    def note_examined(self, blocked: BlockedSend) -> None:
         """This one was tried, or is not due: the turn of the next one comes."""
         self._next_arrival = blocked.arrival + 1
         self._left -= 1

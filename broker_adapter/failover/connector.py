@@ -238,7 +238,7 @@ class Connector:
                     return
                 self._lost_at = current.clock()
                 address = self._rules.address
-                action = current.lose(error, self._lost_at)
+                action = current.connection_lost(error, self._lost_at)
                 self._links.detach_all()
                 current.last_error = error = _with_redirect(action, error)
                 unsent: list[Send] = []

@@ -120,7 +120,7 @@ class CurrentTransport:
         self.changed.notify_all()
         return True
 
-    def lose(self, error: JMSException, now: float) -> Action:
+    def connection_lost(self, error: JMSException, now: float) -> Action:
         """The connection is lost at this instant; returns what the rules say."""
         action = self.rules.process(Lost(error), now)
         self.connected = None

@@ -119,7 +119,7 @@ class Listener:
         self._tokens = ConnectionTokens()
         self._with_callbacks: deque[ClientConnection | EngineCalls] = deque()
         self._signalled = False
-        self._forget_failure: Callable[[], None] = lambda: None
+        self._unregister_listener: Callable[[], None] = lambda: None
         self._all_gone: asyncio.Event | None = None
 
     def start(self) -> tuple[str, int]:
@@ -142,7 +142,7 @@ class Listener:
         except OSError as error:
             self._end_thread()
             raise cannot_listen(self._host, self._port, error) from error
-        self._forget_failure = self._broker.on_failure(self._engine_failed)
+        self._unregister_listener = self._broker.on_failure(self._engine_failed)
         host, port = self._listening[0].getsockname()[:2]
         return str(host), int(port)
 
@@ -246,7 +246,7 @@ class Listener:
         if thread is None:
             return
         self._password_checks.stop()
-        self._forget_failure()
+        self._unregister_listener()
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._close_all(timeout), thread.loop).result(timeout + 1)
         thread.stop()

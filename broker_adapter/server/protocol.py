@@ -78,7 +78,7 @@ _MAX_TOKEN: Final = 100
 #: Deliveries that a client settles in one turn, about; the rest of a longer range has its turn after other clients.
 _SETTLED_AT_ONCE: Final = 2_000
 #: Deliveries that may be examined when the client is gone, beside twice those that it holds.
-_LOOKS_AT_END: Final = 10_000
+_EXAMINED_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 #: What only our own client knows.
@@ -231,9 +231,9 @@ class ServerProtocol:
         Where it settles the same deliveries again and again, the rest is ignored.
         """
         peer = self._peer
-        most = peer.looked_at + _LOOKS_AT_END + 2 * self._consumers.unsettled
+        most = peer.examined + _EXAMINED_AT_END + 2 * self._consumers.unsettled
         try:
-            while peer.has_more and not self._client.has_ended and peer.looked_at <= most:
+            while peer.has_more and not self._client.has_ended and peer.examined <= most:
                 # proton tells again of what was settled until it has written that.
                 self._peer_output(None)
                 peer.go_on()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,6 +221,32 @@ def test_an_option_that_makes_no_sense_is_told_before_anything_is_sent() -> None
     ):
         with pytest.raises(kind, match=reason):
             connect(url)
+
+
+@pytest.mark.parametrize(
+    ("module", "needed", "remedy"),
+    [
+        ("ssl", "the module 'ssl'", "; use a Python that was built with OpenSSL (embedded: URLs work without it)"),
+        ("scramp", "the module 'scramp'", "; install it: pip install scramp (embedded: URLs work without it)"),
+        (
+            "broker_adapter.amqp.client.login",
+            "the module 'broker_adapter'",
+            "None in sys.modules (embedded: URLs work without it)",
+        ),
+    ],
+)
+def test_a_url_of_amqp_says_what_is_missing_and_how_to_get_it(
+    module: str, needed: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no remedy is known for is told with the error of its import alone."""
+    for name in ("broker_adapter.amqp.client.login", "broker_adapter.amqp.sasl"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # it is loaded again
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(JMSException) as raised:
+        transport_for("amqp://localhost")
+    assert raised.value.reason.startswith(f"AMQP needs {needed}, which cannot be loaded here: ")
+    assert raised.value.reason.endswith(remedy)
+    assert isinstance(raised.value.__cause__, ImportError)
 
 
 def test_a_url_of_a_directory_names_an_engine_in_the_process_and_has_the_options_of_the_client(tmp_path: Path) -> None:

@@ -437,7 +437,7 @@ def test_what_was_only_read_is_not_kept_where_an_older_copy_replaces_the_store(
         wait_until_cached(made, {})
 
 
-def test_interest_that_is_registered_ahead_of_the_others_at_a_later_run_begins_nothing_anew(
+def test_interest_that_is_registered_ahead_of_the_others_at_a_later_run_starts_nothing_over(
     tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ServerProcess(tmp_path / "data") as server:

@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +363,46 @@ def test_two_may_take_from_a_buffer() -> None:
         thread.join(WAIT)
     assert [len(each) for each in found] == [100_000] * 2
     assert list(buffer) == [late]
+
+
+class _Interleaved(deque[object]):
+    """A buffer whose first calls by two threads are in the order in which ``turns`` names the threads."""
+
+    def __init__(self, items: Iterable[object], turns: str) -> None:
+        super().__init__(items)
+        self._turns = list(turns)
+        self._changed = threading.Condition()
+
+    def popleft(self) -> object:
+        return self._in_turn(super().popleft)
+
+    def appendleft(self, item: object) -> None:
+        self._in_turn(lambda: super(_Interleaved, self).appendleft(item))
+
+    def _in_turn(self, act: Callable[[], Any]) -> Any:
+        name = threading.current_thread().name
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._turns[:1] in ([], [name]) or name not in self._turns, WAIT)
+            self._turns = self._turns[1:] if self._turns[:1] == [name] else self._turns
+            self._changed.notify_all()
+            return act()
+
+
+def test_two_that_take_by_turns_leave_nothing_in_a_buffer() -> None:
+    """The second one has the next delivery in hand as the first one takes the one behind it."""
+    buffer = _Interleaved(range(10), turns="ababa" + "bbb" + "a")
+    together = threading.Barrier(2)
+
+    def take() -> None:
+        with taken_out(buffer):  # type: ignore[arg-type]
+            together.wait(WAIT)
+
+    threads = [threading.Thread(target=take, name=name) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert list(buffer) == []
 
 
 def test_what_is_not_given_back_stays_in_its_buffer() -> None:

@@ -25,7 +25,7 @@ def test_positions_are_remembered_for_each_store() -> None:
     assert positions.through == 3
 
 
-def test_a_copy_of_the_store_that_is_older_begins_anew() -> None:
+def test_a_copy_of_the_store_that_is_older_starts_over() -> None:
     positions = EventPositions()
     positions.told(7)
     assert not positions.check(8, "one")

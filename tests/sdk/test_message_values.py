@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from broker_adapter import MAX_BODY_DEPTH, MessageFormatException
+from broker_adapter import MAX_BODY_DEPTH, InvalidDestinationException, MessageFormatException, queue
 from sdk.envelopes import wrapped
 from sdk.message_types import ObjectMessage, StreamMessage, TextMessage
-from sdk.message_values import copied_body, shortened
+from sdk.message_values import (
+    check_correlation_id,
+    check_reply_to,
+    check_text_header,
+    checked_ms,
+    checked_priority,
+    copied_body,
+    shortened,
+)
 from tests.sdk.sent_messages import sent
 
 
@@ -82,3 +90,35 @@ def test_a_long_value_is_cut_for_the_text_of_an_error() -> None:
     assert shortened("x" * 100) == "x" * 60 + "..."
     assert shortened(b"x" * 100) == b"x" * 60 + b"..."
     assert shortened("x") == "x"
+
+
+def test_a_priority_is_an_int_from_0_to_9() -> None:
+    assert [checked_priority(value) for value in (0, 9)] == [0, 9]
+    for value in (-1, 10, True, 4.0, "4", None):
+        with pytest.raises(ValueError, match=r"priority=.* is not an int from 0 to 9"):
+            checked_priority(value)
+
+
+def test_seconds_become_milliseconds_that_are_not_too_few_and_not_too_many() -> None:
+    assert [checked_ms("ttl", value, 1) for value in (0.001, 1, 2.5)] == [1, 1000, 2500]
+    assert checked_ms("delay", 0, 0) == 0
+    for value in (0, 0.0001, -1, True, "1", None, float("inf"), float("nan"), 10**300):
+        with pytest.raises(ValueError, match=r"ttl=.* is not a number of seconds from 0.001 to .*no limit"):
+            checked_ms("ttl", value, 1)
+    with pytest.raises(ValueError, match=r"delay=-1 is not a number of seconds from 0 to .*no delay"):
+        checked_ms("delay", -1, 0)
+
+
+def test_a_header_that_a_message_cannot_have_is_named_with_its_value() -> None:
+    for accepted in (None, "x", b"x"):
+        check_correlation_id(accepted)
+    for text in (None, "x"):
+        check_text_header("type", text)
+    for destination in (None, queue("q")):
+        check_reply_to(destination)
+    with pytest.raises(MessageFormatException, match="correlation_id=7 is neither str nor bytes"):
+        check_correlation_id(7)
+    with pytest.raises(MessageFormatException, match="type=7 is not a str"):
+        check_text_header("type", 7)
+    with pytest.raises(InvalidDestinationException, match=r"reply_to='q' is not a destination; session.create_queue"):
+        check_reply_to("q")

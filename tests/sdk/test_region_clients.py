@@ -192,7 +192,7 @@ def test_an_interest_that_is_kept_alive_goes_on_without_the_cache(connect: Conne
     assert desk.pending_event_count() == 1
 
 
-def test_a_queue_that_grows_too_long_is_dropped_and_the_client_can_begin_anew(connect: Connect) -> None:
+def test_a_queue_that_grows_too_long_is_dropped_and_the_client_can_start_over(connect: Connect) -> None:
     desk = connect("desk", engine="max_client_queue_events=64")
     errors: list[JMSException] = []
     desk.exception_listener = errors.append

@@ -180,7 +180,7 @@ def test_what_an_engine_tells_again_is_known_though_another_one_was_between(
     assert [event.version for event in told.events] == [100, 101]
 
 
-def test_events_and_caches_begin_anew_where_the_store_is_an_older_copy(
+def test_events_and_caches_start_over_where_the_store_is_an_older_copy(
     engine: Scripted, events: ClientEvents, reports: list[JMSException]
 ) -> None:
     told = Told()

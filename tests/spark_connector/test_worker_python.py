@@ -114,7 +114,7 @@ def test_a_program_that_says_nothing_or_does_not_start_has_a_reason_too(tmp_path
 
 
 def test_a_program_that_does_not_answer_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_python, "_PATIENCE", 0.05)
+    monkeypatch.setattr(worker_python, "_IMPORT_SECONDS", 0.05)
     assert import_failure(program(tmp_path, "exec sleep 60"), os.environ) is None
 
 

@@ -42,7 +42,7 @@ class EventReader:
         early: the events.
         disposed: (channel, role) → the last delivery of dispositions that proton has not told of.
         has_more: whether the states of some deliveries were not told yet, because there were too many at once.
-        looked_at: how many deliveries with a new state this has examined so far; each may be counted again.
+        examined: how many deliveries with a new state this has examined so far; each may be counted again.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EventReader:
         self._incoming = incoming
         self._outgoing = outgoing
         self.has_more = False
-        self.looked_at = 0
+        self.examined = 0
         self._most = connection.limits.settled_at_once or sys.maxsize
         self._failure_told = False
         self._is_over = False  #: whether something that cannot be decoded came: the rest is not told
@@ -125,7 +125,7 @@ class EventReader:
         while True:
             event = peek(collector)
             if not event:
-                self.looked_at += most - left
+                self.examined += most - left
                 return False
             kind = type_of(event)
             if kind == _DELIVERY:
@@ -145,7 +145,7 @@ class EventReader:
                     raise UndecodableError(str(error)) from error
             pop(collector)
             if left <= 0:
-                self.looked_at += most - left
+                self.examined += most - left
                 return bool(peek(collector))
 
     def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:

@@ -29,7 +29,7 @@ class ClientInterests:
 
     Attributes:
         audiences: by number, those included that get nothing any more and have not been passed yet.
-        worn: audiences whose members have processed something since they were trimmed.
+        to_trim: audiences whose members have processed something since they were trimmed.
         conflating: in which regions updates are conflated for any client.
         check_step: after so many events of an audience its clients' queues are measured.
         started_at: the last position of the log as the engine was started.
@@ -44,7 +44,7 @@ class ClientInterests:
         max_events: int,
     ) -> None:
         self.audiences: dict[int, Audience] = {}
-        self.worn: dict[int, Audience] = {}
+        self.to_trim: dict[int, Audience] = {}
         self.conflating = Conflating()
         self.check_step = max(1, max_events // _CHECKS)
         self.started_at = 0
@@ -65,7 +65,7 @@ class ClientInterests:
                 audience.belonging += 1
                 client.seen[audience.id] = audience.events
             audience.passed = min(audience.passed, max(cursor, part.first - 1))
-            self.worn[audience.id] = audience
+            self.to_trim[audience.id] = audience
 
     def put_right(self, client: DurableClient, region: Region, head: int) -> bool:
         """Let a client belong to an audience that wants what it wants; returns whether it did not.
@@ -189,11 +189,11 @@ class ClientInterests:
                 region.routing.drop(left)
             if all(part.audience != before for part in queue.parts):
                 self.leave(client, before)
-            self.forget_parts(client)
+            self.remove_ended_parts(client)
 
-    def forget_parts(self, client: DurableClient) -> bool:
+    def remove_ended_parts(self, client: DurableClient) -> bool:
         """A client may have processed all that it got by audiences to which it belonged; returns whether it has."""
-        gone = client.queue.forget_parts()
+        gone = client.queue.remove_ended_parts()
         for part in gone:
             if all(each.audience != part.audience for each in client.queue.parts):
                 self.leave(client, part.audience)
@@ -203,4 +203,4 @@ class ClientInterests:
         """A client has processed all that it got by an audience, and does not belong to it."""
         audience = self.audiences[number]
         audience.members.pop(client, None)
-        self.worn[number] = audience
+        self.to_trim[number] = audience

@@ -149,8 +149,8 @@ class ClientQueue:
             parts.append(Part(region, broad, audience, head + 1))
         self.parts = parts
 
-    def forget_parts(self) -> list[Part]:
-        """Forget the parts that have ended, and of which everything is processed; returns these."""
+    def remove_ended_parts(self) -> list[Part]:
+        """Remove the parts that have ended, and of which everything is processed; returns these."""
         gone = [part for part in self.parts if part.last is not None and part.last <= self.cursor]
         if gone:
             self.parts = [part for part in self.parts if part.last is None or part.last > self.cursor]
@@ -232,7 +232,7 @@ class ClientQueue:
         return count
 
     def rewind(self) -> int:
-        """What is under way comes again, first and in order; returns how many events these are."""
+        """What is under way will be sent again, first and in order; returns how many events these are."""
         again = len(self.in_hand)
         self.in_hand.clear()
         self._sizes.clear()

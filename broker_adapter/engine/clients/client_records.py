@@ -56,7 +56,7 @@ class ClientRecord(NamedTuple):
     away_at: int | None = None  #: the last position of the log as it went away; None: it was connected
     conflation: int = 0  #: of :class:`durable_client.Conflation`
     closed: Sequence[Sequence[Any]] = ()  #: as :class:`left_out.Closed`
-    draining: Sequence[Sequence[Any]] = ()  #: as :class:`queue_looks.Drain`
+    draining: Sequence[Sequence[Any]] = ()  #: as :class:`queue_walks.Drain`
 
 
 class InterestRecord(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from broker_adapter.engine.clients.client_queue import ClientQueue, Passed
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_looks import Drain, Walk, count_behind
+from broker_adapter.engine.clients.queue_walks import Drain, Walk, count_behind
 from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, State
 from broker_adapter.engine.new_message import EventSink
 from broker_adapter.engine.regions.audience import Audience
@@ -109,7 +109,7 @@ class DurableClient:
         conflation: whether updates are conflated for it.
         closed: its queries that have ended, whose events were taken out of the queue.
         drains: queries whose events are still to be taken out.
-        walk: the look at its queue that is under way.
+        walk: the one through its queue that is under way.
         connection: the number of its connection; None: it is away.
         sink: where its events go.
         window: most events under way.
@@ -307,13 +307,13 @@ class DurableClient:
             self.closed = [each for each in self.closed if each.through > self.queue.cursor]
 
     def rewind(self) -> None:
-        """Its connection is lost: what is under way comes again."""
+        """Its connection is lost: what is under way will be sent again."""
         again = self.queue.rewind()
         self.conflated = 0
         self.foresee(array("Q"), -1)
         self.counters = self.counters._replace(again=self.counters.again + again)
 
-    def lose_queue(self, audiences: Mapping[int, Audience]) -> None:
+    def drop_queue(self, audiences: Mapping[int, Audience]) -> None:
         """What is queued is dropped."""
         counters = self.all_counters()
         self.counters = counters._replace(dropped=counters.dropped + self.size(audiences))

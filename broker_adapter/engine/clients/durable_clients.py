@@ -8,7 +8,7 @@ Theory of operation
     As a client says that it is ready, a *marker* is set behind the events that its queue has by then: these are
     history.  The marker is told between the last of them and the first one that is live.
 
-    The events of a query that was closed are taken out of a queue by a *drain*: a look at all of it, in slices
+    The events of a query that was closed are taken out of a queue by a *drain*: a walk through all of it, in slices
     (:mod:`walks`), behind which one note says which events are left out from then on (:mod:`left_out`).  A client that
     is away cannot come back meanwhile; one that is connected goes on, and what is dispatched meanwhile is not taken
     out.
@@ -37,7 +37,7 @@ from broker_adapter.engine.clients.durable_client import (
 )
 from broker_adapter.engine.clients.expiries import Expiries
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_looks import Answer, Drain
+from broker_adapter.engine.clients.queue_walks import Answer, Drain
 from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
 from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.new_message import EventSink
@@ -74,9 +74,9 @@ class DurableClients:
         clients: by client id; of those that timed out, only this is left.
         audiences: by number, those included that get nothing any more and have not been passed yet.
         behind: clients that have room, and events to be read.
-        worn: audiences whose members have processed something since they were trimmed.
-        worn_regions: regions of which an audience has passed something since what many want was trimmed.
-        walks: the looks at whole queues.
+        to_trim: audiences whose members have processed something since they were trimmed.
+        regions_to_trim: regions of which an audience has passed something since what many want was trimmed.
+        walks: those through whole queues.
         conflating: in which regions updates are conflated for any of them.
         alerts: clients that lost their queues, and why, to be logged.
         totals: what has happened to all of them.
@@ -95,9 +95,9 @@ class DurableClients:
         self.clients: dict[str, DurableClient] = {}
         self.audiences = interests.audiences
         self.behind: dict[DurableClient, None] = {}
-        self.worn = interests.worn
+        self.to_trim = interests.to_trim
         self.conflating = interests.conflating
-        self.worn_regions: dict[int, None] = {}
+        self.regions_to_trim: dict[int, None] = {}
         self.alerts: list[tuple[str, str]] = []
         self.totals = Totals()
         self._region = region
@@ -343,7 +343,7 @@ class DurableClients:
             self._interests.end(client, self._region(region), list(interests), EVERYTHING)
         for number in {part.audience for part in client.queue.parts}:
             self._interests.leave(client, number)
-        client.lose_queue(self.audiences)
+        client.drop_queue(self.audiences)
         self.walks.give_up(client)
         self._queues -= 1
         if client.state is State.TIMED_OUT:
@@ -476,7 +476,7 @@ class DurableClients:
     def overflowing(self, wanting: Iterable[Audience], head: int) -> list[DurableClient]:
         """An event has come for some audiences: the clients whose queues are longer now than they may be.
 
-        It is not looked at with each event: a queue may have a 64th more than its limit for each of its regions.  Where
+        It is not checked with each event: a queue may have a 64th more than its limit for each of its regions.  Where
         updates are conflated, it is counted first how many are left.
         """
         found: dict[DurableClient, None] = {}
@@ -585,8 +585,8 @@ class DurableClients:
     def _processed(self, client: DurableClient) -> None:
         """The cursor of a client has moved."""
         for part in client.queue.parts:
-            self.worn[part.audience] = self.audiences[part.audience]
-        if self._interests.forget_parts(client):
+            self.to_trim[part.audience] = self.audiences[part.audience]
+        if self._interests.remove_ended_parts(client):
             self._store_client(client, True)
         else:
             self._store_cursor(client)
@@ -601,7 +601,7 @@ class DurableClients:
         for part in client.queue.parts:
             self.audiences[part.audience].live.pop(client, None)
 
-    # What nobody needs any more.
+    # What no client needs any more.
 
     def passed(self, number: int) -> int:
         """How far an audience has passed, as was measured last."""
@@ -617,12 +617,12 @@ class DurableClients:
         slowest = min((each.queue.passed_of(audience.id) for each in audience.members), default=EVERYTHING)
         if slowest != audience.passed:
             audience.passed = slowest
-            self.worn_regions[audience.region] = None
+            self.regions_to_trim[audience.region] = None
         return slowest
 
-    def forget(self, audience: Audience) -> None:
-        """Forget an audience that has neither postings nor members."""
-        self.worn_regions[audience.region] = None
+    def remove_audience(self, audience: Audience) -> None:
+        """Remove an audience that has neither postings nor members."""
+        self.regions_to_trim[audience.region] = None
         self.audiences.pop(audience.id, None)
         self._store_audience(audience, False)
 

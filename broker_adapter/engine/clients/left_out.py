@@ -23,7 +23,7 @@ from broker_adapter.engine.clients.client_queue import ClientQueue, EventLog, Le
 from broker_adapter.engine.regions.audience import NOTHING, Audience, Matched
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
 
-#: How many newer updates of a run are looked at for one that supersedes an update, at most.
+#: How many newer updates of a run are examined for one that supersedes an update, at most.
 NEWER: Final = 100
 
 

@@ -1,4 +1,4 @@
-"""The looks at whole queues that are under way, and what becomes of what they find."""
+"""The walks through whole queues that are under way, and what becomes of what they find."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_looks import Answer, Walk, count_behind
+from broker_adapter.engine.clients.queue_walks import Answer, Walk, count_behind
 from broker_adapter.engine.regions.audience import Audience
 
 
 class Walks:
-    """Begins and ends looks at queues, at most one for each client at a time.
+    """Begins and ends walks, at most one for each client at a time.
 
     Args:
         audiences: by number.
         drained: called with a client of whose queue events were taken out, or would have been.
 
     Attributes:
-        walking: the clients of whose queues a look is under way.
+        walking: the clients of whose queues a walk is under way.
         answers: what is to be answered, and to whom; None: the queue is gone.
     """
 
@@ -30,34 +30,34 @@ class Walks:
         self._drained = drained
 
     def go_on(self, client: DurableClient) -> None:
-        """Begin the first drain of a client that is due, if it has one; a look that only counts gives way to it."""
+        """Begin the first drain of a client that is due, if it has one; a walk that only counts gives way to it."""
         if client.drains and (client.walk is None or client.walk.drain is not client.drains[0]):
             drain = client.drains[0]
             client.walk = Walk(client.queue.read_through, drain.through, drain)
             self.walking[client] = None
 
     def count(self, client: DurableClient, head: int) -> None:
-        """Have it counted how much of the queue of a client is conflated, if no look is under way."""
+        """Have it counted how much of the queue of a client is conflated, if no walk is under way."""
         if client.walk is None:
             client.walk = Walk(client.queue.read_through, head)
             self.walking[client] = None
 
-    def looked_at(self, client: DurableClient, walk: Walk, found: Iterable[int], through: int, head: int) -> bool:
-        """A part of a queue was looked at.
+    def note_part(self, client: DurableClient, walk: Walk, found: Iterable[int], through: int, head: int) -> bool:
+        """A part of a queue was examined.
 
         Args:
             client: of the queue.
-            walk: the look.
+            walk: the walk of which it is a part.
             found: the positions that it asks for.
             through: up to where the part goes.
             head: the last position of the log.
 
         Returns:
-            Whether the look is done, and what is conflated is counted.
+            Whether the walk is done, and what is conflated is counted.
         """
         if client.walk is not walk:
             return False
-        walk.looked_at(found, through)
+        walk.note_part(found, through)
         if not walk.is_done:
             return False
         client.walk = None
@@ -91,7 +91,7 @@ class Walks:
         return of_drains + [answer for answer, _ in self.answers]
 
     def give_up(self, client: DurableClient) -> None:
-        """A client has no queue any more that could be looked at."""
+        """A client has no queue any more that could be walked."""
         client.walk = None
         self.walking.pop(client, None)
         self.answers += [(each.answer, None) for each in client.drains if each.answer is not None]

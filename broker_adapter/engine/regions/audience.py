@@ -51,7 +51,7 @@ class Audience:
         belonging: how many clients belong to it now.
         members: these, and those that have events queued from when they did.
         live: of these, the clients that get events as they come.
-        check_at: once it has got so many, it is looked at whether a member's queue is too long.
+        check_at: once it has got so many, it is checked whether a member's queue is too long.
         passed: up to this position all members have processed what they got by it, as was seen last.
     """
 

@@ -90,7 +90,7 @@ def checked_interest(kind: int, text: str, name: str = "") -> Interest:
     Args:
         kind: a number of :class:`InterestKind`.
         text: of it.
-        name: of a query; of other interests it is not looked at.
+        name: of a query; of other interests it is ignored.
 
     Raises:
         InvalidDestinationException: the key, the expression or the name cannot be one.

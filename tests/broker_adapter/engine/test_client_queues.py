@@ -332,7 +332,7 @@ def test_a_queue_that_is_short_once_it_is_conflated_is_not_dropped(engines: Engi
     assert statistics.clients == {"timed_out": 2}
 
 
-def test_a_queue_that_is_counted_as_its_client_is_lost_is_counted_anew(
+def test_a_queue_that_is_counted_as_its_client_is_lost_is_counted_again(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_reads, "WALKED_AT_ONCE", 1)

@@ -170,7 +170,7 @@ def test_a_change_that_is_asked_for_again_behind_another_one_has_the_version_of_
 
 
 def test_that_a_key_was_destroyed_is_forgotten_after_a_while(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_reads, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(event_reads, "TOMBSTONES_AT_ONCE", 2)
     broker = engines.start(tombstone_seconds=0)
     make(broker, "quotes")
     for name in ("a", "b", "c", "d", "e"):
@@ -179,7 +179,7 @@ def test_that_a_key_was_destroyed_is_forgotten_after_a_while(engines: Engines, m
         change(broker, "quotes", name, Wanted.DESTROY)
     eventually(lambda: [name[4:] for name, _ in records_of(broker, "keys")] == [b"e"])
     assert records_of(broker, "tombstones") == []
-    assert broker._state.events.next_forgotten_ms is None
+    assert broker._state.events.next_tombstone_ms is None
     assert change(broker, "quotes", "a", Wanted.PUT)[0] is Operation.CREATE
 
 

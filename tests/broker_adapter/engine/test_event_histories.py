@@ -481,7 +481,9 @@ class World:
             self.call(e.LeaveDurable(client.connection or 0, False))
         state = self.broker._state.events
         end = time.monotonic() + 300
-        while (state.clients.audiences or state.clients.worn or state.clients.worn_regions) and time.monotonic() < end:
+        while (
+            state.clients.audiences or state.clients.to_trim or state.clients.regions_to_trim
+        ) and time.monotonic() < end:
             time.sleep(0.01)
             self.call(c.Statistics())
         self.settle()

@@ -142,11 +142,11 @@ def test_without_a_disk_names_are_forgotten_by_age(monkeypatch: pytest.MonkeyPat
     assert [numbers.last(name) for name in "abc"] == [None, 1, 1]
     assert not batch.tables
     assert not numbers.needs("a")
-    assert [numbers.may_be_forgotten(ago_ms) for ago_ms in (1000, 999)] == [True, False]
+    assert [numbers.may_be_removed(ago_ms) for ago_ms in (1000, 999)] == [True, False]
     monkeypatch.setattr(identities, "MOST_NAMES", 2)
     numbers.note("d", 1, batch)
     assert [numbers.last(name) for name in "bcd"] == [None, 1, 1]
-    assert [numbers.may_be_forgotten(ago_ms) for ago_ms in (401, 400)] == [True, False], "as much as b, which made room"
+    assert [numbers.may_be_removed(ago_ms) for ago_ms in (401, 400)] == [True, False], "as much as b, which made room"
 
 
 def test_the_age_of_names_goes_by_the_time_for_which_engines_have_run() -> None:

@@ -113,17 +113,17 @@ def test_a_scan_reads_a_bounded_part_of_large_messages_at_once(
     bodies = [large(number) for number in range(8)]
     for body in bodies:
         send(broker, client, "q", body)
-    looked_at: list[int] = []
+    examined: list[int] = []
     selectables = broker._loading._selectables
 
     def counted(entries: Any, pending: Any) -> Any:
-        looked_at.append(sum(entry.size for entry in entries))
+        examined.append(sum(entry.size for entry in entries))
         return selectables(entries, pending)
 
     monkeypatch.setattr(broker._loading, "_selectables", counted)
     assert payloads(drained(broker, client, "q", selector=SELECTED)) == bodies
-    assert max(looked_at) <= SCAN_BYTES
-    assert sum(looked_at) >= sum(map(len, bodies))
+    assert max(examined) <= SCAN_BYTES
+    assert sum(examined) >= sum(map(len, bodies))
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 10.0])

@@ -53,7 +53,7 @@ def test_a_connection_of_which_all_was_seen_is_known_and_has_nothing(monkeypatch
         for position in range(3):
             found.note(token, Place(1, 5, position))
     for token in ("a", "b", "c", "nobody", "c"):
-        found.forget(token)
+        found.remove(token)
     assert (len(found), found.take("b", 9)) == (0, [])
     assert [found.knows(token) for token in ("a", "b", "c", "nobody")] == [False, True, True, False]
 

@@ -255,7 +255,7 @@ class Failover:
         """The connection is lost, and that is noticed."""
         self.inner.is_lost = True
         with self.current.lock:
-            self.current.lose(LOST, self.now)
+            self.current.connection_lost(LOST, self.now)
             self.links.detach_all()
             self.current.last_error = LOST
 

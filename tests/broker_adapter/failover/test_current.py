@@ -43,7 +43,7 @@ def closed() -> CurrentTransport:
 def failed() -> CurrentTransport:
     current = Failover("&failover=nofailover").current
     with current.lock:
-        action = current.lose(LOST, 1000.0)
+        action = current.connection_lost(LOST, 1000.0)
         assert isinstance(action, GiveUp)
         current.fail(action.error)
     return current

@@ -319,9 +319,10 @@ def test_connections_are_limited_by_the_limit_of_open_files(serve: Serve, caplog
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, hard), hard))
     try:
         with caplog.at_level(logging.INFO):
+            left = min(1000, hard) - open_files.open_now()  # earlier tests of this process may have left some open
             server = serve()
-        assert 500 < server.listener.settings.max_connections < 1000
-        assert server.listener.settings.max_connections + 50 < server.listener._admission.places < 1000
+        assert left - 300 < server.listener.settings.max_connections < left
+        assert server.listener.settings.max_connections + 20 < server.listener._admission.places < 1000
         assert "connections are the limit, instead of 10000" in caplog.text
         assert server.works()
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files.open_now() + 20, hard))

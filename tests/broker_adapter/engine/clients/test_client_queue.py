@@ -140,9 +140,9 @@ def test_a_part_that_has_ended_is_forgotten_when_it_is_processed(log: Log) -> No
     queue.belong(1, BROAD[1], 7, log.head)
     assert [part.audience for part in queue.parts] == [6, 7]
     assert positions(queue, log) == [mine]
-    assert queue.forget_parts() == []
+    assert queue.remove_ended_parts() == []
     queue.acknowledged(mine)
-    assert [part.audience for part in queue.forget_parts()] == [6]
+    assert [part.audience for part in queue.remove_ended_parts()] == [6]
     assert [part.audience for part in queue.parts] == [7]
 
 
@@ -213,7 +213,7 @@ def test_it_delivers_each_event_that_was_for_it_in_order_until_it_is_acknowledge
             assert queue.acknowledged(through) == count
             del model[:count]
             seen -= count
-            queue.forget_parts()
+            queue.remove_ended_parts()
         else:
             assert queue.rewind() == seen
             seen = 0
@@ -221,5 +221,5 @@ def test_it_delivers_each_event_that_was_for_it_in_order_until_it_is_acknowledge
     queue.rewind()
     assert positions(queue, log, 10**6) == model
     queue.acknowledged(log.head)
-    queue.forget_parts()
+    queue.remove_ended_parts()
     assert all(part.last is None for part in queue.parts)

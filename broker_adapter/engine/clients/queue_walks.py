@@ -1,6 +1,6 @@
-"""A look at all events of a client's queue, over several cycles of the engine.
+"""A walk through all events of a client's queue, over several cycles of the engine.
 
-A queue may have a million events, and one cycle looks at some hundred of them.  A walk finds which events are left
+A queue may have a million events, and one cycle examines some hundred of them.  A walk finds which events are left
 out: those of queries that were closed, which are to be taken out of the queue and counted, or those that are conflated,
 where the size of the queue has to be known.
 """
@@ -23,7 +23,7 @@ class Drain:
         region: of the queries.
         names: of them.
         through: up to this position: behind it, the queries have no events.
-        answer: gets how many events were taken out; None: nobody asks, as after a restart.
+        answer: gets how many events were taken out; None: no command waits for it, as after a restart.
     """
 
     __slots__ = ("answer", "names", "region", "through")
@@ -45,7 +45,7 @@ class Walk:
     Attributes:
         drain: what it is for; None: it counts what is conflated.
         first: behind this position it began.
-        after: up to here everything was looked at.
+        after: up to here everything was examined.
         through: up to here it goes.
         found: the positions that it has found.
     """
@@ -60,11 +60,11 @@ class Walk:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was looked at."""
+        """Whether everything was examined."""
         return self.after >= self.through
 
-    def looked_at(self, found: Iterable[int], after: int) -> None:
-        """Note what one look has found, and how far it went."""
+    def note_part(self, found: Iterable[int], after: int) -> None:
+        """Note what one part has found, and how far it went."""
         self.found.extend(found)
         self.after = after
 
