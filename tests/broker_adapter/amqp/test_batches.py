@@ -13,12 +13,16 @@ from broker_adapter.amqp.batches import (
     MOST_BYTES,
     MOST_MESSAGES,
     PARTLY_REFUSED,
+    Delivered,
     batch_size,
+    delivered_size,
     is_batch,
     pack_batch,
+    pack_deliveries,
     refusal_of_some,
     refused_in,
     unpack_batch,
+    unpack_deliveries,
 )
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.payloads import format_of
@@ -109,3 +113,33 @@ def test_all_have_the_same_error_where_there_is_no_table(table: object) -> None:
     assert refused_in(error, 2) == {0: error, 1: error}
     assert refused_in(FULL, 2) == {0: FULL, 1: FULL}
     assert refused_in(None, 1)[0].condition == ""
+
+
+DELIVERED = st.builds(
+    Delivered, st.integers(0, 2**63), st.integers(0, 2**32 - 1), st.binary(max_size=9), st.binary(max_size=40)
+)
+
+
+@given(st.integers(0, 2**63), st.lists(DELIVERED, max_size=MOST_MESSAGES), st.booleans())
+def test_what_is_delivered_comes_out_as_it_went_in(first: int, messages: list[Delivered], is_drained: bool) -> None:
+    payload = pack_deliveries(first, messages, is_drained=is_drained)
+
+    assert unpack_deliveries(payload) == (first, messages, is_drained)
+    assert len(payload) == len(pack_deliveries(first, ())) + sum(map(delivered_size, messages))
+
+
+@given(st.lists(DELIVERED, max_size=4), st.data())
+def test_a_damaged_batch_is_refused_when_it_is_delivered(messages: list[Delivered], data: st.DataObject) -> None:
+    payload = pack_deliveries(1, messages)
+
+    cut = data.draw(st.integers(0, len(payload) - 1))
+    for damaged in (payload[:cut], payload + b"x", b"\x00" + payload[1:]):
+        with pytest.raises(MessageFormatException):
+            unpack_deliveries(damaged)
+
+
+def test_more_messages_than_a_batch_may_have_are_refused() -> None:
+    payload = pack_deliveries(1, [Delivered(1, 0, b"", b"")] * (MOST_MESSAGES + 1))
+
+    with pytest.raises(MessageFormatException):
+        unpack_deliveries(payload)

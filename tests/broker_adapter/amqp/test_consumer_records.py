@@ -1,0 +1,83 @@
+"""What a client says of its consumers: credit, drains, and how deliveries ended."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ack_modes import Outcome
+from broker_adapter.amqp.consumer_records import (
+    Credited,
+    DrainAsked,
+    Record,
+    Settled,
+    pack_records,
+    ranges_of,
+    unpack_records,
+)
+from broker_adapter.errors import MessageFormatException
+
+NUMBER = st.integers(0, 2**63 - 1)
+RANGE = st.tuples(NUMBER, NUMBER).map(lambda pair: (min(pair), max(pair)))
+RECORD = st.one_of(
+    st.builds(Credited, NUMBER, st.integers(0, 2**31 - 1)),
+    st.builds(DrainAsked, NUMBER),
+    st.builds(Settled, NUMBER, st.sampled_from(Outcome), st.lists(RANGE, min_size=1, max_size=5)),
+)
+
+
+@given(st.lists(RECORD, max_size=10))
+def test_records_come_out_as_they_went_in(records: list[Record]) -> None:
+    assert unpack_records(pack_records(records)) == records
+
+
+@given(st.lists(st.integers(0, 20), max_size=30))
+def test_numbers_as_ranges_keep_their_order(numbers: list[int]) -> None:
+    ranges = ranges_of(numbers)
+
+    assert [number for first, last in ranges for number in range(first, last + 1)] == numbers
+    assert all(before[1] + 1 != after[0] for before, after in pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        5,
+        [5],
+        [[]],
+        [[0]],
+        [[0, 1]],
+        [[0, 1, -1]],
+        [[0, 1, 2**31]],
+        [[0, 1, 1, 1]],
+        [[0, True, 1]],
+        [[1, 1, 1]],
+        [[2, 1, 1]],
+        [[2, 1, 1, 5]],
+        [[2, 1, 0, 1, 1]],
+        [[2, 1, 6, 1, 1]],
+        [[2, 1, 1, 2, 1]],
+        [[2, 1, 1, 1, 2, 3]],
+        [[2, 1, 1, 1.0, 2.0]],
+        [[2, 1, 1, "a", "b"]],
+        [[2, 1, 1, 1, 2**63]],
+        [[3, 1]],
+    ],
+)
+def test_what_is_no_record_is_refused(rows: object) -> None:
+    with pytest.raises(MessageFormatException):
+        unpack_records(msgpack.packb(rows))
+
+
+@given(st.binary(max_size=40))
+def test_whatever_comes_in_is_records_or_refused(payload: bytes) -> None:
+    try:
+        records = unpack_records(payload)
+    except MessageFormatException:
+        return
+    assert unpack_records(pack_records(records)) == records
