@@ -8,6 +8,7 @@ from typing import Any
 
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
 from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     DECLARED,
@@ -47,6 +48,7 @@ class ScriptedBroker:
         confirms_copies: whether it is confirmed that a browser gets copies.
         has_regions: whether it offers regions.
         takes_batches: whether it takes several messages as one transfer.
+        delivers_batches: whether it delivers in batches to who asks for that, if it takes them.
         accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
         credit: what each producer's link gets.
     """
@@ -66,6 +68,7 @@ class ScriptedBroker:
         self.envelope_version = ENVELOPE_VERSION
         self.has_regions = holdfast
         self.takes_batches = False
+        self.delivers_batches = True
         self.accepts = True
         self.answers_drain = True
         self.closes_links = True
@@ -165,7 +168,11 @@ class ScriptedBroker:
         self.by_address[address] = event.link
         if target is not None and target.coordinator:
             self.coordinators.add(event.link)
-        self.peer.accept_link(event.link, source, target, max_message_bytes=self.max_message_bytes)
+        number = event.properties.get(CONSUMER_NUMBER) if self.delivers_batches else None
+        properties = None if number is None else {CONSUMER_NUMBER: number}
+        self.peer.accept_link(
+            event.link, source, target, max_message_bytes=self.max_message_bytes, properties=properties
+        )
         if not event.is_sender:
             self.peer.credit(event.link, self.credit)
 
