@@ -7,6 +7,8 @@ Theory of operation
     That nothing is there does not say that nothing is at the broker.  A drain says so, for a round trip: it is made
     where the answer would otherwise be "nothing", by ``receive_nowait`` at once, by ``receive(timeout)`` shortly before
     its time is over.
+
+Long because a delivery goes through the same steps to ``receive``, to ``receive_many`` and to a listener.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 from sdk.prefetch import Prefetch
 from sdk.session_state import SessionState, by_epoch, log
+from sdk.several import Several
 
 Listener = Callable[[Message], object]
 #: Gives back what the listener of a consumer raised on.
@@ -71,6 +74,7 @@ class MessageConsumer:
         "_prefetch",
         "_resumes_at",
         "_selector",
+        "_several",
         "_source",
         "_state",
         "_taken",
@@ -114,6 +118,7 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._turns = Closing()
         self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
+        self._several: Several | None = None  #: what the call of ``receive_many`` under way takes
         self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
         self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
         self._confirms = False  #: whether that waits for the broker's confirmation now
@@ -240,6 +245,52 @@ class MessageConsumer:
         """
         return self.receive(0)
 
+    def receive_many(self, limit: int, timeout: float | None = None) -> list[Message]:
+        """The next messages: as many as are there, up to a limit, once there is one.
+
+        In AUTO they are acknowledged together as the list is returned.  In the other modes it is as if each had been
+        received alone.  The list has what has come, at most ``prefetch_messages``: nothing waits for it to fill.
+
+        Args:
+            limit: most messages, at least 1.
+            timeout: how long to wait for the first one, as for ``receive``; 0: as ``receive_nowait``.
+
+        Returns:
+            The messages, in order; none where ``receive`` would return None.
+
+        Raises:
+            ValueError: the limit or the time-out cannot be.
+            IllegalStateException: as for ``receive``.
+            ConnectionLostException: as for ``receive``; in AUTO none of the messages could be acknowledged.
+        """
+        if type(limit) is not int or limit < 1:
+            raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
+        state = self._state
+        if state.calling:
+            state.refuse_nested()
+        several = Several(state, self._prefetch, limit)
+        try:
+            try:
+                self._several = several
+                self._receive(timeout, None)
+                return several.messages
+            finally:
+                self._several = None
+        except BaseException:  # perhaps of the handler of a signal
+            several.put_back()
+            raise
+
+    def _take_several(self, several: Several) -> Message | None:
+        """Take what ``receive_many`` is to return; returns the first of it."""
+        several.take(self._opened)
+        with self._state.settling:
+            settlements = several.consume(self._acknowledge, self._source)
+            self._confirms = bool(settlements) and self._state.confirms
+        if not several.messages:
+            return None
+        self._end_take(settlements, len(several.messages))
+        return several.messages[0]
+
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed."""
         while (message := self.receive()) is not None:
@@ -349,6 +400,8 @@ class MessageConsumer:
 
     def _take(self) -> Message | None:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
+        if self._several is not None:
+            return self._take_several(self._several)
         # It stays in the buffer until it is noted as delivered: a handler of a signal may raise anywhere on the way.
         prefetch = self._prefetch
         buffer = prefetch.buffer
@@ -402,16 +455,21 @@ class MessageConsumer:
                             f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error}"
                         ) from error
                 self._confirms = state.confirms
-        if policy.due_at is not None:
-            state.keep_time(policy.due_at)
-        prefetch.count_used()
+        self._end_take(settlements, 1)
+        return message
+
+    def _end_take(self, settlements: Sequence[Settlement], messages: int) -> None:
+        """So many messages are about to be returned: grant credit, and wait for what is to be confirmed."""
+        state, prefetch = self._state, self._prefetch
+        if state.policy.due_at is not None:
+            state.keep_time(state.policy.due_at)
+        prefetch.count_used(messages)
         if self._confirms:
             try:
                 state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=False)
             finally:
                 self._confirms = False
                 state.wake()  # a thread that closes it waits for this
-        return message
 
     def _put_back(self, delivery: Delivery | None) -> None:
         """The application did not get what the interrupted ``receive`` took, if anything: it is the next one again."""

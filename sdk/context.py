@@ -505,6 +505,10 @@ class JMSConsumer:
         """See ``MessageConsumer.receive_nowait``."""
         return self._consumer.receive_nowait()
 
+    def receive_many(self, limit: int, timeout: float | None = None) -> list[Message]:
+        """See ``MessageConsumer.receive_many``."""
+        return self._consumer.receive_many(limit, timeout)
+
     def receive_body(self, kind: type[_T], timeout: float | None = None) -> _T | None:
         """The body of the next message, where it has this type.
 

@@ -58,6 +58,7 @@ class Prefetch:
     Attributes:
         size: messages that it may hold which the application has not received; 0: one is asked for at a time.
         buffer: what has come and was not delivered.
+        taken: what a call of ``receive_many`` has taken out of the buffer and not delivered yet.
         link: the transport's number of the consumer's link; -1 until it is attached.
         stale_link: the last link, in the tags of deliveries, that the broker closed; numbers count up.
         closing: whether the consumer is being closed, or the broker has closed its link for good.
@@ -91,6 +92,7 @@ class Prefetch:
         "name",
         "size",
         "stale_link",
+        "taken",
         "undrained",
     )
 
@@ -107,6 +109,7 @@ class Prefetch:
         self.size = size
         self._half = max(1, size // 2)
         self.buffer: deque[Delivery] = deque()
+        self.taken: list[Delivery] = []
         self.closing = False
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
         self._granted = 0
@@ -224,7 +227,7 @@ class Prefetch:
             return
         with self._state.settling:  # another thread may start the connection
             self._used = 0
-            missing = self.size - (self._granted - self._arrived) - len(self.buffer)
+            missing = self.size - (self._granted - self._arrived) - len(self.buffer) - len(self.taken)
             if missing > 0:
                 self._grant(missing)
 
@@ -243,9 +246,9 @@ class Prefetch:
             # The link was lost, and may have been there again when the credit was granted.
             self._in_doubt = True
 
-    def count_used(self) -> None:
-        """Count a message taken from the buffer, and grant credit again when half of the prefetch is used."""
-        self._used = used = self._used + 1
+    def count_used(self, messages: int = 1) -> None:
+        """Count messages taken from the buffer, and grant credit again when half of the prefetch is used."""
+        self._used = used = self._used + messages
         if used >= self._half and self.size and not self.is_away:
             self._used = 0
             with contextlib.suppress(ConnectionLostException):  # this message was received all the same
@@ -406,7 +409,7 @@ class Prefetch:
         """
         found = []
         epoch, stale_link = self._state.lost_epoch, self.stale_link
-        for delivery in self.buffer.copy():
+        for delivery in (*self.taken, *self.buffer.copy()):
             if delivery.tag.epoch == epoch and delivery.tag.link > stale_link:
                 with contextlib.suppress(MessageFormatException):
                     record = ack_record_for(source, delivery.envelope, delivery)

@@ -151,7 +151,7 @@ class Run:
         temporary = self.ask(client.declare_temporary, DestinationKind.TEMPORARY_QUEUE)
         for size in (10, 20, 9_000):
             if self.is_open and linked is not None:
-                client.send(linked[0], self._message(size), lambda error: self._settled(error))
+                client.send_all([(linked[0], self._message(size), lambda error: self._settled(error))])
                 self.rest()
         for link in (receiver, other):
             if self.is_open and link is not None:
@@ -223,7 +223,8 @@ def test_changed_frames_end_their_connection_and_no_other_one(broker: Broker, en
             raise
         kinds += mutations.counts
         answer = other.answer()
-        other.client.send(link, pack(Envelope(queue("other"), BodyKind.TEXT, "x")), lambda e, a=answer: a(None, e))
+        message = pack(Envelope(queue("other"), BodyKind.TEXT, "x"))
+        other.client.send_all([(link, message, lambda e, a=answer: a(None, e))])
         other.rest()
         assert other.answers["done"] == number + 3, f"seed {seed} + {number}"
     assert len(kinds) == 12

@@ -127,7 +127,7 @@ _API = {
     " create_durable_consumer create_map_message create_message create_object_message create_producer create_queue"
     " create_region create_shared_consumer create_shared_durable_consumer create_stream_message create_temporary_queue"
     " create_temporary_topic create_text_message create_topic delete_temporary recover rollback transacted unsubscribe",
-    MessageConsumer: "close destination listener no_local receive receive_nowait selector",
+    MessageConsumer: "close destination listener no_local receive receive_many receive_nowait selector",
     MessageProducer: "close delivery_delay delivery_mode destination disable_message_id disable_timestamp priority send"
     " send_all time_to_live",
     QueueBrowser: "close destination selector",
@@ -139,7 +139,7 @@ _API = {
     " create_stream_message create_temporary_queue create_temporary_topic create_text_message create_topic"
     " delete_temporary event_listener exception_listener meta_data pending_event_count ready_for_events recover"
     " rollback session_mode start stop transacted unsubscribe",
-    JMSConsumer: "close listener receive receive_body receive_body_nowait receive_nowait selector",
+    JMSConsumer: "close listener receive receive_body receive_body_nowait receive_many receive_nowait selector",
     JMSProducer: "clear_properties correlation_id delivery_delay delivery_mode disable_message_id disable_timestamp"
     " on_completion priority properties reply_to send set_async set_correlation_id set_delivery_delay"
     " set_delivery_mode set_disable_message_id set_disable_timestamp set_priority set_property set_reply_to"
