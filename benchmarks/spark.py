@@ -9,6 +9,7 @@ the JVM, of Spark's Python workers, and of the broker.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -24,12 +25,16 @@ from pyspark.sql.types import StructType
 from benchmarks.modes import OrderError, server
 from benchmarks.report import Figure
 from benchmarks.spark_limit import LimitSource
+from sdk import ConnectionFactory
 from spark_connector import register
 
 BODY_BYTES = 1024
 #: Rows of a micro-batch.
 PER_BATCH = 50_000
 TEXT_ONLY = "text string"
+#: Messages before those that are measured, and how long the queue is idle between two.
+_WARM_ROUNDS = 5
+_IDLE_SECONDS = 0.5
 #: The lines that have an API limit beside them.
 WRITE, READ, READ_TEXT, STREAM = "written", "read, all columns", "read, text only", "queue to queue"
 
@@ -170,6 +175,37 @@ def holdfast_lines(spark: SparkSession, directory: Path, rows: int, warm_up: int
         return all_of("rows", rows)
 
 
+def latencies(spark: SparkSession, directory: Path, rounds: int) -> list[float]:
+    """Seconds from a message to an idle queue until a query has written it to another one, Python at both ends."""
+    register(spark)
+    with (
+        server(directory) as (url, _),
+        tempfile.TemporaryDirectory() as checkpoint,
+        ConnectionFactory(url).create_connection() as connection,
+        connection.create_session() as session,
+    ):
+        connection.start()
+        producer = session.create_producer(session.create_queue("idle"))
+        consumer = session.create_consumer(session.create_queue("idle.target"))
+        found = spark.readStream.format("jms").options(url=url, queue="idle").schema(TEXT_ONLY).load()
+        writer = found.writeStream.format("jms").options(url=url, queue="idle.target")
+        query = writer.option("checkpointLocation", checkpoint).start()
+        seconds = []
+        try:
+            for number in range(rounds + _WARM_ROUNDS):
+                started = time.perf_counter()
+                producer.send(str(number))
+                message = consumer.receive(timeout=60)
+                if message is None or message.body != str(number):
+                    raise OrderError(f"sent {number}, received {message and message.body!r}")
+                if number >= _WARM_ROUNDS:
+                    seconds.append(time.perf_counter() - started)
+                time.sleep(_IDLE_SECONDS)
+        finally:
+            query.stop()
+        return seconds
+
+
 def limit_lines(spark: SparkSession, rows: int, warm_up: int) -> dict[str, Cost]:
     """What a data source can do in Python at most."""
     spark.dataSource.register(LimitSource)
@@ -194,6 +230,7 @@ def rows(directory: Path, count: int = 200_000) -> Iterator[Figure]:
     try:
         limits = limit_lines(spark, count, min(count, 20_000))
         ours = holdfast_lines(spark, directory / "spark", count, min(count, 20_000))
+        waits = latencies(spark, directory / "latency", 10 if count < 100_000 else 30)
     finally:
         spark.stop()
     for what, cost in limits.items():
@@ -201,6 +238,13 @@ def rows(directory: Path, count: int = 200_000) -> Iterator[Figure]:
     for what, cost in ours.items():
         limit = limits.get(what)
         yield _figure(f"Spark: rows {what}", cost, limit, "read at least 0.6" if what in (READ, READ_TEXT) else None)
+
+    yield Figure(
+        name="Spark: a message through a micro-batch, idle queue to queue, p50",
+        value=statistics.median(waits) * 1000,
+        unit="ms",
+        goal="below 350",
+    )
 
 
 def _figure(name: str, cost: Cost, limit: Cost | None = None, goal: str | None = None) -> Figure:
