@@ -106,6 +106,7 @@ def session(**config: str) -> SparkSession:
         builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
     )
     for name, value in config.items():
