@@ -7,8 +7,8 @@ line which of their programs is missing (exit status 1).
 Theory of operation: one session of Spark (``local[2]``) does the same with both, one side after the other, on the lines
 of :mod:`benchmarks.spark`, after fewer rows to warm up. A queue is a topic of two partitions there. Kafka's broker is
 one process that is broker and controller, as it comes: it confirms what it has handed to the system, and syncs
-nothing. Ours syncs every commit. The connector is the last one that Maven has, which is of a Spark before ours: that of
-4.0 does not stream in 4.3, that of 4.2 does. Kafka's sink writes at least once; ours is measured exactly once, and at least once.
+nothing. Ours syncs every commit. Kafka's sink writes at least once; ours is measured exactly once, and at least once.
+The connector is that of Spark 4.2, since Maven has none of 4.3; that of 4.0 does not stream in 4.3.
 """
 
 from __future__ import annotations
