@@ -76,20 +76,23 @@ class Meter:
         before, started = self._used(), time.perf_counter()
         act()
         seconds, after = time.perf_counter() - started, self._used()
-        jvm, python, broker = (late - early for early, late in zip(before, after, strict=True))
+        # Workers that Spark ends after a minute without work take with them what they have used.
+        jvm, python, broker = (max(0.0, late - early) for early, late in zip(before, after, strict=True))
         return Cost(rows, seconds, jvm, python, broker)
 
     def _used(self) -> tuple[float, float, float]:
         """Seconds of CPU that the JVM, the Python workers and the broker have used, with those that have ended."""
         jvm = python = 0.0
         for process in psutil.Process().children(recursive=True):
+            if process == self._broker:
+                continue
             try:
                 times, name = process.cpu_times(), process.name()
             except psutil.NoSuchProcess:
                 continue
             if name == "java":
                 jvm += times.user + times.system
-            elif process != self._broker:
+            else:
                 python += times.user + times.system + times.children_user + times.children_system
         broker = 0.0
         if self._broker is not None:
