@@ -14,7 +14,22 @@ from broker_adapter.destination import (
 from broker_adapter.engine.regions.interests import checked_interest, checked_key
 from broker_adapter.engine.regions.interests import expression as key_expression
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
-from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
+from broker_adapter.envelope import (
+    ENVELOPE_OCTET,
+    ENVELOPE_VERSION,
+    HEAD_FIELDS,
+    MAX_BODY_DEPTH,
+    BodyForm,
+    BodyKind,
+    Envelope,
+    HeadFlag,
+    Identity,
+    annotated,
+    pack,
+    unpack,
+    unpack_further,
+    unpack_properties,
+)
 from broker_adapter.errors import (
     MESSAGE_TOO_LARGE,
     BrowserInterruptedException,
@@ -45,6 +60,7 @@ from broker_adapter.errors import (
     UnsupportedOperationException,
     copied,
 )
+from broker_adapter.range_block import RangeBlock, block_of, unpacked_block
 from broker_adapter.refusals import not_browsable
 from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
@@ -74,6 +90,16 @@ from broker_adapter.version import PRODUCT, own_version
 from broker_adapter.wording import counted, in_seconds
 
 __all__ = [
+    "BodyForm",
+    "ENVELOPE_OCTET",
+    "ENVELOPE_VERSION",
+    "HEAD_FIELDS",
+    "HeadFlag",
+    "RangeBlock",
+    "block_of",
+    "unpack_further",
+    "unpack_properties",
+    "unpacked_block",
     "AmqpSettings",
     "BodyKind",
     "BrokerStatistics",

@@ -32,7 +32,7 @@ Version 1, one array in msgpack of all fields, is read, and written for programs
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
 import msgpack
@@ -229,6 +229,33 @@ def unpack_headers(data: bytes) -> Envelope:
     return _unpack(data, False)
 
 
+def unpack_properties(data: bytes) -> dict[str, Any]:
+    """The properties in these bytes of a packed envelope of version 2, as :func:`unpack` reads them.
+
+    Raises:
+        MessageFormatException: there are none in them.
+    """
+    try:
+        properties = _unpacked_map(data, "properties")
+        "".join(properties)  # raises TypeError for a name that is no str
+    except _UNPACKING_ERRORS as error:
+        raise MessageFormatException(f"not a packed envelope: {_why_not(error)}") from error
+    return properties
+
+
+def unpack_further(data: bytes) -> tuple[str | bytes | None, str | None]:
+    """The correlation id and the type in the further headers of a packed envelope of version 2.
+
+    Raises:
+        MessageFormatException: there are no headers in these bytes.
+    """
+    try:
+        correlation_id, _, message_type, _, _ = _further(data)
+    except _UNPACKING_ERRORS as error:
+        raise MessageFormatException(f"not a packed envelope: {_why_not(error)}") from error
+    return correlation_id, message_type
+
+
 def read_head(data: bytes) -> Head:
     """What routes a message, from its packed envelope: of version 2 in the same time, however large it is.
 
@@ -342,14 +369,58 @@ def check_identity(producer_id: Any, thread_id: Any, sequence: Any) -> None:
         )
 
 
-_HEAD = struct.Struct(">BBBBBBBxIIIIIIIqqqqq")
+#: The fields of the head by their codes in ``struct``, big-endian: for those who read many heads at once.
+HEAD_FIELDS: tuple[tuple[str, str], ...] = (
+    ("octet", "B"),
+    ("version", "B"),
+    ("flags", "B"),
+    ("priority", "B"),
+    ("body_kind", "B"),
+    ("form", "B"),
+    ("destination_kind", "B"),
+    ("nothing", "x"),
+    ("name_bytes", "I"),
+    ("group_bytes", "I"),
+    ("producer_bytes", "I"),
+    ("id_bytes", "I"),
+    ("further_bytes", "I"),
+    ("property_bytes", "I"),
+    ("body_bytes", "I"),
+    ("expires_at_ms", "q"),
+    ("deliver_at_ms", "q"),
+    ("sent_at_ms", "q"),
+    ("thread_id", "q"),
+    ("sequence", "q"),
+)
+_HEAD = struct.Struct(f">{''.join(code for _, code in HEAD_FIELDS)}")
 _HEAD_BYTES = _HEAD.size
 _pack_head = _HEAD.pack
 _read_head = _HEAD.unpack_from
-#: Flags of the head.
-_PERSISTENT, _EXPIRES, _DELIVERED_LATER, _IDENTIFIED, _GROUPED, _SENT, _NAMED = 1, 2, 4, 8, 16, 32, 64
-#: Forms of the body.
-_NO_BODY, _TEXT, _BYTES, _MSGPACK = range(4)
+
+
+class HeadFlag(IntFlag):
+    """Flags of the head."""
+
+    PERSISTENT = 1
+    EXPIRES = 2
+    DELIVERED_LATER = 4
+    IDENTIFIED = 8
+    GROUPED = 16
+    SENT = 32
+    NAMED = 64
+
+
+class BodyForm(IntEnum):
+    """Forms of the body."""
+
+    NONE = 0
+    TEXT = 1
+    BYTES = 2
+    MSGPACK = 3
+
+
+_PERSISTENT, _EXPIRES, _DELIVERED_LATER, _IDENTIFIED, _GROUPED, _SENT, _NAMED = map(int, HeadFlag)
+_NO_BODY, _TEXT, _BYTES, _MSGPACK = map(int, BodyForm)
 _BODY_KINDS = {int(kind): kind for kind in BodyKind}
 #: The forms that a body of each kind may have, and the types that it may have in Python.
 _FORMS: dict[int, tuple[int, ...]] = {

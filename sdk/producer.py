@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from broker_adapter import (
@@ -28,6 +29,8 @@ from sdk.message import DeliveryMode, Message, checked_mode
 from sdk.message_values import checked_ms, checked_priority
 from sdk.send_answers import SendAnswers, failed
 from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
+
+_Value = TypeVar("_Value", int, float)
 
 
 class MessageProducer:
@@ -248,8 +251,8 @@ class MessageProducer:
         destination: Destination | None = None,
         *,
         delivery_mode: DeliveryMode | None = None,
-        priority: int | None = None,
-        time_to_live: float | None = None,
+        priority: int | Sequence[int | None] | None = None,
+        time_to_live: float | Sequence[float | None] | None = None,
         delivery_delay: float | None = None,
     ) -> None:
         """Send messages in their order, and wait for the broker's answers to all of them.
@@ -266,12 +269,13 @@ class MessageProducer:
             messages: any number of them; all are encoded before the first one is sent, and are in memory until then.
             destination: as for ``send``, as are those that follow; they hold for each message.
             delivery_mode: with NON_PERSISTENT this waits for the answers as well, which need no disk.
-            priority: 0 to 9.
-            time_to_live: seconds after which they expire.
+            priority: 0 to 9; or a sequence of these, one for each message (None: that of the producer).
+            time_to_live: seconds after which they expire; or a sequence, likewise.
             delivery_delay: seconds before which they are not delivered.
 
         Raises:
             TypeError: ``messages`` is one message.
+            ValueError: a sequence has not one value for each message.
             OperationTimedOutException: no answer has come for ``send_timeout_seconds``; those without one may have been
                 sent all the same.
             ConnectionLostException: the connection is gone for good; those without an answer may have been sent.
@@ -286,8 +290,13 @@ class MessageProducer:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             target = self._target(destination)
+            priorities = _of_each("priority", priority, len(several))
+            lives = _of_each("time_to_live", time_to_live, len(several))
             self._send_together(
-                [self._made(wrapped(each), target, mode, priority, time_to_live, delivery_delay) for each in several]
+                [
+                    self._made(wrapped(each), target, mode, own_priority, life, delivery_delay)
+                    for each, own_priority, life in zip(several, priorities, lives, strict=True)
+                ]
             )
 
         self._state.in_one_call(send, list(messages))
@@ -469,5 +478,16 @@ class MessageProducer:
 
 
 _PERSISTENT = DeliveryMode.PERSISTENT
+
+
 #: What ``send_all`` takes for one message.
+def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: int) -> Iterable[_Value | None]:
+    """The value of an argument for each of so many messages."""
+    if not isinstance(value, Sequence):
+        return repeat(value, count)
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} values for {count} messages")
+    return value
+
+
 _ONE_MESSAGE = (Message, str, bytes, bytearray, Mapping)

@@ -20,10 +20,13 @@ from broker_adapter import (
     Envelope,
     JMSException,
     MessageFormatException,
+    RangeBlock,
     ResourceAllocationException,
     annotated,
+    block_of,
     decode_payload,
     pack,
+    unpacked_block,
 )
 from sdk.connection import Connection
 
@@ -93,6 +96,11 @@ class RangeMessage:
         return annotated(envelope, self.annotations) if self.annotations else envelope
 
 
+def messages_of(block: RangeBlock) -> list[RangeMessage]:
+    """The messages of a block."""
+    return [RangeMessage(*row) for row in block.rows()]
+
+
 class RangeReader:
     """Reads and settles a queue, or a durable subscription, by position.
 
@@ -107,6 +115,7 @@ class RangeReader:
     __slots__ = (
         "__weakref__",
         "_connection",
+        "_knows_blocks",
         "_queue",
     )
 
@@ -118,6 +127,7 @@ class RangeReader:
         client_id: str | None = None,
     ) -> None:
         self._connection = connection
+        self._knows_blocks = True  #: until the broker says that it knows none
         self._queue: dict[str, Any] = {
             "destination": destination.name,
             "kind": "topic" if destination.is_topic else "queue",
@@ -175,6 +185,22 @@ class RangeReader:
                 other messages since the broker's store was replaced by an older copy.
             StoreCorruptException: a message cannot be trusted, and there is no ``on_damaged``.
         """
+        for block in self.read_blocks(first, last, incarnation, max_bytes, run, on_damaged):
+            yield messages_of(block)
+
+    def read_blocks(
+        self,
+        first: int,
+        last: int,
+        incarnation: str | None = None,
+        max_bytes: int = CHUNK_BYTES,
+        run: str | None = None,
+        on_damaged: Callable[[list[int]], None] | None = None,
+    ) -> Iterator[RangeBlock]:
+        """The same as columns: a block for each answer of the broker that has a message, no object for each message.
+
+        Args and errors are those of ``read``.
+        """
         position = first
         while position <= last:
             arguments = {
@@ -186,19 +212,30 @@ class RangeReader:
                 "run": run,
                 "skip_damaged": on_damaged is not None,
             }
-            version = self._connection._envelope_version
-            if version > 1:  # a broker that knows no other than the first does not know the argument
-                arguments["envelope_version"] = version
-            answer = self._connection.request("read_range", arguments)
-            if on_damaged is not None and answer.get("damaged"):
-                on_damaged(answer["damaged"])
-            messages = [
-                RangeMessage(at, count, payload, annotations)
-                for at, count, _, payload, annotations in answer["messages"]
-            ]
-            if messages:
-                yield messages
-            position = answer["next"]
+            block, position, damaged = self._block(arguments)
+            if on_damaged is not None and damaged:
+                on_damaged(damaged)
+            if block.length:
+                yield block
+
+    def _block(self, arguments: dict[str, Any]) -> tuple[RangeBlock, int, list[int]]:
+        """(messages, next position, damaged positions) as the broker answers, of whichever version it is."""
+        version = self._connection._envelope_version
+        if version > 1:  # a broker that knows no other than the first does not know the argument
+            arguments = {**arguments, "envelope_version": version}
+            if self._knows_blocks:
+                try:
+                    answer = self._connection.request("read_range", {**arguments, "columns": True})
+                    return unpacked_block(answer["block"]), answer["next"], answer["damaged"]
+                except MessageFormatException as error:
+                    if "'columns'" not in error.reason:
+                        raise
+                    self._knows_blocks = False
+        answer = self._connection.request("read_range", arguments)
+        messages = answer["messages"]
+        positions, counts, _, payloads, found = zip(*messages, strict=True) if messages else ((),) * 5
+        annotations = {index: each for index, each in enumerate(found) if each is not None}
+        return block_of(positions, counts, payloads, annotations), answer["next"], answer.get("damaged", [])
 
     def settle_through(
         self, position: int, incarnation: str | None = None, first: int = 0, run: str | None = None

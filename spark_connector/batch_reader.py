@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from broker_adapter import Destination, DestinationKind, Envelope
+from broker_adapter import Destination, DestinationKind, Envelope, RangeBlock
 from sdk import Connection, ConnectionLostException, InvalidDestinationException, Message, OperationTimedOutException
-from sdk.range_reader import Bounds, RangeMessage, RangeReader
+from sdk.range_reader import Bounds, RangeReader
+from spark_connector.ahead import one_ahead
+from spark_connector.block_rows import batch_of_block
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
-from spark_connector.rows import Readable, batch_of, decoded
+from spark_connector.rows import Readable, batch_of
 from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -86,9 +89,12 @@ def partitions_of(
 
 
 def read_range(
-    partition: RangePartition, as_batch: Callable[[list[RangeMessage]], pa.RecordBatch] | None = None
+    partition: RangePartition, as_batch: Callable[[RangeBlock], pa.RecordBatch] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a range as Arrow batches; goes on where it was if the connection is lost.
+
+    Up to three times ``fetchBytes`` of messages are in memory, or as many messages where they are larger: those that
+    Spark has got, the next ones, and an answer that comes in.
 
     Args:
         partition: the range.
@@ -114,13 +120,12 @@ def read_range(
         try:
             reader = range_reader(connection_for(options), options)
             incarnation, size = partition.incarnation, options.fetch_bytes
-            for messages in reader.read(position, partition.last, incarnation, size, run, leave_out):
-                if as_batch is None:
-                    yield batch_of(decoded(messages), source, partition.columns)
-                else:
-                    yield as_batch(messages)
-                position = messages[-1].position + 1
-                failing_since = None
+            blocks = reader.read_blocks(position, partition.last, incarnation, size, run, leave_out)
+            with closing(one_ahead(blocks)) as coming:
+                for block in coming:
+                    yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
+                    position = block.last_position + 1
+                    failing_since = None
             return
         except InvalidDestinationException as error:
             if options.fail_on_data_loss:

@@ -27,6 +27,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from sdk import Connection
+from sdk.range_reader import messages_of
 from sdk.region_reader import create_region
 from spark_connector.batch_reader import RangePartition, read_range
 from spark_connector.connections import with_retries
@@ -113,7 +114,7 @@ class JmsRegionStreamReader(JmsStreamReader):
             return read_key_range(partition)
         assert isinstance(partition, RangePartition)
         region, columns = region_of(self._region_options), self._region_columns
-        return read_range(partition, lambda messages: batch_of_events(messages, region, columns))
+        return read_range(partition, lambda block: batch_of_events(messages_of(block), region, columns))
 
 
 def _split(fields: dict[str, Any]) -> tuple[dict[str, Any], int, bool]:

@@ -44,19 +44,19 @@ from sdk.range_reader import RangeMessage
 
 _STRINGS = MapType(StringType(), StringType())
 _ARROW_STRINGS = pa.map_(pa.string(), pa.string())
-_INSTANT = pa.timestamp("us", tz="UTC")
+INSTANT = pa.timestamp("us", tz="UTC")
 
 #: name, Spark's type, Arrow's type, what it is.
 COLUMNS: tuple[tuple[str, Any, pa.DataType, str], ...] = (
     ("queue", StringType(), pa.string(), "the queue, or the topic, that was read"),
     ("position", LongType(), pa.int64(), "place in the queue; increasing, never used again"),
     ("messageId", StringType(), pa.string(), "JMSMessageID"),
-    ("timestamp", TimestampType(), _INSTANT, "when it was sent"),
+    ("timestamp", TimestampType(), INSTANT, "when it was sent"),
     ("key", StringType(), pa.string(), "JMSXGroupID"),
     ("correlationId", StringType(), pa.string(), "JMSCorrelationID; bytes as hexadecimal digits"),
     ("type", StringType(), pa.string(), "JMSType"),
     ("priority", IntegerType(), pa.int32(), "0 to 9"),
-    ("expiration", TimestampType(), _INSTANT, "when it expires; null: never"),
+    ("expiration", TimestampType(), INSTANT, "when it expires; null: never"),
     (
         "bodyType",
         StringType(),
@@ -71,14 +71,14 @@ COLUMNS: tuple[tuple[str, Any, pa.DataType, str], ...] = (
 )
 
 SCHEMA = StructType([StructField(name, kind, nullable=True) for name, kind, _, _ in COLUMNS])
-_ARROW = {name: kind for name, _, kind, _ in COLUMNS}
+ARROW_TYPES = {name: kind for name, _, kind, _ in COLUMNS}
 _TYPES = {name: kind for name, kind, _, _ in COLUMNS}
 
 #: The instants that Spark's timestamps have: from the year 1 to the end of the year 9999, in milliseconds.
 FIRST_INSTANT_MS = -62_135_596_800_000
 LAST_INSTANT_MS = 253_402_300_799_999
 #: Least and greatest value of columns that show less than their type could; instants in milliseconds.
-_LIMITS = {
+LIMITS = {
     "timestamp": (FIRST_INSTANT_MS, LAST_INSTANT_MS),
     "expiration": (1, LAST_INSTANT_MS),
     "priority": (0, 9),
@@ -201,7 +201,7 @@ def batch_of(
         arrays["problem"] = _where(problems, count, pa.string(), lambda index: _valid("; ".join(problems[index])))
     if "_corrupt_record" in columns:
         arrays["_corrupt_record"] = _where(problems, count, pa.binary(), lambda index: messages.payloads[index])
-    schema = pa.schema([pa.field(name, own[name].kind if name in own else _ARROW[name]) for name in columns])
+    schema = pa.schema([pa.field(name, own[name].kind if name in own else ARROW_TYPES[name]) for name in columns])
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
 
 
@@ -227,29 +227,29 @@ def _column(
             try:
                 cells.append(_whole_column(name, messages.row(index), queue, own))
             except Exception as error:
-                cells.append(pa.nulls(1, own[name].kind if name in own else _ARROW[name]))
+                cells.append(pa.nulls(1, own[name].kind if name in own else ARROW_TYPES[name]))
                 problems.setdefault(index, []).append(f"{name}: {error}")
         return pa.concat_arrays(cells)
 
 
 def _whole_column(name: str, messages: Readable, queue: str, own: Mapping[str, OwnColumn]) -> pa.Array:
     column = own.get(name)
-    kind = _ARROW[name] if column is None else column.kind
+    kind = ARROW_TYPES[name] if column is None else column.kind
     values = VALUES[name](messages, queue) if column is None else column.values(messages)
-    is_instant = kind is _INSTANT
+    is_instant = kind is INSTANT
     array = pa.array(values, pa.int64() if is_instant else kind)
     if isinstance(array, pa.ChunkedArray):
         raise ValueError("more than 2 GiB")
-    if name in _LIMITS:
-        least, most = _LIMITS[name]
+    if name in LIMITS:
+        least, most = LIMITS[name]
         found = pc.min_max(array)
         for value in (found["min"].as_py(), found["max"].as_py()):
             if value is not None and not least <= value <= most:
                 raise ValueError(f"{value} is not from {least} to {most}")
-    return pc.multiply(array, 1000).cast(_INSTANT) if is_instant else array
+    return pc.multiply(array, 1000).cast(INSTANT) if is_instant else array
 
 
-_BODY_TYPES = {kind: kind.name.lower() for kind in BodyKind}
+BODY_TYPES = {kind: kind.name.lower() for kind in BodyKind}
 
 
 def _text(envelope: Envelope) -> str | None:
@@ -297,6 +297,11 @@ def _properties(envelope: Envelope) -> list[tuple[str, str | None]] | None:
         if len(named) < len(properties):
             raise ValueError("two properties have the same name as text")
         properties = named
+    return shown_properties(properties)
+
+
+def shown_properties(properties: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """The members of the map that shows properties."""
     return [(name, None if value is None else _string(value)) for name, value in properties.items()]
 
 
@@ -324,7 +329,7 @@ VALUES: dict[str, _Values] = {
     "priority": lambda messages, _: [each.priority for each in messages.envelopes],
     "expiration": lambda messages, _: [each.expires_at_ms for each in messages.envelopes],
     "bodyType": lambda messages, _: [
-        "undecodable" if each is _UNDECODABLE else _BODY_TYPES[each.body_kind] for each in messages.envelopes
+        "undecodable" if each is _UNDECODABLE else BODY_TYPES[each.body_kind] for each in messages.envelopes
     ],
     "text": lambda messages, _: [_text(each) for each in messages.envelopes],
     "body": lambda messages, _: [

@@ -30,15 +30,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from broker_adapter import Destination, DestinationKind, Envelope, counted, pack
 from sdk import (
-    AcknowledgeMode,
     Connection,
     JMSException,
     MessageFormatException,
+    MessageProducer,
     ResourceAllocationException,
-    TransactionRolledBackException,
 )
 from sdk.envelopes import message_of
-from sdk.range_reader import StagedTransaction, discard, is_above_limit, is_too_large, publish, published
+from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
 from spark_connector.batches import (
     Attempt,
     all_of_batch,
@@ -57,9 +56,10 @@ from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Messages of one transaction where each task commits by itself.
-_COMMIT_MESSAGES = 1000
-#: Longest time to live where each task commits by itself, in seconds; a longer one is as good as none.
+#: Most messages that are under way at once at least once, and their bytes, unless one has more.
+_SENT_AT_ONCE = 1000
+_BYTES_AT_ONCE = 4 * 1024 * 1024
+#: Longest time to live at least once, in seconds; a longer one is as good as none.
 _LONGEST_LIFE = 100 * 365 * 86400.0
 #: Longest wait for the broker to drop what is of no use any more, in seconds.
 _DISCARD_SECONDS = 5.0
@@ -171,31 +171,29 @@ class TaskWriter:
         return Written(group, name if staged.written else None, staged.written)
 
     def _send(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """At least once: each thousand rows are committed by themselves; a task that is tried again repeats them."""
+        """At least once: some rows are sent at a time, and confirmed; a task that is tried again repeats them."""
         options = self.options
         destination = destination_of(options)
         count = 0
-        sent: list[Sent] = []  # and not committed
+        waiting: list[Unsent] = []
+        size = 0
         try:
             with (
-                connection_for(options).create_session(AcknowledgeMode.TRANSACTED) as session,
+                connection_for(options).create_session() as session,
                 session.create_producer(destination) as producer,
             ):
                 for rows in batches:
                     envelopes = envelopes_of(rows, destination, options.priority, options.time_to_live, count)
                     for index, envelope in enumerate(envelopes):
-                        sent.append(Sent(rows, index, count, envelope))
-                        producer.send(
-                            message_of(envelope, 0), priority=envelope.priority, time_to_live=_seconds_left(envelope)
-                        )
+                        waiting.append(Unsent(rows, index, count, envelope))
                         count += 1
-                        if count % _COMMIT_MESSAGES == 0:
-                            session.commit()
-                            sent.clear()
-                session.commit()
-        except JMSException as error:
+                        size += len(envelope.body or ())
+                        if len(waiting) == _SENT_AT_ONCE or size >= _BYTES_AT_ONCE:
+                            _send_all(producer, waiting)
+                            waiting, size = [], 0
+                _send_all(producer, waiting)
+        except JMSException:
             drop_connection(options)  # the task that is tried next in this process starts with a new one
-            _name_sent(error, sent)
             raise
         return count
 
@@ -207,8 +205,8 @@ def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int)
         raise RowError.of(first + index, column, value, str(error)) from error
 
 
-class Sent(NamedTuple):
-    """A row that was sent as a message, in a transaction that is not committed."""
+class Unsent(NamedTuple):
+    """A row that is to be sent as a message."""
 
     rows: pa.RecordBatch
     place: int  #: of the row in these, from 0 on
@@ -216,23 +214,43 @@ class Sent(NamedTuple):
     envelope: Envelope
 
 
-def _name_sent(error: JMSException, sent: Sequence[Sent]) -> None:
-    """Raise RowError where one of these is what an error of a send, or of their commit, is about."""
-    cause = error.__cause__ if isinstance(error, TransactionRolledBackException) else error
-    if not isinstance(cause, JMSException) or not is_too_large(cause):
-        return
-    sizes = []
-    for each in sent:
-        try:
-            sizes.append(len(pack(each.envelope)))
-        except MessageFormatException as format_error:
-            column, value = largest_cell(each.rows, each.place)
-            raise RowError.of(each.number, column, value, str(format_error)) from error
-    if is_above_limit(cause) and sizes:
-        # One of them is larger than the limit, so the largest one is.
-        largest = sent[sizes.index(max(sizes))]
-        column, value = largest_cell(largest.rows, largest.place)
-        raise RowError.of(largest.number, column, value, str(cause)) from error
+def _send_all(producer: MessageProducer, waiting: Sequence[Unsent]) -> None:
+    """Send rows, and wait until all are confirmed.
+
+    Raises:
+        RowError: the broker has refused a row.
+        JMSException: rows could not be sent, for a reason that has nothing to do with what is in them.
+    """
+    try:
+        producer.send_all(
+            [message_of(each.envelope, 0) for each in waiting],
+            priority=[each.envelope.priority for each in waiting],
+            time_to_live=[_seconds_left(each.envelope) for each in waiting],
+        )
+    except JMSException as error:
+        refused(error, waiting)
+        raise
+
+
+def refused(error: JMSException, waiting: Sequence[Unsent]) -> None:
+    """Raise RowError where an error of ``send_all`` is about one of these rows; any other error is not one of a row.
+
+    The first row that was too large is named, or cannot be encoded at all.
+    """
+    for index, failure in error.failures.items():
+        if is_too_large(failure):
+            raise _refusal_of(waiting[index], failure) from error
+    if not error.failures and isinstance(error, MessageFormatException):  # of one that was never sent
+        for each in waiting:
+            try:
+                pack(each.envelope)
+            except MessageFormatException as reason:
+                raise _refusal_of(each, reason) from error
+
+
+def _refusal_of(row: Unsent, reason: JMSException) -> RowError:
+    column, value = largest_cell(row.rows, row.place)
+    return RowError.of(row.number, column, value, str(reason))
 
 
 def _seconds_left(envelope: Envelope) -> float | None:

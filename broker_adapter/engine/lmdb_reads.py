@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping
+import sys
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,35 +24,86 @@ from broker_adapter.engine.records import (
     decode_counters,
     decode_entry,
     decode_entry_key,
+    decode_message,
     decode_message_key,
     decode_queue_key,
     decode_run,
     entry_key,
     is_run_key,
+    message_key,
     queue_key,
 )
-from broker_adapter.engine.store import Loaded, StoredQueue
+from broker_adapter.engine.store import Loaded, StoredQueue, by_position
 from broker_adapter.errors import StoreCorruptException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 _LAST_QUEUE = (1 << 32) - 1
+#: Messages that one call of LMDB brings.  Whoever asks for them keeps all that he asks for anyway.
+_MESSAGES_AT_ONCE = 100
 
 
-def entries_between(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
-    """Up to ``limit`` entries with keys in [first, last], in the order of their keys."""
+def entries_between(cursor: Any, first: bytes, last: bytes, limit: int, most_bytes: int | None = None) -> Loaded:
+    """Up to ``limit`` entries with keys in [first, last], in the order of their keys.
+
+    Args:
+        cursor: of the entries.
+        first, last: keys.
+        limit: of entries.
+        most_bytes: of their messages; none is read behind the one that exceeds it.
+    """
     entries: list[RawEntry] = []
     corrupt: list[bytes] = []
+    left = sys.maxsize if most_bytes is None else most_bytes
     for key, value in items_from(cursor, first):
         if key > last:
             break
-        if len(entries) == limit:
+        if len(entries) == limit or left < 0:
             return Loaded(entries, corrupt, False)
         try:
-            entries.append(decode_entry(key, value))
+            entry = decode_entry(key, value)
         except StoreCorruptException:
             corrupt.append(key)
+        else:
+            entries.append(entry)
+            left -= entry.size
     return Loaded(entries, corrupt, True)
+
+
+def by_position_of(lanes: Iterable[Loaded], limit: int) -> Loaded:
+    """Up to ``limit`` entries of all lanes of a queue, in the order of their positions."""
+    found = [lane for lane in lanes if lane.entries or lane.corrupt]
+    if len(found) == 1:
+        return found[0]
+    entries = sorted(chain.from_iterable(lane.entries for lane in found), key=by_position)
+    # Behind the last entry of a lane that has more, nothing is known of that lane.
+    known = min([lane.entries[-1].position for lane in found if not lane.complete], default=None)
+    if known is not None:
+        del entries[bisect_right(entries, known, key=by_position) :]
+    corrupt = [key for lane in found for key in lane.corrupt]
+    return Loaded(entries[:limit], corrupt, known is None and len(entries) <= limit)
+
+
+def messages_of(cursor: Any, numbers: Iterable[int], *, old: bool) -> Iterator[tuple[int, bytes] | None]:
+    """(format, payload) of each message; None where there is none or its checksum is wrong.
+
+    Args:
+        cursor: of the messages.
+        numbers: of those wanted.
+        old: see :func:`broker_adapter.engine.records.decode_message`.
+    """
+    rest = iter(numbers)
+    while part := list(islice(rest, _MESSAGES_AT_ONCE)):
+        keys = list(map(message_key, part))
+        values = cursor.getmulti(keys)
+        if len(values) < len(keys):  # some are not there, or asked for twice
+            found = dict(values)
+            values = [(key, found.get(key)) for key in keys]
+        for number, (_, value) in zip(part, values, strict=True):
+            try:
+                yield None if value is None else decode_message(number, value, old=old)
+            except StoreCorruptException:
+                yield None
 
 
 def items_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:

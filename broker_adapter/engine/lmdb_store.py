@@ -25,11 +25,13 @@ from broker_adapter.engine.lmdb_errors import (
     opening_failed,
 )
 from broker_adapter.engine.lmdb_reads import (
+    by_position_of,
     count_entries,
     decoded_run,
     entries_between,
     items_from,
     last_message,
+    messages_of,
     run_items,
     stored_queues,
 )
@@ -54,7 +56,6 @@ from broker_adapter.engine.records import (
     decode_annotations,
     decode_entry,
     decode_last,
-    decode_message,
     decode_meta,
     decode_schedule_line,
     decode_sequences,
@@ -63,7 +64,6 @@ from broker_adapter.engine.records import (
     entry_key,
     entry_of_line,
     last_key,
-    message_key,
     quarantine_key,
     queue_key,
 )
@@ -443,23 +443,17 @@ class LmdbStore:
                 cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, LAST_POSITION), limit
             )
 
-    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+    def read_entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
         """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
-        entries: list[RawEntry] = []
-        corrupt: list[bytes] = []
-        complete = True
         if last < first:
             return Loaded([], [], True)
+        last = min(last, LAST_POSITION)
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            for lane in _LANES:
-                found = entries_between(
-                    cursor, entry_key(queue, lane, first), entry_key(queue, lane, min(last, LAST_POSITION)), limit
-                )
-                entries += found.entries
-                corrupt += found.corrupt
-                complete = complete and found.complete
-        entries.sort(key=lambda entry: entry.position)
-        return Loaded(entries[:limit], corrupt, complete and len(entries) <= limit)
+            lanes = [
+                entries_between(cursor, entry_key(queue, lane, first), entry_key(queue, lane, last), limit, most_bytes)
+                for lane in _LANES
+            ]
+        return by_position_of(lanes, limit)
 
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
@@ -470,13 +464,8 @@ class LmdbStore:
 
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
-        with self._env.begin() as txn:
-            for number in numbers:
-                value = txn.get(message_key(number), db=self._db["messages"])
-                try:
-                    yield None if value is None else decode_message(number, value, old=self._has_old)
-                except StoreCorruptException:
-                    yield None
+        with self._env.begin() as txn, txn.cursor(db=self._db["messages"]) as cursor:
+            yield from messages_of(cursor, numbers, old=self._has_old)
 
     def annotations(self, key: bytes) -> dict[str, Any] | None:
         """The annotations of an entry."""

@@ -168,7 +168,7 @@ class MemoryStore:
         records = self._lanes.get(queue, {}).get(lane)
         return _first(records.after(after) if records else iter(()), limit)
 
-    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+    def read_entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
         """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
         lanes = self._lanes.get(queue, {})
         sources = [records.after(first - 1) for number, records in sorted(lanes.items()) if number != DELAYED_LANE]

@@ -36,10 +36,14 @@ that an operation does not have is refused, as is a value of another type.  Posi
     ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
     settle, or 0.  ``events``: the position of the last event of all regions at this moment.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
-``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
+``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read) and
+``columns`` (default: false)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
-    trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.
+    trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.  With
+    ``columns`` there is no ``messages``, but ``block``: a map of ``positions`` (u64 each), ``counts`` (u32 each: of
+    deliveries), ``sizes`` (u32 each) and ``payloads`` (one behind the other), all as bytes, with little-endian
+    integers, and ``annotations``: (index of a message, what was added to its properties) each.
 ``settle_through`` of a queue, with ``position`` (inclusive), ``first``, ``incarnation`` and ``run`` (or None)
     The number of messages dropped, of those from ``first`` on.  It is refused while consumers are attached, or sessions
     hold messages of consumers that are closed.
@@ -467,6 +471,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "run": _RUN,
         "skip_damaged": Argument(bool, False),
         "envelope_version": Argument(int, 1, least=1),
+        "columns": Argument(bool, False),
     },
     "settle_through": {
         **QUEUE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from broker_adapter.destination import Destination
@@ -24,6 +25,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     StoreCorruptException,
 )
+from broker_adapter.range_block import RangeBlock, block_of, packed_block
 from broker_adapter.wording import counted
 
 
@@ -65,7 +67,7 @@ def read_range(arguments: Arguments) -> Steps:
             raise InvalidDestinationException(
                 f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
             )
-        found = reader.entries(queue.id, first, min(last, queue.next_position - 1), RANGE_ENTRIES)
+        found = reader.entries(queue.id, first, min(last, queue.next_position - 1), RANGE_ENTRIES, max_bytes)
         entries: list[RawEntry] = []
         size = 0
         for entry in found.entries:
@@ -101,7 +103,17 @@ def read_range(arguments: Arguments) -> Steps:
             )
         # Those that are still there: another reader may have been faster.
         yield c.SetAside(c.Range(number, damaged[0], damaged[-1], RANGE_ENTRIES, frozenset(damaged)))
-    return {"messages": messages, "next": through + 1, "damaged": damaged}
+    answer = {"next": through + 1, "damaged": damaged}
+    if arguments["columns"]:
+        return {**answer, "block": packed_block(_block(messages))}
+    return {**answer, "messages": messages}
+
+
+def _block(messages: Sequence[tuple[int, int, int, bytes, dict[str, Any] | None]]) -> RangeBlock:
+    """Messages (position, failed deliveries, format, payload, annotations) as a block."""
+    positions, counts, _, payloads, found = zip(*messages, strict=True) if messages else ((),) * 5
+    annotations = {index: each for index, each in enumerate(found) if each is not None} if any(found) else {}
+    return block_of(positions, counts, payloads, annotations)
 
 
 def settle_through(arguments: Arguments) -> Steps:

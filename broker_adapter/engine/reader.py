@@ -14,7 +14,7 @@ from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import MAX_KEY_BYTES, RawEntry, position_of
+from broker_adapter.engine.records import FLAG_ANNOTATED, MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.engine.regions.key_records import region_key
@@ -72,9 +72,13 @@ class Reader:
         """A queue is read without a consumer: it is not idle."""
         queue.note_use(self._elapsed_ms)
 
-    def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
-        return self._reads.repaired(self._stores.read_entries, queue, first, last, limit)
+    def entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
+        """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones.
+
+        With ``most_bytes`` what is behind the entry whose message exceeds it may be left out, too.
+        """
+        further = () if most_bytes is None else (most_bytes,)
+        return self._reads.repaired(self._stores.read_entries, queue, first, last, limit, *further)
 
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""
@@ -108,7 +112,11 @@ class Reader:
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
         bodies = self._stores.bodies([(entry.number, entry.flags) for entry in entries])
-        return [(body, self._stores.annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
+        annotations_of = self._stores.annotations_of
+        return [
+            (body, annotations_of(entry) if entry.flags & FLAG_ANNOTATED else None)
+            for entry, body in zip(entries, bodies, strict=True)
+        ]
 
     # Regions.
 

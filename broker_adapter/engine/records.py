@@ -153,12 +153,19 @@ LATEST_EXPIRY_MS = (1 << _GROUP_SHIFT) - 1
 
 _entry_body = struct.Struct(">QIHQI")
 _entry_value = struct.Struct(">QIHQII")
+_entry_record = struct.Struct(">IBQQIHQII")  #: key and value
+_unpack_entry = _entry_record.unpack
+_ENTRY_BYTES = _entry_record.size
+_ENTRY_CRC = _ENTRY_BYTES - 4  #: where the checksum stands
 _message_head = struct.Struct(">II")
+_read_message_head = _message_head.unpack_from
+_MESSAGE_HEAD_BYTES = _message_head.size
 _schedule_head = struct.Struct(">QB")
 _reference = struct.Struct(">II")
 _sequences = struct.Struct(">QqQ")
 _last = struct.Struct(">QQ")
 _crc = struct.Struct(">I")
+_new = tuple.__new__  #: what a named tuple calls, without a function of Python
 #: Longest name that is its own key; LMDB's keys end at 511 bytes.
 _MAX_NAME_BYTES = 200
 #: Longest producer id that is part of the key of its stream as it is, in ASCII characters.
@@ -228,16 +235,15 @@ def encode_entry(
 
 def decode_entry(key: bytes, value: bytes) -> RawEntry:
     """The entry in this record; raises StoreCorruptException where its checksum or length is wrong."""
-    if len(value) != _entry_value.size or len(key) != ENTRY_KEY_BYTES:
+    record = key + value
+    if len(record) != _ENTRY_BYTES or len(key) != ENTRY_KEY_BYTES:
         decode_entry_key(key)  # tells which of them is wrong
         raise StoreCorruptException(f"entry {key.hex()} has {len(value)} bytes, not {_entry_value.size}")
-    number, count, flags, expires, size, crc = _entry_value.unpack(value)
-    if crc32(value[: _entry_body.size], crc32(key)) != crc:
+    queue, lane, position, number, count, flags, expires, size, crc = _unpack_entry(record)
+    if crc32(record[:_ENTRY_CRC]) != crc:
         raise StoreCorruptException(f"entry {key.hex()} fails its checksum")
-    queue, lane, position = unpack_entry_key(key)
-    return RawEntry(
-        queue, lane, position, number, count, flags, expires & LATEST_EXPIRY_MS, size, expires >> _GROUP_SHIFT
-    )
+    expiry, group = expires & LATEST_EXPIRY_MS, expires >> _GROUP_SHIFT
+    return _new(RawEntry, (queue, lane, position, number, count, flags, expiry, size, group))
 
 
 def encode_message(number: int, message_format: int, payload: bytes) -> bytes:
@@ -253,10 +259,10 @@ def decode_message(number: int, value: bytes, *, old: bool = False) -> tuple[int
         value: the record.
         old: whether a checksum that does not cover the number will do, as versions before 3 wrote it.
     """
-    if len(value) < _message_head.size:
+    if len(value) < _MESSAGE_HEAD_BYTES:
         raise StoreCorruptException(f"message record of {len(value)} bytes is too short")
-    crc, message_format = _message_head.unpack_from(value)
-    payload = value[_message_head.size :]
+    crc, message_format = _read_message_head(value)
+    payload = value[_MESSAGE_HEAD_BYTES:]
     if crc32(payload, (message_format ^ number) & 0xFFFFFFFF) != crc and not (
         old and crc32(payload, message_format) == crc
     ):

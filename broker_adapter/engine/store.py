@@ -53,8 +53,15 @@ class Store(Protocol):
     def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of one lane whose positions are greater than ``after``."""
 
-    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
+    def read_entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
+        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones.
+
+        Args:
+            queue: its number.
+            first, last: positions.
+            limit: of entries.
+            most_bytes: of their messages, about; what is behind the entry that exceeds it need not be read.
+        """
 
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""

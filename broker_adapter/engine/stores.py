@@ -158,11 +158,14 @@ class Stores:
         first = self.disk.load(queue, lane, after, limit)
         return _merged(first, self.memory.load(queue, lane, after, limit), by_lane_and_position, limit)
 
-    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
+    def read_entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
+        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones.
+
+        With ``most_bytes`` what is behind the entry whose message exceeds it may be left out, too.
+        """
         if self.disk is None:
             return self.memory.read_entries(queue, first, last, limit)
-        on_disk = self.disk.read_entries(queue, first, last, limit)
+        on_disk = self.disk.read_entries(queue, first, last, limit, most_bytes)
         return _merged(on_disk, self.memory.read_entries(queue, first, last, limit), by_position, limit)
 
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
@@ -186,6 +189,10 @@ class Stores:
         """
         cache = self._cache
         memory = self.memory
+        if pending is None and self.disk is not None and all(flags & FLAG_PERSISTENT for _, flags in wanted):
+            numbers = [number for number, _ in wanted]
+            if cache.keys().isdisjoint(numbers):
+                return list(self.disk.read_messages(numbers))
         bodies: list[Message | None] = []
         missing: list[int] = []
         for index, (number, flags) in enumerate(wanted):

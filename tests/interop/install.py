@@ -43,17 +43,35 @@ def java_programs(folder: Path, name: str, pom: Path | None = None) -> str:
     Raises:
         CannotInstall: Maven or ``javac`` is missing or fails; with what it said.
     """
-    libraries, classes = PLACE / name / "lib", PLACE / name / "classes"
+    classes = PLACE / name / "classes"
     pom, sources = pom or folder / "pom.xml", sorted(folder.glob("*.java"))
-    if _is_older(libraries, [pom]):
-        shutil.rmtree(libraries, ignore_errors=True)
-        _run("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={libraries}")
-        libraries.touch()
+    libraries = java_libraries(pom, name)
     if _is_older(classes, [*sources, pom]):
         shutil.rmtree(classes, ignore_errors=True)
         _run("javac", "-nowarn", "-d", str(classes), "-cp", f"{libraries}/*", *map(str, sources))
         classes.touch()
     return f"{classes}{os.pathsep}{libraries}/*"
+
+
+def java_libraries(pom: Path, name: str) -> Path:
+    """The folder with the libraries that a ``pom.xml`` names, and with those that they need.
+
+    Args:
+        pom: the file.
+        name: of the folder in ``.interop`` for what is fetched.
+
+    Raises:
+        CannotInstall: Maven is missing or fails; with what it said.
+    """
+    libraries = PLACE / name / "lib"
+    if _is_older(libraries, [pom]):
+        shutil.rmtree(libraries, ignore_errors=True)
+        _run(
+            *("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"),
+            f"-DoutputDirectory={libraries}",
+        )
+        libraries.touch()
+    return libraries
 
 
 def rhea() -> Path:

@@ -11,7 +11,9 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.arguments import checked
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -90,6 +92,39 @@ def test_an_older_end_gets_and_gives_messages_in_its_version(
     assert [arguments["messages"][0][0] for operation, arguments in asked if operation == "stage"] == [octet]
     versions = [arguments.get("envelope_version") for operation, arguments in asked if operation == "read_range"]
     assert versions == [2 if spoken == 2 else None]
+
+
+def test_a_broker_that_knows_no_blocks_is_read_all_the_same(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("q")
+        session.create_producer(queue).send_all([f"{number} {'x' * 1000}" for number in range(20)])
+    known = {name: argument for name, argument in ARGUMENTS["read_range"].items() if name != "columns"}
+    asked: list[bool] = []
+    request = Connection.request
+
+    def noted(self: Connection, operation: str, arguments: Any, timeout: float | None = None) -> Any:
+        asked.append("columns" in arguments)
+        checked(operation, known, arguments)  # as an earlier version refuses it
+        return request(self, operation, arguments, timeout)
+
+    reader = RangeReader(connection, queue)
+    monkeypatch.setattr(Connection, "request", noted)
+    blocks = list(reader.read_blocks(1, 20, max_bytes=5000))
+    assert [row[0] for block in blocks for row in block.rows()] == list(range(1, 21))
+    assert asked[:3] == [True, False, False]
+    assert not any(asked[1:])
+
+
+def test_a_block_has_at_most_the_bytes_asked_for_or_one_message(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("q")
+        session.create_producer(queue).send_all(["x" * 1000] * 20)
+        session.create_producer(queue).send("y" * 50_000)
+    blocks = list(RangeReader(connection, queue).read_blocks(1, 21, max_bytes=5000))
+    assert [block.length for block in blocks] == [4, 4, 4, 4, 4, 1]
+    assert all(len(block.payloads) <= 5000 for block in blocks[:-1])
 
 
 def test_a_subscription_is_read_by_position(connection: Connection) -> None:

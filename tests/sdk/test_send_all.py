@@ -50,6 +50,30 @@ def test_all_are_there_in_their_order_with_what_send_writes_into_them(session: S
     assert len({each.message_id for each in found}) == 7
 
 
+def test_each_may_have_its_own_priority_and_time_to_live(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    producer.priority = 3
+    messages = [TextMessage(str(number)) for number in range(3)]
+    producer.send_all(messages, priority=[9, None, 0], time_to_live=[60, None, 3600])
+    assert [message.priority for message in messages] == [9, 3, 0]
+    first, never, last = [message.expires_at_ms for message in messages]
+    assert never is None
+    assert first is not None
+    assert last is not None
+    assert 3_500_000 < last - first < 3_600_000
+    assert bodies(session) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("further", [{"priority": [1]}, {"priority": [1, 2, 3]}, {"time_to_live": ()}], ids=str)
+def test_a_sequence_that_has_not_a_value_for_each_is_refused_before_any_is_sent(session: Session, further: Any) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    with pytest.raises(ValueError, match=r"has \d values for 2 messages"):
+        producer.send_all(["a", "b"], **further)
+    with pytest.raises(ValueError):
+        producer.send_all(["a", "b"], priority=[1, 10])
+    assert bodies(session) == []
+
+
 def test_any_iterable_will_do_and_an_empty_one_sends_nothing(session: Session) -> None:
     producer = session.create_producer(None)
     queue = session.create_queue("q")

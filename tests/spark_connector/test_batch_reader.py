@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -12,7 +14,7 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import ConnectionLostException, InvalidDestinationException, JMSException
+from sdk import Connection, ConnectionLostException, InvalidDestinationException, JMSException
 from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, source_of
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import SourceOptions
@@ -133,6 +135,55 @@ def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker)
     assert found == numbers(10)
     drop_connection(options)
     listener.stop()
+
+
+def test_a_task_reads_ten_thousand_messages_of_every_kind_in_their_order(options: SourceOptions) -> None:
+    bodies: list[object] = []
+    for number in range(2500):
+        bodies += [f"text {number}", b"bytes", {"number": number}, [number]]
+    connection = connection_for(options)
+    with connection.create_session() as session:
+        session.create_producer(session.create_queue("in")).send_all(bodies)  # type: ignore[arg-type]
+    whole = attrs.evolve(options, max_messages_per_partition=100_000, fetch_bytes=64 * 1024)
+    (partition,) = JmsBatchReader(whole, ("text", "body", "bodyType", "position")).partitions()
+    rows = [row for batch in JmsBatchReader(whole, COLUMNS).read(partition) for row in batch.to_pylist()]
+    assert [row["position"] for row in rows] == list(range(1, 10_001))
+    assert {(row["bodyType"], row["body"]) for row in rows} == {
+        ("text", None),
+        ("bytes", b"bytes"),
+        ("map", None),
+        ("stream", None),
+    }
+    shown = [row["text"] for row in rows]
+    for number in range(2500):
+        kinds = [f"text {number}", None, json.dumps({"number": number}), json.dumps([number])]
+        assert shown[4 * number : 4 * number + 4] == kinds
+
+
+def test_a_task_asks_for_one_answer_while_spark_works_on_the_last_and_for_no_other(
+    options: SourceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(options.url, "in", ["x" * 1000] * 40)
+    whole = attrs.evolve(options, max_messages_per_partition=100, fetch_bytes=10_000)
+    (partition,) = JmsBatchReader(whole, COLUMNS).partitions()
+    asked: list[int] = []
+    request = Connection.request
+
+    def noted(self: Connection, operation: str, arguments: Any, *rest: Any) -> Any:
+        if operation == "read_range":
+            asked.append(arguments["first"])
+            assert arguments["max_bytes"] == 10_000
+        return request(self, operation, arguments, *rest)
+
+    monkeypatch.setattr(Connection, "request", noted)
+    batches = JmsBatchReader(whole, COLUMNS).read(partition)
+    taken = 0
+    for number in range(3):
+        taken += next(batches).num_rows
+        assert taken <= 10 * (number + 1)
+        assert len(asked) <= number + 2
+    batches.close()  # type: ignore[attr-defined]
+    assert len(asked) == 4
 
 
 def test_a_broker_that_stays_away_is_an_error_after_a_while(broker: Broker) -> None:

@@ -63,6 +63,21 @@ def test_a_range_is_by_position_over_lanes_and_a_browse_by_lane(store: Store) ->
     assert positions(store.browse(1, 0, 2, 2).entries) == [4, 3]
 
 
+def test_a_range_may_end_behind_the_message_that_exceeds_its_bytes_and_never_has_a_gap(store: Store) -> None:
+    placed = [(position % 3, position) for position in range(1, 31)]
+    store.commit(batch_of(*[entry(1, lane, position, position) for lane, position in placed]))
+    size = entry(1, 0, 1, 1)[1].size
+    for most_bytes in (0, size, 4 * size, 100 * size):
+        seen: list[int] = []
+        while True:
+            found = store.read_entries(1, len(seen) + 1, 30, 10, most_bytes)
+            assert 0 < len(found.entries) <= 10
+            seen += positions(found.entries)
+            if found.complete:
+                break
+        assert seen == list(range(1, 31))
+
+
 def test_a_deleted_entry_and_its_message_are_gone(store: Store) -> None:
     store.commit(batch_of(entry(1, 5, 1, 1), entry(1, 5, 2, 2)))
     batch = StoreBatch()

@@ -52,6 +52,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "max_bytes": st.integers(1, 1000) | NUMBERS,
     "skip_damaged": st.booleans(),
     "envelope_version": st.integers(1, 3),
+    "columns": st.booleans(),
     "position": st.integers(0, 3) | NUMBERS,
     "transaction": st.sampled_from(["one", "two", "g/1/a", "g/2/b", "x" * 600]),
     "queue": st.sampled_from(["q", "target"]),
