@@ -24,6 +24,7 @@ from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.sentences import sentence_first
+from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.worker_python import check_worker_python
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
@@ -39,6 +40,8 @@ class JmsDataSource(DataSource):
     registry: ClassVar[EngineRegistry | None] = None
     #: Whether Spark may run two attempts of a task at once (``spark.speculation``).
     speculation: ClassVar[bool] = True
+    #: How executors reach the driver.
+    reach: ClassVar[Reach] = Reach()
 
     @classmethod
     def name(cls) -> str:
@@ -54,6 +57,11 @@ class JmsDataSource(DataSource):
         options = self._source()
         if options.region is not None:
             return JmsRegionReader(reachable(options, self.registry), region_projection(schema))
+        if options.spool is not None:
+            raise ValueError(
+                "a spool is for streams: a batch reads what a foreign broker shows in a browser, and takes nothing;"
+                " leave out 'spool'"
+            )
         columns = projection(schema)
         return JmsBatchReader(reachable(options, self.registry), columns)
 
@@ -71,6 +79,9 @@ class JmsDataSource(DataSource):
             names = region_projection(schema)
             return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
         columns = projection(schema)
+        if options.spool is not None:
+            reach = self.reach if options.spool_host is None else Reach(options.spool_host, self.reach.bound)
+            return JmsSpoolReader(options, columns, DriverLog(self.registry), reach)
         return JmsStreamReader(reachable(options, self.registry), columns, DriverLog(self.registry))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -130,11 +141,13 @@ def register(spark: SparkSession) -> None:
             _host = EngineHost()
         found = _host.registry
     speculative = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
+    found_reach = reach_of(spark.conf.get)
 
     class RegisteredJmsDataSource(JmsDataSource):
         # Made here, so that Spark carries the class by value, with where the registry is.
         registry: ClassVar[EngineRegistry | None] = found
         speculation: ClassVar[bool] = speculative
+        reach: ClassVar[Reach] = found_reach
 
     spark.dataSource.register(RegisteredJmsDataSource)
 

@@ -76,7 +76,7 @@ class SourceOptions(ConnectionOptions):
         "selector",
         None,
         "selector for the values that a batch reads of a region, which may name key, headers, properties, and the"
-        " fields of a map",
+        " fields of a map; or for the messages that a spool takes from its broker",
     )
     client_id: str | None = _option("clientId", None, "client id of the subscription, where it was made with one")
     max_messages_per_trigger: int | None = _option(
@@ -92,6 +92,37 @@ class SourceOptions(ConnectionOptions):
         "whether a read fails where messages that follow its checkpoint or its plan are gone (the queue was made again,"
         " the broker's store replaced by an older copy, the checkpoint is older than the queue, a message is damaged);"
         " false: go on with what is there, and say so in the log",
+    )
+    spool: str | None = _option(
+        "spool",
+        None,
+        "directory on the driver's machine in which a streaming query keeps what it takes from a broker other than"
+        " Holdfast, until it is processed; no other query may have it, and it has to outlive the driver's process, as"
+        " the checkpoint does",
+    )
+    spool_max_messages: int = _option(
+        "spoolMaxMessages",
+        1_000_000,
+        "messages of a spool above which nothing more is read from the broker until some are processed",
+        least=1,
+    )
+    spool_max_bytes: int | None = _option(
+        "spoolMaxBytes",
+        4 * 1024 * 1024 * 1024,
+        "the same in bytes of messages; none: no limit",
+        least=1,
+    )
+    spool_ids: int = _option(
+        "spoolIds",
+        100_000,
+        "messages, the last ones, that a spool recognises by their ids if the broker sends them again, as after a kill",
+        least=1000,
+    )
+    spool_host: str | None = _option(
+        "spoolHost",
+        None,
+        "name or address by which the executors reach the driver, for the spool; none: 127.0.0.1 for local masters, and"
+        " else spark.driver.host",
     )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.1, "shortest time between two requests of a streaming query for new messages", least=0
@@ -135,19 +166,37 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     if sum(each is not None for each in (parsed.queue, parsed.topic, parsed.region)) != 1:
         raise ValueError("name what to read by one of the options 'queue' and 'topic', or 'region'")
     if parsed.region is not None:
+        if parsed.spool is not None:
+            raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
         if parsed.starting_position not in (SNAPSHOT, LATEST, EARLIEST):
             raise ValueError(
                 f"startingPosition={parsed.starting_position!r} is none of {SNAPSHOT}, {LATEST}, {EARLIEST}"
             )
         return parsed
-    for name, given in (("keyPattern", parsed.key_pattern), ("selector", parsed.selector)):
+    selector = parsed.selector if parsed.spool is None else None  # the broker applies it
+    for name, given in (("keyPattern", parsed.key_pattern), ("selector", selector)):
         if given is not None:
             raise ValueError(f"{name} chooses keys of a region; the rows of a queue are chosen by where()")
     if parsed.starting_position != SNAPSHOT:
         raise ValueError("startingPosition is of a region; the stream of a queue begins with what is there")
+    _check_spool(parsed)
     if (parsed.topic is None) != (parsed.subscription is None):
         raise ValueError("a topic keeps messages only for its subscriptions: give both 'topic' and 'subscription'")
     return parsed
+
+
+def _check_spool(parsed: SourceOptions) -> None:
+    if parsed.spool is None:
+        defaults = SourceOptions()
+        for field in attrs.fields(SourceOptions):
+            name = field.metadata["name"]
+            if name.startswith("spool") and getattr(parsed, field.name) != getattr(defaults, field.name):
+                raise ValueError(f"{name} is for a spool: name its directory by the option 'spool'")
+        return
+    if "://" in parsed.spool or parsed.spool.startswith(("file:", "embedded:")):
+        raise ValueError(f"spool={parsed.spool!r} is a URL; name a directory on the driver's machine")
+    if parsed.url.startswith("embedded:"):
+        raise ValueError("a spool is for brokers that have no positions; an embedded: queue is read without one")
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:

@@ -159,8 +159,9 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, connection: Connection, run: str | None) -> Bounds:
         if not connection.is_holdfast:
             raise ValueError(
-                "streaming needs positions that can be read again, which only a Holdfast broker has; read other brokers"
-                " in batches, or consume them with the SDK"
+                "streaming needs positions that can be read again, which only a Holdfast broker has: for another one,"
+                " name a directory of the driver's machine by the option 'spool', in which the query keeps what it has"
+                " taken until it is processed"
             )
         if self._bounds is None:
             self._bounds = bounds_of(connection, self._options, run)

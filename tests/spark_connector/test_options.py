@@ -59,6 +59,11 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "queue": "q", "keyPattern": "a.*"}, "keyPattern chooses keys of a region"),
         ({"url": "u", "queue": "q", "selector": "a = 1"}, "selector chooses keys of a region"),
         ({"url": "u", "queue": "q", "startingPosition": "latest"}, "startingPosition is of a region"),
+        ({"url": "u", "region": "r", "spool": "/s"}, "its streams need no spool"),
+        ({"url": "u", "queue": "q", "spoolIds": "5000"}, "spoolIds is for a spool: name its directory"),
+        ({"url": "u", "queue": "q", "spool": "/s", "spoolIds": "5"}, "below the least value, 1000"),
+        ({"url": "u", "queue": "q", "spool": "hdfs://n/s"}, "'hdfs://n/s' is a URL; name a directory"),
+        ({"url": "embedded:/d", "queue": "q", "spool": "/s"}, "an embedded: queue is read without one"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
         ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
@@ -88,6 +93,15 @@ def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str
         parse_sink(options)
 
 
+def test_a_spool_has_limits_of_its_own() -> None:
+    options = parse_source({"url": "u", "queue": "q", "spool": "/s"})
+    assert (options.spool_max_messages, options.spool_max_bytes, options.spool_ids) == (1_000_000, 4 * 2**30, 100_000)
+    named = {"spoolmaxmessages": "7", "spoolmaxbytes": "none", "spoolids": "1000", "spoolhost": "driver"}
+    options = parse_source({"url": "u", "queue": "q", "spool": "/s", "selector": "a = 1", **named})
+    assert (options.spool_max_messages, options.spool_max_bytes) == (7, None)
+    assert (options.spool_ids, options.spool_host, options.selector) == (1000, "driver", "a = 1")
+
+
 def test_every_option_is_described() -> None:
     for cls in (SourceOptions, SinkOptions):
         assert all(name and text for name, _, text in describe(cls))
@@ -105,8 +119,8 @@ def test_a_password_is_not_shown() -> None:
 #: error that says the new one.
 EVERY_NAME = """
     clientId deliveryGuarantee failOnDataLoss fetchBytes headRefreshSeconds keyPattern maxMessagesPerPartition
-    maxMessagesPerTrigger password priority producerId queue region retrySeconds selector startingPosition
-    subscription timeToLive topic url username
+    maxMessagesPerTrigger password priority producerId queue region retrySeconds selector spool spoolHost spoolIds
+    spoolMaxBytes spoolMaxMessages startingPosition subscription timeToLive topic url username
 """
 
 
