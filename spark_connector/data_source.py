@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from spark_connector.queues_stream import JmsQueuesStreamReader
 from spark_connector.region_reader import JmsRegionReader
 from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, region_projection
 from spark_connector.region_stream import JmsRegionStreamReader
@@ -31,6 +32,9 @@ from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 
 if TYPE_CHECKING:
     from spark_connector.engine_host import EngineHost
+
+#: The column that an option leaves out.
+_PROPERTIES: Final = "properties"
 
 
 @sentence_first
@@ -50,7 +54,12 @@ class JmsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; a schema of the user's may name some of them."""
-        return SCHEMA if self._source().region is None else REGION_SCHEMA
+        options = self._source()
+        if options.region is not None:
+            return REGION_SCHEMA
+        return (
+            SCHEMA if options.include_properties else StructType([each for each in SCHEMA if each.name != _PROPERTIES])
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
@@ -62,7 +71,7 @@ class JmsDataSource(DataSource):
                 "a spool is for streams: a batch reads what a foreign broker shows in a browser, and takes nothing;"
                 " leave out 'spool'"
             )
-        columns = projection(schema)
+        columns = self._columns(options, schema)
         return JmsBatchReader(reachable(options, self.registry), columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -78,11 +87,15 @@ class JmsDataSource(DataSource):
                 raise ValueError("keyPattern and selector are for batches; the rows of a stream are chosen by where()")
             names = region_projection(schema)
             return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
-        columns = projection(schema)
+        columns = self._columns(options, schema)
+        if options.ending_position is not None:
+            raise ValueError("endingPosition is for batches: a stream ends when it is stopped")
         if options.spool is not None:
             reach = self.reach if options.spool_host is None else Reach(options.spool_host, self.reach.bound)
             return JmsSpoolReader(options, columns, DriverLog(self.registry), reach)
-        return JmsStreamReader(reachable(options, self.registry), columns, DriverLog(self.registry))
+        several = options.queues is not None or options.queue_pattern is not None
+        kind = JmsQueuesStreamReader if several else JmsStreamReader
+        return kind(reachable(options, self.registry), columns, DriverLog(self.registry))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""
@@ -99,6 +112,12 @@ class JmsDataSource(DataSource):
         if options.region is not None:
             return JmsRegionStreamWriter(options, DriverLog(self.registry))
         return JmsStreamWriter(options, self.speculation, DriverLog(self.registry))
+
+    def _columns(self, options: SourceOptions, schema: StructType) -> tuple[str, ...]:
+        columns = projection(schema)
+        if not options.include_properties and _PROPERTIES in columns:
+            raise ValueError("the schema has a column properties, and includeProperties=false: leave out one of both")
+        return columns
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
