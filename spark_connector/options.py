@@ -49,7 +49,24 @@ class ConnectionOptions:
         "url", None, "connection URL of the broker, as for ConnectionFactory; required", shown=_shown_url
     )
     username: str | None = _option("username", None, "user to log in as")
-    password: str | None = _option("password", None, "password of that user", shown=False)
+    password: str | None = _option(
+        "password",
+        None,
+        "password of that user; better passwordFile or passwordEnv, which stay out of programs and SQL",
+        shown=False,
+    )
+    password_file: str | None = _option(
+        "passwordFile",
+        None,
+        "file with the password, on each machine of the cluster; read for each new connection, without its last line"
+        " break",
+    )
+    password_env: str | None = _option(
+        "passwordEnv",
+        None,
+        "environment variable with the password, of the driver's and the executors' processes (as Spark's workers are"
+        " started with it)",
+    )
     retry_seconds: float = _option(
         "retrySeconds", 60.0, "seconds to go on trying where the network or the broker fails", least=0
     )
@@ -345,6 +362,8 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
         values[field.name] = _value(field, text)
     if path is not None and not values.keys() & {"region", "queues", "queue_pattern"}:
         values.setdefault("queue", path)  # load("orders"), start("orders")
+    if sum(name in values for name in ("password", "password_file", "password_env")) > 1:
+        raise ValueError("give the password by one of the options 'password', 'passwordFile' and 'passwordEnv'")
     if not values.get("url"):
         hint = "" if options else f". {_NO_TABLE}"
         raise ValueError(

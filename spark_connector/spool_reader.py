@@ -143,6 +143,8 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 url=spool.url,
                 username=None,
                 password=None,
+                password_file=None,
+                password_env=None,
                 queue=spool.queue,
                 topic=None,
                 subscription=None,

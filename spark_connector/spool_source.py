@@ -28,6 +28,7 @@ from broker_adapter import (
     transport_for,
 )
 from spark_connector.batch_reader import source_of
+from spark_connector.connections import password_of
 from spark_connector.options import SourceOptions
 
 #: Of the transport's sessions, the only one here.
@@ -55,7 +56,7 @@ class SpoolSource:
         self._error: JMSException | None = None
         self._transport, settings = transport_for(options.url, restores=False)
         try:
-            credentials = Credentials(options.username, options.password, options.client_id)
+            credentials = Credentials(options.username, password_of(options), options.client_id)
             self._transport.open(credentials, self._on_event, None)
             subscription = None
             prefetch = settings.queue_prefetch_messages

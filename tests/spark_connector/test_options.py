@@ -53,6 +53,7 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({}, "'url' is required.*: use CREATE TEMPORARY VIEW"),
         ({"url": "u", "queue": "q", "provider": "jms"}, "CREATE TABLE .* no options: use CREATE TEMPORARY VIEW"),
         ({"url": "u"}, "'queue' and 'topic'"),
+        ({"url": "u", "queue": "q", "password": "p", "passwordFile": "f"}, "give the password by one of the options"),
         ({"url": "u", "queue": "q", "topic": "t", "subscription": "s"}, "'queue' and 'topic'"),
         ({"url": "u", "topic": "t"}, "give both"),
         ({"url": "u", "queue": "q", "subscription": "s"}, "give both"),
@@ -143,8 +144,8 @@ def test_a_password_is_not_shown() -> None:
 EVERY_NAME = """
     clientId deliveryGuarantee endingPosition failOnDataLoss failOnMissing fetchBytes headRefreshSeconds
     includeProperties keyPattern maxMessagesPerPartition maxMessagesPerTrigger maxTriggerDelaySeconds
-    minMessagesPerTrigger minPartitions password priority producerId queue queuePattern queues region retrySeconds
-    selector spool spoolHost spoolIds spoolMaxBytes spoolMaxMessages startingPosition
+    minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority producerId queue queuePattern
+    queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes spoolMaxMessages startingPosition
     subscription timeToLive topic url username
 """
 
