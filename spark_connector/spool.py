@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker_adapter import (
+    MESSAGE_TOO_LARGE,
     Delivery,
     EngineSettings,
     JMSException,
@@ -62,8 +63,8 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 _STORE_SECONDS: Final = 60.0
 #: Longest wait for the thread to end, in seconds; it is a daemon.
 _END_SECONDS: Final = 15.0
-#: Largest message: what a range can bring to an executor.
-_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+#: Largest message: an answer with a range of positions has at most 32 MiB.
+_MESSAGE_BYTES: Final = 30 * 1024 * 1024
 
 
 class Spool:
@@ -233,9 +234,11 @@ class Spool:
 
     def _explained(self, error: JMSException) -> JMSException:
         """The engine's error as the user of a spool has to read it."""
+        rest = "Nothing of it was acknowledged: the broker keeps it, and the query goes on when there is room"
+        if error.error_code == MESSAGE_TOO_LARGE:
+            rest = "It was not acknowledged: take it from the queue by another client, and start the query again"
         return ResourceAllocationException(
-            f"the spool {self._path!r} cannot take messages of {self.queue!r}: {error.reason}. Nothing of it was"
-            " acknowledged: the broker keeps it, and the query goes on from its checkpoint when there is room",
+            f"the spool {self._path!r} cannot take messages of {self.queue!r}: {error.reason}. {rest}",
             error_code=error.error_code,
         )
 

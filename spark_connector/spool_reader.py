@@ -101,8 +101,11 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         spool, reader = self._opened()
         while True:
-            end = reader.latestOffset(start, limit)
             progress = spool.progress
+            if self._since is not None and self._has_caught_up(spool, progress, self._since):
+                self._since = None
+                reader.prepareForTriggerAvailableNow()
+            end = reader.latestOffset(start, limit)
             if end != start:
                 return end
             tolerance = OFFLINE_TOLERANCE_SECONDS if self._since is None else self._options.retry_seconds
@@ -111,11 +114,10 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise failure
             if self._since is None:
                 return end
-            if progress.has_caught_up(self._since, self._options.spool_max_messages) and spool.is_confirmed():
-                self._since = None
-                reader.prepareForTriggerAvailableNow()
-            else:
-                time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
+
+    def _has_caught_up(self, spool: Spool, progress: Progress, since: Progress) -> bool:
+        return progress.has_caught_up(since, self._options.spool_max_messages) and spool.is_confirmed()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""

@@ -173,6 +173,7 @@ def test_a_message_above_the_limit_is_an_error_that_names_it_and_the_others_go_o
     with closing(Spool(foreign.options, settings=small)) as spool:
         eventually(lambda: spool.progress.error is not None and bodies(spool) == ["small"])
         assert "larger than the limit of 1000 bytes" in str(spool.progress.error)
+        assert "take it from the queue by another client" in str(spool.progress.error)
         assert foreign.count() == 1
 
 
