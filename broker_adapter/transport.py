@@ -134,6 +134,11 @@ class _Carried:
     _payload: Any
 
     @property
+    def payload(self) -> Any:
+        """The message as it came; None once ``envelope`` was read."""
+        return self._payload
+
+    @property
     def envelope(self) -> Envelope:
         """The message, decoded when it is first read (in the thread that reads it).
 

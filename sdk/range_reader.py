@@ -135,16 +135,17 @@ class RangeReader:
             "client_id": client_id,
         }
 
-    def bounds(self, run: str | None = None) -> Bounds:
-        """What is there.  A queue that does not exist yet is made.
+    def bounds(self, run: str | None = None, *, make: bool = True) -> Bounds:
+        """What is there.
 
         Args:
             run: in which positions were seen; ``kept`` tells which of them are still valid.
+            make: whether a queue that does not exist yet is made.
 
         Raises:
-            InvalidDestinationException: there is no such subscription.
+            InvalidDestinationException: there is no such subscription, or queue.
         """
-        make = self._queue["kind"] == "queue"
+        make = make and self._queue["kind"] == "queue"
         answer = self._connection.request("bounds", {**self._queue, "run": run, "make": make})
         position = answer["next"]
         return Bounds(
@@ -166,6 +167,7 @@ class RangeReader:
         max_bytes: int = CHUNK_BYTES,
         run: str | None = None,
         on_damaged: Callable[[list[int]], None] | None = None,
+        selector: str | None = None,
     ) -> Iterator[list[RangeMessage]]:
         """The messages with positions in [first, last], in order, a list for each answer of the broker.
 
@@ -179,13 +181,15 @@ class RangeReader:
             run: of the broker in which they were seen; None: any.
             on_damaged: called with the positions of messages whose checksum is wrong, which are then left out, and
                 kept in the broker's quarantine; None: such a message is an error, and stays where it is.
+            selector: chooses messages, at the broker; None: all.
 
         Raises:
+            InvalidSelectorException: the selector is invalid.
             InvalidDestinationException: the queue, or this incarnation of it, is gone; or the positions are those of
                 other messages since the broker's store was replaced by an older copy.
             StoreCorruptException: a message cannot be trusted, and there is no ``on_damaged``.
         """
-        for block in self.read_blocks(first, last, incarnation, max_bytes, run, on_damaged):
+        for block in self.read_blocks(first, last, incarnation, max_bytes, run, on_damaged, selector):
             yield messages_of(block)
 
     def read_blocks(
@@ -196,6 +200,7 @@ class RangeReader:
         max_bytes: int = CHUNK_BYTES,
         run: str | None = None,
         on_damaged: Callable[[list[int]], None] | None = None,
+        selector: str | None = None,
     ) -> Iterator[RangeBlock]:
         """The same as columns: a block for each answer of the broker that has a message, no object for each message.
 
@@ -212,6 +217,8 @@ class RangeReader:
                 "run": run,
                 "skip_damaged": on_damaged is not None,
             }
+            if selector is not None:
+                arguments["selector"] = selector
             block, position, damaged = self._block(arguments)
             if on_damaged is not None and damaged:
                 on_damaged(damaged)

@@ -11,16 +11,18 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from broker_adapter import Destination, DestinationKind, Envelope, RangeBlock
+from broker_adapter import Destination, DestinationKind, Envelope, RangeBlock, key_expression
 from sdk import Connection, ConnectionLostException, InvalidDestinationException, Message, OperationTimedOutException
 from sdk.range_reader import Bounds, RangeReader
 from spark_connector.ahead import one_ahead
 from spark_connector.block_rows import batch_of_block
 from spark_connector.connections import connection_for, drop_connection, with_retries
-from spark_connector.offsets import split
-from spark_connector.options import SourceOptions
+from spark_connector.offsets import part_of, split
+from spark_connector.options import SourceOptions, queues_of
+from spark_connector.positions import EARLIEST, LATEST
 from spark_connector.rows import Readable, batch_of
 from spark_connector.sentences import sentence_first
+from spark_connector.starts import end_of, start_of
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -71,20 +73,46 @@ def range_reader(connection: Connection, options: SourceOptions) -> RangeReader:
 
 
 def bounds_of(connection: Connection, options: SourceOptions, run: str | None = None) -> Bounds:
-    """What is there, and what of a run of the broker is still valid; a subscription that is missing is made."""
-    if options.topic is not None and options.subscription is not None and options.client_id is None:
+    """What is there, and what of a run of the broker is still valid; what is missing is made, but for an option."""
+    make = not options.fail_on_missing
+    if make and options.topic is not None and options.subscription is not None and options.client_id is None:
         with connection.create_session() as session:
             session.create_shared_durable_consumer(source_of(options), options.subscription).close()
-    return range_reader(connection, options).bounds(run)
+    return range_reader(connection, options).bounds(run, make=make)
+
+
+def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOptions]:
+    """The options for each of the queues; for a topic these.
+
+    Raises:
+        InvalidDestinationException: ``queuePattern`` is no expression.
+        JMSSecurityException: the user may not ask for the names of the queues.
+    """
+    names = queues_of(options)
+    if options.queue_pattern is not None:
+        if not connection.is_holdfast:
+            raise ValueError("queuePattern needs a Holdfast broker, which tells the names of its queues; say queues")
+        is_wanted = key_expression(options.queue_pattern)
+        found = [each.name for each in connection.statistics().queues if each.kind == "queue"]
+        names = tuple(sorted(filter(is_wanted, found)))
+    if names is None:
+        return [options]
+    return [attrs.evolve(options, queue=name, queues=None, queue_pattern=None) for name in names]
 
 
 def partitions_of(
-    options: SourceOptions, columns: tuple[str, ...], incarnation: str, run: str, first: int, end: int
+    options: SourceOptions,
+    columns: tuple[str, ...],
+    incarnation: str,
+    run: str,
+    first: int,
+    end: int,
+    least: int | None = None,
 ) -> list[InputPartition]:
-    """Tasks for the positions [first, end)."""
+    """Tasks for the positions [first, end): ``least`` or more, as far as there are positions."""
     return [
         RangePartition(options, columns, incarnation, run, low, high)
-        for low, high in split(first, end, options.max_messages_per_partition)
+        for low, high in split(first, end, options.max_messages_per_partition, least or 1)
     ]
 
 
@@ -120,7 +148,7 @@ def read_range(
         try:
             reader = range_reader(connection_for(options), options)
             incarnation, size = partition.incarnation, options.fetch_bytes
-            blocks = reader.read_blocks(position, partition.last, incarnation, size, run, leave_out)
+            blocks = reader.read_blocks(position, partition.last, incarnation, size, run, leave_out, options.selector)
             with closing(one_ahead(blocks)) as coming:
                 for block in coming:
                     yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
@@ -178,6 +206,19 @@ def _as_it_came(message: Message) -> Envelope:
     )
 
 
+def _browsing(options: SourceOptions, columns: tuple[str, ...]) -> BrowsePartition:
+    if options.queue is None:
+        raise ValueError("only a Holdfast broker's subscriptions can be read; read a queue")
+    for name, given in (
+        ("startingPosition", options.starting_position not in (None, EARLIEST)),
+        ("endingPosition", options.ending_position not in (None, LATEST)),
+        ("selector", options.selector is not None),
+    ):
+        if given:
+            raise ValueError(f"{name} needs a Holdfast broker; a batch of another one is all that its browser shows")
+    return BrowsePartition(options, columns)
+
+
 @sentence_first
 class JmsBatchReader(DataSourceReader):
     """Reads what was there when the DataFrame was made.
@@ -196,12 +237,23 @@ class JmsBatchReader(DataSourceReader):
         options = self._options
 
         def plan(connection: Connection) -> list[InputPartition]:
+            each = one_by_one(connection, options)
             if not connection.is_holdfast:
-                if options.queue is None:
-                    raise ValueError("only a Holdfast broker's subscriptions can be read; read a queue")
-                return [BrowsePartition(options, self._columns)]
-            bounds = bounds_of(connection, options)
-            return partitions_of(options, self._columns, bounds.incarnation, bounds.run, bounds.first, bounds.next)
+                return [_browsing(one, self._columns) for one in each]
+            ranges = []
+            for one in each:
+                bounds, name, reader = bounds_of(connection, one), source_of(one).name, range_reader(connection, one)
+                first, end = start_of(reader, one, name, bounds), end_of(reader, one, name, bounds)
+                ranges.append((one, bounds, max(first, bounds.first), end))
+            total = sum(max(0, end - first) for _, _, first, end in ranges)
+            return [
+                task
+                for one, bounds, first, end in ranges
+                for task in partitions_of(
+                    *(one, self._columns, bounds.incarnation, bounds.run, first, end),
+                    part_of(options.min_partitions, end - first, total),
+                )
+            ]
 
         return with_retries(options, plan)
 

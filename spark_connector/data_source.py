@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -18,18 +18,23 @@ from pyspark.sql.types import StructType
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from spark_connector.queues_stream import JmsQueuesStreamReader
 from spark_connector.region_reader import JmsRegionReader
 from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, region_projection
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.sentences import sentence_first
+from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.worker_python import check_worker_python
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 
 if TYPE_CHECKING:
     from spark_connector.engine_host import EngineHost
+
+#: The column that an option leaves out.
+_PROPERTIES: Final = "properties"
 
 
 @sentence_first
@@ -39,6 +44,8 @@ class JmsDataSource(DataSource):
     registry: ClassVar[EngineRegistry | None] = None
     #: Whether Spark may run two attempts of a task at once (``spark.speculation``).
     speculation: ClassVar[bool] = True
+    #: How executors reach the driver.
+    reach: ClassVar[Reach] = Reach()
 
     @classmethod
     def name(cls) -> str:
@@ -47,14 +54,24 @@ class JmsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; a schema of the user's may name some of them."""
-        return SCHEMA if self._source().region is None else REGION_SCHEMA
+        options = self._source()
+        if options.region is not None:
+            return REGION_SCHEMA
+        return (
+            SCHEMA if options.include_properties else StructType([each for each in SCHEMA if each.name != _PROPERTIES])
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
         options = self._source()
         if options.region is not None:
             return JmsRegionReader(reachable(options, self.registry), region_projection(schema))
-        columns = projection(schema)
+        if options.spool is not None:
+            raise ValueError(
+                "a spool is for streams: a batch reads what a foreign broker shows in a browser, and takes nothing;"
+                " leave out 'spool'"
+            )
+        columns = self._columns(options, schema)
         return JmsBatchReader(reachable(options, self.registry), columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -70,8 +87,15 @@ class JmsDataSource(DataSource):
                 raise ValueError("keyPattern and selector are for batches; the rows of a stream are chosen by where()")
             names = region_projection(schema)
             return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
-        columns = projection(schema)
-        return JmsStreamReader(reachable(options, self.registry), columns, DriverLog(self.registry))
+        columns = self._columns(options, schema)
+        if options.ending_position is not None:
+            raise ValueError("endingPosition is for batches: a stream ends when it is stopped")
+        if options.spool is not None:
+            reach = self.reach if options.spool_host is None else Reach(options.spool_host, self.reach.bound)
+            return JmsSpoolReader(options, columns, DriverLog(self.registry), reach)
+        several = options.queues is not None or options.queue_pattern is not None
+        kind = JmsQueuesStreamReader if several else JmsStreamReader
+        return kind(reachable(options, self.registry), columns, DriverLog(self.registry))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""
@@ -88,6 +112,12 @@ class JmsDataSource(DataSource):
         if options.region is not None:
             return JmsRegionStreamWriter(options, DriverLog(self.registry))
         return JmsStreamWriter(options, self.speculation, DriverLog(self.registry))
+
+    def _columns(self, options: SourceOptions, schema: StructType) -> tuple[str, ...]:
+        columns = projection(schema)
+        if not options.include_properties and _PROPERTIES in columns:
+            raise ValueError("the schema has a column properties, and includeProperties=false: leave out one of both")
+        return columns
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
@@ -130,11 +160,13 @@ def register(spark: SparkSession) -> None:
             _host = EngineHost()
         found = _host.registry
     speculative = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
+    found_reach = reach_of(spark.conf.get)
 
     class RegisteredJmsDataSource(JmsDataSource):
         # Made here, so that Spark carries the class by value, with where the registry is.
         registry: ClassVar[EngineRegistry | None] = found
         speculation: ClassVar[bool] = speculative
+        reach: ClassVar[Reach] = found_reach
 
     spark.dataSource.register(RegisteredJmsDataSource)
 

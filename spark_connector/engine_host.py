@@ -27,43 +27,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from scramp import ScramMechanism
-
 from broker_adapter.amqp.loop_thread import LoopThread
-from broker_adapter.amqp.sasl import ServerLogin, Verifier
 from broker_adapter.in_process import EngineLease
-from broker_adapter.mechanisms import SCRAM_SHA_256
-from broker_adapter.server.listener import Listener as AmqpListener
+from broker_adapter.server.listener import Listener
 from broker_adapter.server.log_limiter import LogLimiter
-from broker_adapter.settings import ServerSettings
 from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import JMSException
 from spark_connector import engine_registry as wire
+from spark_connector.engine_listener import listen
 from spark_connector.engine_registry import EngineRegistry, proof
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-_USER: Final = "spark"
 #: Callers at once; one more is turned away.
 MAX_CALLERS: Final = 200
 #: Connections that the system keeps until they are accepted.
 _BACKLOG: Final = 128
-
-
-class _OneUser:
-    """The user of the worker processes, the only one that may log in."""
-
-    def __init__(self, password: str) -> None:
-        self._password = password
-        self._verifier: Verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password)
-
-    def verifier(self, username: str) -> Verifier | None:
-        return self._verifier if username == _USER else None
-
-    def check(self, username: str, password: str) -> bool:
-        return username == _USER and secrets.compare_digest(password, self._password)
-
-    def has(self, username: str) -> bool:
-        return username == _USER
 
 
 class EngineHost:
@@ -72,7 +50,7 @@ class EngineHost:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._addresses: dict[str, str] = {}
-        self._open: list[tuple[EngineLease, AmqpListener]] = []
+        self._open: list[tuple[EngineLease, Listener]] = []
         self._opener = ThreadPoolExecutor(1, "holdfast-spark-opener")
         self._callers = 0
         self._log_limiter = LogLimiter()
@@ -153,16 +131,13 @@ class EngineHost:
         parsed = parse_url(url)
         assert isinstance(parsed, EmbeddedURL)
         lease = EngineLease(parsed)
-        password = secrets.token_urlsafe(24)
-        users = _OneUser(password)
-        listener = AmqpListener(lease.broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(users, plain=False))
         try:
-            _, port = listener.start()
+            listener, url = listen(lease.broker)
         except JMSException:
             lease.release()
             raise
         self._open.append((lease, listener))
-        return f"amqp://{_USER}:{password}@127.0.0.1:{port}"
+        return url
 
     def close(self) -> None:
         """Close the registry, the listeners and the engines that nothing else uses.

@@ -90,8 +90,14 @@ def renewed(offset: Offset, bounds: Bounds) -> Offset:
 
 
 def span(start: Offset, end: Offset) -> tuple[int, int]:
-    """The positions [first, stop) of the batch between two offsets; none where they meet or cross."""
-    return max(start.next, end.base) if start.incarnation == end.incarnation else end.base, end.next
+    """The positions [first, stop) of the batch between two offsets; none where they meet or cross.
+
+    A start that has read nothing may be an answer to the question where the query begins, which Spark asks again where
+    its first batch was not completed.  That batch begins where it began then.
+    """
+    if start.incarnation != end.incarnation or start.next == start.base:
+        return end.base, end.next
+    return max(start.next, end.base), end.next
 
 
 class Loss(NamedTuple):
@@ -141,11 +147,56 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
     return None
 
 
-def split(first: int, end: int, most: int) -> list[tuple[int, int]]:
-    """[first, end) in ranges [first, last] of at most ``most`` positions, alike in size."""
+def is_due(waiting: int, least: int | None, waited_seconds: float, most_seconds: float) -> bool:
+    """Whether a batch begins.
+
+    Args:
+        waiting: positions that it could have.
+        least: positions that are worth one; None: any.
+        waited_seconds: since the last batch.
+        most_seconds: after which any is worth one.
+    """
+    return least is None or waiting >= least or (waiting > 0 and waited_seconds >= most_seconds)
+
+
+def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """What of a limit each gets: what it wants where that fits, else in proportion, and one at least if that fits.
+
+    Args:
+        most: of all together.
+        wanted: by name, from 0 on.
+    """
+    total = sum(wanted.values())
+    if total <= most:
+        return dict(wanted)
+    given = dict.fromkeys(wanted, 0)
+    for name in sorted(name for name, count in wanted.items() if count)[:most]:
+        given[name] = 1
+    left, rest = most - sum(given.values()), total - sum(given.values())
+    for name, count in wanted.items():
+        given[name] += (count - given[name]) * left // rest
+    for name in sorted(wanted):
+        given[name] += min(most - sum(given.values()), wanted[name] - given[name])
+    return given
+
+
+def part_of(least: int | None, count: int, total: int) -> int | None:
+    """How many of ``least`` ranges are those of ``count`` positions of ``total``, rounded up."""
+    return None if least is None or count <= 0 else -(-least * count // total)
+
+
+def split(first: int, end: int, most: int, least_parts: int = 1) -> list[tuple[int, int]]:
+    """[first, end) in ranges [first, last], alike in size.
+
+    Args:
+        first: the lowest position.
+        end: the position behind the highest one.
+        most: positions of a range.
+        least_parts: ranges, as far as there are positions.
+    """
     total = end - first
     if total <= 0:
         return []
-    parts = -(-total // most)
+    parts = max(-(-total // most), min(least_parts, total))
     edges = [first + total * part // parts for part in range(parts + 1)]
     return [(low, high - 1) for low, high in pairwise(edges)]

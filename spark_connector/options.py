@@ -13,14 +13,21 @@ import attrs
 
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
+from spark_connector.positions import EARLIEST, LATEST, check_position
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 
+#: Spark 4.3 gives a Python source no options of a table of its catalog.
+_NO_TABLE = (
+    "Spark hands a table of CREATE TABLE ... USING jms no options: use CREATE TEMPORARY VIEW ... USING jms OPTIONS"
+    " (...)"
+)
+
 EXACTLY_ONCE = "exactly_once"
 AT_LEAST_ONCE = "at_least_once"
-#: Where a stream of a region begins.
-SNAPSHOT, LATEST, EARLIEST = "snapshot", "latest", "earliest"
+#: Where a stream of a region begins, beside earliest and latest.
+SNAPSHOT = "snapshot"
 
 
 def _option(
@@ -42,7 +49,24 @@ class ConnectionOptions:
         "url", None, "connection URL of the broker, as for ConnectionFactory; required", shown=_shown_url
     )
     username: str | None = _option("username", None, "user to log in as")
-    password: str | None = _option("password", None, "password of that user", shown=False)
+    password: str | None = _option(
+        "password",
+        None,
+        "password of that user; better passwordFile or passwordEnv, which stay out of programs and SQL",
+        shown=False,
+    )
+    password_file: str | None = _option(
+        "passwordFile",
+        None,
+        "file with the password, on each machine of the cluster; read for each new connection, without its last line"
+        " break",
+    )
+    password_env: str | None = _option(
+        "passwordEnv",
+        None,
+        "environment variable with the password, of the driver's and the executors' processes (as Spark's workers are"
+        " started with it)",
+    )
     retry_seconds: float = _option(
         "retrySeconds", 60.0, "seconds to go on trying where the network or the broker fails", least=0
     )
@@ -52,7 +76,16 @@ class ConnectionOptions:
 class SourceOptions(ConnectionOptions):
     """What is read, and in which portions."""
 
-    queue: str | None = _option("queue", None, "name of the queue to read; this, or topic and subscription, or region")
+    queue: str | None = _option(
+        "queue", None, "name of the queue to read; this, queues, queuePattern, topic and subscription, or region"
+    )
+    queues: str | None = _option("queues", None, "comma-separated names of the queues to read as one")
+    queue_pattern: str | None = _option(
+        "queuePattern",
+        None,
+        "regular expression (RE2) for the whole names of the queues to read as one; those that are made while a stream"
+        " runs are found within five seconds",
+    )
     topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
     subscription: str | None = _option(
         "subscription", None, "name of the durable subscription on the topic; made where there is none"
@@ -63,11 +96,20 @@ class SourceOptions(ConnectionOptions):
         "name of the region to read: in a batch, its keys and values; as a stream, with subscription, what happens to"
         " them",
     )
-    starting_position: str = _option(
+    starting_position: str | None = _option(
         "startingPosition",
-        SNAPSHOT,
-        "where a stream of a region begins: snapshot (with a row for each key that is there, and all events behind"
-        " these), latest (with the next event), or earliest (with the oldest event that the subscription has)",
+        None,
+        "where a batch, or a stream without a checkpoint, begins: earliest (the oldest message), latest (the next one),"
+        " a position (of the first message), an instant with its zone (2026-11-26T08:00:00Z; the first message that was"
+        " sent then or later), or JSON with one of these for each queue. Of a region's stream: snapshot (a row for each"
+        " key that is there, and all events behind these), latest, or earliest (the oldest event that the subscription"
+        " has); none: earliest, or snapshot",
+    )
+    ending_position: str | None = _option(
+        "endingPosition",
+        None,
+        "where a batch ends, without the message there, in the same forms but earliest; none: latest, which is what"
+        " load() finds",
     )
     key_pattern: str | None = _option(
         "keyPattern", None, "regular expression (RE2) for the whole key: the keys that a batch reads of a region"
@@ -76,14 +118,38 @@ class SourceOptions(ConnectionOptions):
         "selector",
         None,
         "selector for the values that a batch reads of a region, which may name key, headers, properties, and the"
-        " fields of a map",
+        " fields of a map; or for the messages of a queue, or those that a spool takes from its broker. A stream drops"
+        " from its queue also what it did not choose",
     )
     client_id: str | None = _option("clientId", None, "client id of the subscription, where it was made with one")
     max_messages_per_trigger: int | None = _option(
         "maxMessagesPerTrigger", 1_000_000, "messages (positions) of one micro-batch; none: no limit", least=1
     )
+    min_messages_per_trigger: int | None = _option(
+        "minMessagesPerTrigger",
+        None,
+        "messages (positions) that a micro-batch waits for, for maxTriggerDelaySeconds at most; none: any",
+        least=1,
+    )
+    max_trigger_delay_seconds: float = _option(
+        "maxTriggerDelaySeconds",
+        900.0,
+        "longest time in seconds that minMessagesPerTrigger puts off what waits, since the last micro-batch",
+        least=0,
+    )
     max_messages_per_partition: int = _option(
         "maxMessagesPerPartition", 100_000, "messages (positions), or keys of a region, that one task reads", least=1
+    )
+    min_partitions: int | None = _option(
+        "minPartitions", None, "tasks that a batch is read by at least, as far as it has messages; none: one", least=1
+    )
+    include_properties: bool = _option(
+        "includeProperties", True, "whether there is a column properties; without it reading takes less time"
+    )
+    fail_on_missing: bool = _option(
+        "failOnMissing",
+        False,
+        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows",
     )
     fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
     fail_on_data_loss: bool = _option(
@@ -92,6 +158,37 @@ class SourceOptions(ConnectionOptions):
         "whether a read fails where messages that follow its checkpoint or its plan are gone (the queue was made again,"
         " the broker's store replaced by an older copy, the checkpoint is older than the queue, a message is damaged);"
         " false: go on with what is there, and say so in the log",
+    )
+    spool: str | None = _option(
+        "spool",
+        None,
+        "directory on the driver's machine in which a streaming query keeps what it takes from a broker other than"
+        " Holdfast, until it is processed; no other query may have it, and it has to outlive the driver's process, as"
+        " the checkpoint does",
+    )
+    spool_max_messages: int = _option(
+        "spoolMaxMessages",
+        1_000_000,
+        "messages of a spool above which nothing more is read from the broker until some are processed",
+        least=1,
+    )
+    spool_max_bytes: int | None = _option(
+        "spoolMaxBytes",
+        4 * 1024 * 1024 * 1024,
+        "the same in bytes of messages; none: no limit",
+        least=1,
+    )
+    spool_ids: int = _option(
+        "spoolIds",
+        100_000,
+        "messages, the last ones, that a spool recognises by their ids if the broker sends them again, as after a kill",
+        least=1000,
+    )
+    spool_host: str | None = _option(
+        "spoolHost",
+        None,
+        "name or address by which the executors reach the driver, for the spool; none: 127.0.0.1 for local masters, and"
+        " else spark.driver.host",
     )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.1, "shortest time between two requests of a streaming query for new messages", least=0
@@ -125,6 +222,34 @@ class SinkOptions(ConnectionOptions):
     )
 
 
+#: Options of Spark's connector for Kafka, and what does the same here.
+_KAFKAS = {
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "minoffsetspertrigger": "minMessagesPerTrigger",
+    "maxtriggerdelay": "maxTriggerDelaySeconds (a number of seconds)",
+    "maxrecordsperpartition": "maxMessagesPerPartition",
+    "startingoffsets": "startingPosition",
+    "startingtimestamp": "startingPosition (an instant such as 2026-11-26T08:00:00Z)",
+    "startingoffsetsbytimestamp": "startingPosition (JSON with an instant for each queue)",
+    "endingoffsets": "endingPosition",
+    "endingtimestamp": "endingPosition (an instant such as 2026-11-26T08:00:00Z)",
+    "endingoffsetsbytimestamp": "endingPosition (JSON with an instant for each queue)",
+    "subscribe": "queue or queues",
+    "subscribepattern": "queuePattern",
+    "assign": "queues, with startingPosition",
+    "includeheaders": "includeProperties",
+    "kafka.bootstrap.servers": "url",
+    "kafka.group.id": "subscription, on a topic",
+}
+
+
+def queues_of(options: SourceOptions) -> tuple[str, ...] | None:
+    """The names of the queues that are read; None where a pattern, a topic or a region says it."""
+    if options.queue is not None:
+        return (options.queue,)
+    return None if options.queues is None else tuple(name.strip() for name in options.queues.split(","))
+
+
 def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a source.
 
@@ -132,22 +257,61 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         ValueError: an option is unknown, missing, contradicts another or has a wrong value.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
-    if sum(each is not None for each in (parsed.queue, parsed.topic, parsed.region)) != 1:
-        raise ValueError("name what to read by one of the options 'queue' and 'topic', or 'region'")
+    given = (parsed.queue, parsed.queues, parsed.queue_pattern, parsed.topic, parsed.region)
+    if sum(each is not None for each in given) != 1:
+        raise ValueError(
+            "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and 'queuePattern'"
+        )
     if parsed.region is not None:
-        if parsed.starting_position not in (SNAPSHOT, LATEST, EARLIEST):
+        if parsed.spool is not None:
+            raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
+        if parsed.ending_position is not None:
+            raise ValueError("endingPosition is for queues; a batch of a region has all its keys")
+        if parsed.starting_position not in (None, SNAPSHOT, LATEST, EARLIEST):
             raise ValueError(
                 f"startingPosition={parsed.starting_position!r} is none of {SNAPSHOT}, {LATEST}, {EARLIEST}"
             )
         return parsed
-    for name, given in (("keyPattern", parsed.key_pattern), ("selector", parsed.selector)):
-        if given is not None:
-            raise ValueError(f"{name} chooses keys of a region; the rows of a queue are chosen by where()")
-    if parsed.starting_position != SNAPSHOT:
-        raise ValueError("startingPosition is of a region; the stream of a queue begins with what is there")
+    if parsed.key_pattern is not None:
+        raise ValueError("keyPattern chooses keys of a region; the rows of a queue are chosen by selector or where()")
+    _check_queues(parsed)
+    _check_spool(parsed)
     if (parsed.topic is None) != (parsed.subscription is None):
         raise ValueError("a topic keeps messages only for its subscriptions: give both 'topic' and 'subscription'")
     return parsed
+
+
+def _check_queues(parsed: SourceOptions) -> None:
+    names = queues_of(parsed)
+    if names is not None and (not all(names) or len(set(names)) < len(names)):
+        raise ValueError(f"queues={parsed.queues!r} has an empty name, or one twice")
+    check_position("startingPosition", parsed.starting_position, names)
+    check_position("endingPosition", parsed.ending_position, names)
+    if parsed.ending_position is not None and EARLIEST in parsed.ending_position.lower():
+        raise ValueError("endingPosition=earliest leaves nothing to read; leave it out, or say latest or a position")
+    least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
+
+
+def _check_spool(parsed: SourceOptions) -> None:
+    if parsed.spool is None:
+        defaults = SourceOptions()
+        for field in attrs.fields(SourceOptions):
+            name = field.metadata["name"]
+            if name.startswith("spool") and getattr(parsed, field.name) != getattr(defaults, field.name):
+                raise ValueError(f"{name} is for a spool: name its directory by the option 'spool'")
+        return
+    if parsed.queues is not None or parsed.queue_pattern is not None:
+        raise ValueError("a spool is for one queue: give each queue a query with a spool of its own")
+    if parsed.starting_position is not None and parsed.starting_position.lower() != EARLIEST:
+        raise ValueError(
+            "a broker without positions has no startingPosition: the stream begins with what its queue has"
+        )
+    if "://" in parsed.spool or parsed.spool.startswith(("file:", "embedded:")):
+        raise ValueError(f"spool={parsed.spool!r} is a URL; name a directory on the driver's machine")
+    if parsed.url.startswith("embedded:"):
+        raise ValueError("a spool is for brokers that have no positions; an embedded: queue is read without one")
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
@@ -183,19 +347,28 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
     known = {field.metadata["name"].lower(): field for field in attrs.fields(cls)}
     values: dict[str, Any] = {}
     for name, text in _items(options):
+        if name == "provider":
+            raise ValueError(_NO_TABLE)
         if name in _SPARKS_OWN:
             continue
         field = known.get(name)
         if field is None:
+            if name in _KAFKAS:
+                raise ValueError(f"the option {name!r} is one of Kafka's; here it is {_KAFKAS[name]}")
             names = _names(cls)
             raise ValueError(
                 f"unknown option {name!r}{most_similar(name, names)}; the options here are {', '.join(names)}"
             )
         values[field.name] = _value(field, text)
-    if path is not None and "region" not in values:
+    if path is not None and not values.keys() & {"region", "queues", "queue_pattern"}:
         values.setdefault("queue", path)  # load("orders"), start("orders")
+    if sum(name in values for name in ("password", "password_file", "password_env")) > 1:
+        raise ValueError("give the password by one of the options 'password', 'passwordFile' and 'passwordEnv'")
     if not values.get("url"):
-        raise ValueError("the option 'url' is required: the connection URL of the broker, such as amqp://host:5672")
+        hint = "" if options else f". {_NO_TABLE}"
+        raise ValueError(
+            f"the option 'url' is required: the connection URL of the broker, such as amqp://host:5672{hint}"
+        )
     return cls(**values)
 
 

@@ -33,7 +33,8 @@ from spark_connector.batch_reader import RangePartition, read_range
 from spark_connector.connections import with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import beginning
-from spark_connector.options import EARLIEST, SNAPSHOT, SourceOptions
+from spark_connector.options import SNAPSHOT, SourceOptions
+from spark_connector.positions import EARLIEST
 from spark_connector.region_reader import KeyRangePartition, partitions_of_keys, read_key_range, region_of
 from spark_connector.region_rows import RegionColumns, batch_of_events
 from spark_connector.sentences import sentence_first
@@ -75,7 +76,7 @@ class JmsRegionStreamReader(JmsStreamReader):
                 return start.to_json()
             # What the subscription has by now is passed over, and settled with the rest.
             start = start._replace(next=bounds.next)
-            if self._region_options.starting_position == SNAPSHOT:
+            if self._region_options.starting_position in (None, SNAPSHOT):
                 if bounds.events is None:
                     raise ValueError(
                         "the server is of a version without snapshots of regions: say startingPosition=latest"

@@ -42,9 +42,10 @@ from spark_connector.batch_reader import (
 )
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, renewed, span
+from spark_connector.offsets import Loss, Offset, beginning, is_due, latest, lost, offset_from, renewed, span
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
+from spark_connector.starts import start_of
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -73,6 +74,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refreshed = 0.0
         self._offline_since: float | None = None
         self._frozen_head: int | None = None
+        self._last_batch = time.monotonic()
         self._settled: tuple[Offset, str] | None = None  #: what is settled, and in which run of the broker
         self._unsettled: Offset | None = None  #: what could not be settled the last time
         self._settle_after = 0.0
@@ -87,8 +89,27 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins: at the oldest message that is there."""
-        return beginning(with_retries(self._options, lambda connection: self._look(connection, None))).to_json()
+        """Where a new query begins: where the option says, by default at the oldest message that is there."""
+
+        def begin(connection: Connection) -> dict[str, Any]:
+            bounds, source = self._look(connection, None), source_of(self._options).name
+            start = beginning(bounds)
+            first = start_of(range_reader(connection, self._options), self._options, source, bounds)
+            # What is passed over stays in the queue: only what was read is ever settled.
+            first = max(first, start.next)
+            return start._replace(base=first, next=first).to_json()
+
+        return with_retries(self._options, begin)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
+        return None if self._bounds is None else beginning(self._bounds)._replace(next=self._bounds.next).to_json()
+
+    def waiting(self, start: dict[str, Any]) -> int:
+        """How many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
+        begin = offset_from(start)
+        bounds = self._current_bounds(begin.run)
+        return 0 if bounds is None else max(0, self._head(bounds) - max(begin.next, bounds.first))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
@@ -109,17 +130,29 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if loss.restart:
                 self._void = begin
                 return beginning(bounds).to_json()
-        head = bounds.next if self._frozen_head is None else min(self._frozen_head, bounds.next)
+        head = self._head(bounds)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = latest(begin, bounds, head, most)
-        if end == begin or bounds.first >= end.next:
+        if end == begin or bounds.first >= end.next or not self._is_due(head - max(begin.next, bounds.first)):
             # Nothing new, or only positions that are not in use any more.
             self._settle(begin)
             return start if loss is not None else renewed(begin, bounds).to_json()
+        self._last_batch = time.monotonic()
         return end.to_json()
+
+    def _head(self, bounds: Bounds) -> int:
+        return bounds.next if self._frozen_head is None else min(self._frozen_head, bounds.next)
+
+    def _is_due(self, waiting: int) -> bool:
+        waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
+        return self._frozen_head is not None or is_due(waiting, least, waited, self._options.max_trigger_delay_seconds)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
+        return self.tasks(start, end, self._options.min_partitions)
+
+    def tasks(self, start: dict[str, Any], end: dict[str, Any], least: int | None) -> list[InputPartition]:
+        """The tasks of a batch: ``least`` or more, as far as there are positions."""
         goal = offset_from(end)
         begin = offset_from(start)
         first, stop = span(begin, goal)
@@ -133,7 +166,10 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if loss.restart:
                     return []
             first = max(first, bounds.first)  # what is below is gone: consumed, or expired
-        return partitions_of(self._options, self._columns, goal.incarnation, goal.run, first, stop)
+        return partitions_of(
+            *(self._options, self._columns, goal.incarnation, goal.run, first, stop),
+            least,
+        )
 
     def _tell(self, loss: Loss, offset: Offset) -> None:
         """Raise what is lost, or say it once, as the option ``failOnDataLoss`` wants it."""
@@ -159,13 +195,15 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, connection: Connection, run: str | None) -> Bounds:
         if not connection.is_holdfast:
             raise ValueError(
-                "streaming needs positions that can be read again, which only a Holdfast broker has; read other brokers"
-                " in batches, or consume them with the SDK"
+                "streaming needs positions that can be read again, which only a Holdfast broker has: for another one,"
+                " name a directory of the driver's machine by the option 'spool', in which the query keeps what it has"
+                " taken until it is processed"
             )
         if self._bounds is None:
             self._bounds = bounds_of(connection, self._options, run)
         else:
-            self._bounds = range_reader(connection, self._options).bounds(run)
+            make = not self._options.fail_on_missing
+            self._bounds = range_reader(connection, self._options).bounds(run, make=make)
         self._asked = run
         self._refreshed = time.monotonic()
         return self._bounds

@@ -117,6 +117,8 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         ("tests/spark_connector/test_region_io.py",),
     ),
     "spark_connector/renewal.py": ("tests/spark_connector/test_writer.py",),
+    "spark_connector/engine_listener.py": ("tests/spark_connector/test_engine_host.py",),
+    "spark_connector/spool_source.py": ("tests/spark_connector/test_spool.py",),
     # One end of a connection: what the other end sees of it.
     f"{_S}/client_connection.py": _server("places", "close_half_way", "listener"),
     f"{_S}/consumers.py": (

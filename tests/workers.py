@@ -19,6 +19,8 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 LONG: Final = (
     "spark_connector/test_batch.py",
     "spark_connector/test_killed_query.py",
+    "spark_connector/test_killed_spool.py",
+    "spark_connector/test_cluster.py",
     "spark_connector/test_values.py",
     "spark_connector/test_stream.py",
     "spark_connector/test_checkpoints.py",
@@ -51,6 +53,7 @@ SHARED: Final = {
     "tests/spark_connector/test_stream.py": "spark",
     "tests/spark_connector/test_checkpoints.py": "spark",
     "tests/spark_connector/test_regions.py": "spark",
+    "tests/spark_connector/test_sql.py": "spark",
     "tests/spark_connector/test_worker_python.py": "spark",
 }
 _TESTS: Final = Path(__file__).parent

@@ -96,3 +96,32 @@ def sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
             yield code, value
     except (ValueError, IndexError, struct.error) as error:
         raise MessageFormatException(f"the message cannot be decoded: {error}") from error
+
+
+def bare_part(payload: bytes) -> tuple[Any, bytes]:
+    """The message-id of a message, and the part of it that no broker on its way changes (AMQP 1.0 section 3.2).
+
+    Args:
+        payload: the message; of it only the sections up to the properties are decoded.
+
+    Returns:
+        The id as AMQP has it, None where there is none; and the message from its properties on.
+
+    Raises:
+        MessageFormatException: these sections cannot be decoded.
+    """
+    reader = Reader(payload, most_values=MAX_AHEAD_VALUES)
+    size = len(payload)
+    try:
+        while reader.position < size:
+            start, code, _ = section_start(reader)
+            if code not in AHEAD_OF_APPLICATION:
+                return None, payload[start:]
+            value = reader.value()
+            if code == PROPERTIES:
+                if not isinstance(value, list):
+                    raise ValueError(f"section 0x{code:02x} holds a {type(value).__name__}")
+                return value[0] if value else None, payload[start:]
+        return None, b""
+    except (ValueError, IndexError, struct.error) as error:
+        raise MessageFormatException(f"the message cannot be decoded: {error}") from error

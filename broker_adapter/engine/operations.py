@@ -36,8 +36,8 @@ that an operation does not have is refused, as is a value of another type.  Posi
     ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
     settle, or 0.  ``events``: the position of the last event of all regions at this moment.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
-``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read) and
-``columns`` (default: false)
+``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read),
+``columns`` (default: false) and ``selector`` (or None: all messages)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
     trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.  With
@@ -472,6 +472,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "skip_damaged": Argument(bool, False),
         "envelope_version": Argument(int, 1, least=1),
         "columns": Argument(bool, False),
+        "selector": Argument(str, None),
     },
     "settle_through": {
         **QUEUE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
@@ -17,6 +17,7 @@ from broker_adapter.engine.operation_steps import (
 )
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry, position_of
+from broker_adapter.engine.selection import Selectable, selects
 from broker_adapter.engine.store import Loaded
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
@@ -26,7 +27,11 @@ from broker_adapter.errors import (
     StoreCorruptException,
 )
 from broker_adapter.range_block import RangeBlock, block_of, packed_block
+from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.wording import counted
+
+#: Messages that a selector is asked about without the engine doing anything else.
+_SELECTED_AT_ONCE: Final = 200
 
 
 def bounds(arguments: Arguments) -> Steps:
@@ -57,6 +62,7 @@ def read_range(arguments: Arguments) -> Steps:
     first, last = arguments["first"], arguments["last"]
     max_bytes = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     skip_damaged = arguments["skip_damaged"]
+    selector = parse_selector(arguments["selector"]) if arguments["selector"] else None
 
     def read(reader: Reader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
@@ -83,6 +89,8 @@ def read_range(arguments: Arguments) -> Steps:
         for entry, (body, annotations) in zip(entries, bodies, strict=True)
         if body is not None
     ]
+    if selector is not None:
+        messages = yield from _selected(selector, messages)
     version = arguments["envelope_version"]
     if version < ENVELOPE_VERSION:
         messages = [
@@ -114,6 +122,23 @@ def _block(messages: Sequence[tuple[int, int, int, bytes, dict[str, Any] | None]
     positions, counts, _, payloads, found = zip(*messages, strict=True) if messages else ((),) * 5
     annotations = {index: each for index, each in enumerate(found) if each is not None} if any(found) else {}
     return block_of(positions, counts, payloads, annotations)
+
+
+def _selected(selector: Selector, messages: list[Any]) -> Steps:
+    """Those of the messages that a selector chooses: a few at a time, since a selector may take a while."""
+    chosen: list[Any] = []
+    for start in range(0, len(messages), _SELECTED_AT_ONCE):
+
+        def choose(reader: Reader, part: list[Any] = messages[start : start + _SELECTED_AT_ONCE]) -> list[Any]:
+            formats = reader.state.matching.formats
+            return [
+                each
+                for each in part
+                if selects(selector, Selectable(formats, each[2], each[3], failures=each[1], annotations=each[4]))
+            ]
+
+        chosen += yield choose
+    return chosen
 
 
 def settle_through(arguments: Arguments) -> Steps:

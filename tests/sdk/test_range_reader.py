@@ -17,7 +17,14 @@ from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, IllegalStateException, InvalidDestinationException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+)
 from sdk.range_reader import RangeMessage, RangeReader, StagedTransaction, discard, publish, published, renew
 
 
@@ -252,3 +259,27 @@ def test_a_dead_letter_that_is_read_does_not_expire_any_more(connection: Connect
         assert living.envelope().expires_at_ms == message.expires_at_ms
     dead = RangeMessage(1, 0, living.payload, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"}).envelope()
     assert (dead.expires_at_ms, dead.properties) == (None, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"})
+
+
+def test_the_broker_reads_of_a_range_what_a_selector_chooses(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("q")
+        producer = session.create_producer(queue)
+        for number in range(500):
+            message = session.create_text_message(str(number))
+            message.properties["n"] = number
+            producer.send(message)
+    reader = RangeReader(connection, queue)
+    bounds = reader.bounds()
+    chosen = reader.read(bounds.first, bounds.next - 1, selector="n = 3 OR n = 250 OR n > 497")
+    assert [message.envelope().body for part in chosen for message in part] == ["3", "250", "498", "499"]
+    with pytest.raises(InvalidSelectorException):
+        list(reader.read(bounds.first, bounds.next - 1, selector="n >"))
+
+
+def test_a_queue_that_is_not_there_is_made_only_where_that_is_wanted(connection: Connection) -> None:
+    with connection.create_session() as session:
+        reader = RangeReader(connection, session.create_queue("new"))
+    with pytest.raises(InvalidDestinationException):
+        reader.bounds(make=False)
+    assert reader.bounds() == reader.bounds(make=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
@@ -62,6 +63,9 @@ class Served:
 
     def fill(self, first: int, count: int) -> None:
         fill(self.options.url, "in", [str(number) for number in range(first, first + count)])
+
+    def fill_queue(self, name: str, bodies: Iterable[Any], **arguments: Any) -> None:
+        fill(self.options.url, name, bodies, **arguments)
 
     def left(self) -> list[str]:
         return texts(self.options.url, "in")

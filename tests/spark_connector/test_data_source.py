@@ -8,11 +8,13 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from sdk import InvalidDestinationException, InvalidSelectorException
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.data_source import JmsDataSource
+from spark_connector.queues_stream import JmsQueuesStreamReader
 from spark_connector.region_reader import JmsRegionReader
 from spark_connector.region_rows import REGION_SCHEMA
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA
+from spark_connector.spool_reader import JmsSpoolReader, Reach
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 from tests.spark_connector.schemas import schema
@@ -89,3 +91,33 @@ def test_a_pattern_that_is_none_is_told_of_before_any_task_runs() -> None:
         source(region="quotes", keyPattern="(").reader(REGION_SCHEMA).partitions()
     with pytest.raises(InvalidSelectorException):
         source(region="quotes", selector="bid >").reader(REGION_SCHEMA).partitions()
+
+
+def test_a_stream_of_several_queues_has_a_reader_of_its_own() -> None:
+    for options in ({"queues": "a,b"}, {"queuePattern": "a.*"}):
+        assert isinstance(source(**options).streamReader(SCHEMA), JmsQueuesStreamReader)
+        assert isinstance(source(**options).reader(SCHEMA), JmsBatchReader)
+
+
+def test_a_stream_with_a_spool_has_a_reader_that_knows_how_executors_reach_it() -> None:
+    found = source(queue="q", spool="/s").streamReader(SCHEMA)
+    assert isinstance(found, JmsSpoolReader)
+    assert found._reach == Reach()
+    found = source(queue="q", spool="/s", spoolHost="driver").streamReader(SCHEMA)
+    assert isinstance(found, JmsSpoolReader)
+    assert found._reach == Reach("driver")
+
+
+def test_what_is_for_batches_and_what_is_for_streams_is_told() -> None:
+    with pytest.raises(ValueError, match="a spool is for streams"):
+        source(queue="q", spool="/s").reader(SCHEMA)
+    with pytest.raises(ValueError, match="endingPosition is for batches"):
+        source(queue="q", endingPosition="5").streamReader(SCHEMA)
+
+
+def test_properties_may_be_left_out() -> None:
+    without = source(queue="q", includeProperties="false")
+    assert [name for name in SCHEMA.names if name not in without.schema().names] == ["properties"]
+    assert isinstance(without.reader(without.schema()), JmsBatchReader)
+    with pytest.raises(ValueError, match="leave out one of both"):
+        without.reader(SCHEMA)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk.range_reader import Bounds
-from spark_connector.offsets import Offset, beginning, latest, lost, offset_from, renewed, span, split
+from spark_connector.offsets import Offset, beginning, is_due, latest, lost, offset_from, renewed, shares, span, split
 
 
 def bounds(first: int, next_: int, **fields: Any) -> Bounds:
@@ -81,7 +81,7 @@ def test_the_batch_between_two_offsets_is_what_the_second_adds_to_the_first() ->
     begin, end = Offset(1, "a", 10, "r"), Offset(1, "a", 25, "s")
     assert span(begin, end) == (10, 25)
     assert span(Offset(3, "a", 3, "r"), Offset(5, "a", 25, "r")) == (5, 25)  # asked again where to begin
-    assert span(Offset(30, "a", 30, "r"), end) == (30, 25)  # what was planned is gone: nothing
+    assert span(Offset(30, "a", 30, "r"), end) == (end.base, 25)  # asked again, and what was planned is gone
     assert span(Offset(1, "b", 99, "r"), Offset(1, "a", 25, "r")) == (1, 25)
 
 
@@ -163,3 +163,31 @@ def test_ranges_cover_everything_once_and_keep_their_limit(first: int, size: int
     assert sum(high - low + 1 for low, high in ranges) == max(size, 0)
     assert all(1 <= high - low + 1 <= most for low, high in ranges)
     assert [low for low, _ in ranges] == [first, *[high + 1 for _, high in ranges]][: len(ranges)]
+
+
+def test_ranges_are_as_many_as_is_asked_for_as_far_as_there_are_positions() -> None:
+    assert split(0, 10, 100, 4) == [(0, 1), (2, 4), (5, 6), (7, 9)]
+    assert split(0, 3, 100, 8) == [(0, 0), (1, 1), (2, 2)]
+    assert len(split(0, 1000, 10, 4)) == 100
+    assert split(5, 5, 10, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waited", "is_one"), [(0, 99, False), (9, 0, False), (10, 0, True), (1, 60, True), (0, 60, False)]
+)
+def test_a_batch_begins_with_enough_messages_or_after_a_time(waiting: int, waited: float, is_one: bool) -> None:
+    assert is_due(waiting, 10, waited, 60) == is_one
+    assert is_due(waiting, None, waited, 60)
+
+
+@given(st.integers(0, 1000), st.dictionaries(st.text(max_size=3), st.integers(0, 500), max_size=8))
+def test_a_limit_is_used_up_and_nobody_gets_more_than_it_wants(most: int, wanted: dict[str, int]) -> None:
+    given = shares(most, wanted)
+    assert sum(given.values()) == min(most, sum(wanted.values()))
+    assert all(0 <= given[name] <= count for name, count in wanted.items())
+    if most >= len(wanted):
+        assert all(given[name] for name, count in wanted.items() if count), "none is starved"
+
+
+def test_a_limit_is_shared_in_proportion() -> None:
+    assert shares(100, {"a": 900, "b": 90, "c": 0, "d": 1}) == {"a": 90, "b": 9, "c": 0, "d": 1}

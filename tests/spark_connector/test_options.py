@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_connector.options import SinkOptions, SourceOptions, describe, parse_sink, parse_source
+from spark_connector.options import SinkOptions, SourceOptions, describe, parse_sink, parse_source, queues_of
 
 
 def test_names_are_compared_without_their_case() -> None:
@@ -49,16 +49,38 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"queue": "q"}, "'url' is required"),
+        ({"queue": "q"}, "'url' is required: the connection URL of the broker, such as amqp://host:5672$"),
+        ({}, "'url' is required.*: use CREATE TEMPORARY VIEW"),
+        ({"url": "u", "queue": "q", "provider": "jms"}, "CREATE TABLE .* no options: use CREATE TEMPORARY VIEW"),
         ({"url": "u"}, "'queue' and 'topic'"),
+        ({"url": "u", "queue": "q", "password": "p", "passwordFile": "f"}, "give the password by one of the options"),
         ({"url": "u", "queue": "q", "topic": "t", "subscription": "s"}, "'queue' and 'topic'"),
         ({"url": "u", "topic": "t"}, "give both"),
         ({"url": "u", "queue": "q", "subscription": "s"}, "give both"),
         ({"url": "u", "queue": "q", "region": "r"}, "'queue' and 'topic', or 'region'"),
         ({"url": "u", "region": "r", "startingPosition": "last"}, "none of snapshot, latest, earliest"),
         ({"url": "u", "queue": "q", "keyPattern": "a.*"}, "keyPattern chooses keys of a region"),
-        ({"url": "u", "queue": "q", "selector": "a = 1"}, "selector chooses keys of a region"),
-        ({"url": "u", "queue": "q", "startingPosition": "latest"}, "startingPosition is of a region"),
+        ({"url": "u", "queue": "q", "queues": "a,b"}, "'queues' and 'queuePattern'"),
+        ({"url": "u", "queues": "a,,b"}, "an empty name, or one twice"),
+        ({"url": "u", "queues": "a, b,a"}, "an empty name, or one twice"),
+        ({"url": "u", "queues": "a,b", "spool": "/s"}, "a spool is for one queue"),
+        ({"url": "u", "queue": "q", "startingPosition": "snapshot"}, "'snapshot' is none of these: earliest, latest"),
+        ({"url": "u", "queue": "q", "startingPosition": "-1"}, "'-1' is none of these"),
+        ({"url": "u", "queue": "q", "startingPosition": "2026-11-26T08:00:00"}, "has no zone: write 2026-11-26T08:00"),
+        ({"url": "u", "queues": "a,b", "startingPosition": '{"c": 1}'}, "a position for 'c', which is not read"),
+        ({"url": "u", "queue": "q", "startingPosition": "{1"}, "is no JSON"),
+        ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": "latest"}, "has no startingPosition"),
+        ({"url": "u", "queue": "q", "endingPosition": "earliest"}, "leaves nothing to read"),
+        ({"url": "u", "region": "r", "endingPosition": "latest"}, "endingPosition is for queues"),
+        ({"url": "u", "queue": "q", "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "=9 is above max"),
+        ({"url": "u", "queue": "q", "maxOffsetsPerTrigger": "9"}, "one of Kafka's; here it is maxMessagesPerTrigger"),
+        ({"url": "u", "queue": "q", "startingOffsets": "latest"}, "one of Kafka's; here it is startingPosition"),
+        ({"url": "u", "subscribePattern": "a.*"}, "one of Kafka's; here it is queuePattern"),
+        ({"url": "u", "region": "r", "spool": "/s"}, "its streams need no spool"),
+        ({"url": "u", "queue": "q", "spoolIds": "5000"}, "spoolIds is for a spool: name its directory"),
+        ({"url": "u", "queue": "q", "spool": "/s", "spoolIds": "5"}, "below the least value, 1000"),
+        ({"url": "u", "queue": "q", "spool": "hdfs://n/s"}, "'hdfs://n/s' is a URL; name a directory"),
+        ({"url": "embedded:/d", "queue": "q", "spool": "/s"}, "an embedded: queue is read without one"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
         ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
@@ -88,6 +110,22 @@ def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str
         parse_sink(options)
 
 
+def test_several_queues_are_named_with_commas() -> None:
+    assert queues_of(parse_source({"url": "u", "queues": "a, b ,c"})) == ("a", "b", "c")
+    assert queues_of(parse_source({"url": "u", "queue": "a, b"})) == ("a, b",)
+    assert queues_of(parse_source({"url": "u", "queuepattern": "a.*"})) is None
+    assert parse_source({"url": "u", "path": "x", "queues": "a"}).queue is None
+
+
+def test_a_spool_has_limits_of_its_own() -> None:
+    options = parse_source({"url": "u", "queue": "q", "spool": "/s"})
+    assert (options.spool_max_messages, options.spool_max_bytes, options.spool_ids) == (1_000_000, 4 * 2**30, 100_000)
+    named = {"spoolmaxmessages": "7", "spoolmaxbytes": "none", "spoolids": "1000", "spoolhost": "driver"}
+    options = parse_source({"url": "u", "queue": "q", "spool": "/s", "selector": "a = 1", **named})
+    assert (options.spool_max_messages, options.spool_max_bytes) == (7, None)
+    assert (options.spool_ids, options.spool_host, options.selector) == (1000, "driver", "a = 1")
+
+
 def test_every_option_is_described() -> None:
     for cls in (SourceOptions, SinkOptions):
         assert all(name and text for name, _, text in describe(cls))
@@ -104,8 +142,10 @@ def test_a_password_is_not_shown() -> None:
 #: Every name that an option has had.  A new option comes into this list; none is removed, unless its old name is an
 #: error that says the new one.
 EVERY_NAME = """
-    clientId deliveryGuarantee failOnDataLoss fetchBytes headRefreshSeconds keyPattern maxMessagesPerPartition
-    maxMessagesPerTrigger password priority producerId queue region retrySeconds selector startingPosition
+    clientId deliveryGuarantee endingPosition failOnDataLoss failOnMissing fetchBytes headRefreshSeconds
+    includeProperties keyPattern maxMessagesPerPartition maxMessagesPerTrigger maxTriggerDelaySeconds
+    minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority producerId queue queuePattern
+    queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes spoolMaxMessages startingPosition
     subscription timeToLive topic url username
 """
 

@@ -65,3 +65,20 @@ def test_what_is_no_section_is_refused(payload: bytes, error: str) -> None:
         list(sections.sections(payload, None))
     with pytest.raises(MessageFormatException, match="cannot be decoded"):
         decode_amqp(payload, queue("q"))
+
+
+def test_the_bare_part_of_a_message_is_what_no_broker_changes() -> None:
+    message = encode_amqp(Envelope(queue("q"), BodyKind.TEXT, "x", properties={"n": 1}, message_id="ID:1"))
+    found, bare = sections.bare_part(message)
+    assert found == "ID:1"
+    assert message.endswith(bare)
+    assert bare.startswith(b"\x00\x53\x73")
+    header = b"\x00\x53\x70" + encode([True, None, None, None, 7])
+    assert sections.bare_part(header + bare) == (found, bare)
+    value = b"\x00\x53\x77" + encode("x")
+    assert sections.bare_part(header + value) == (None, value)
+    assert sections.bare_part(b"") == (None, b"")
+    assert sections.bare_part(b"\x00\x53\x73" + encode([])) == (None, b"\x00\x53\x73" + encode([]))
+    for damaged in (b"\x01", b"\x00\x53\x73" + encode("no list"), b"\x00\x53\x70\xc0"):
+        with pytest.raises(MessageFormatException):
+            sections.bare_part(damaged)

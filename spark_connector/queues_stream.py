@@ -1,0 +1,206 @@
+"""Several queues as one stream: a reader for each, and one offset that has theirs.
+
+Queues that a pattern finds later are read from their oldest message on; a limit of a batch is shared in proportion to
+what waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from sdk import ConnectionLostException, InvalidDestinationException, OperationTimedOutException
+from spark_connector.batch_reader import RangePartition, one_by_one, read_range
+from spark_connector.connections import drop_connection, with_retries
+from spark_connector.engine_registry import DriverLog
+from spark_connector.offsets import is_due, offset_from, part_of, shares, span
+from spark_connector.options import SourceOptions
+from spark_connector.positions import EARLIEST
+from spark_connector.sentences import sentence_first
+from spark_connector.stream_reader import JmsStreamReader
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Shortest time between two questions for the names of the queues, in seconds.
+LISTING_SECONDS: Final = 5.0
+#: In an offset: the offsets of the queues.
+_QUEUES: Final = "queues"
+
+
+@sentence_first
+class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads several queues, batch by batch.
+
+    Args:
+        options: what to read, with a URL that any process can use.
+        columns: of the rows.
+        log: takes what is lost.
+    """
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], log: DriverLog | None = None) -> None:
+        self._options = options
+        self._columns = columns
+        self._log = log or DriverLog()
+        self._readers: dict[str, JmsStreamReader] = {}
+        self._names: tuple[str, ...] | None = None  #: of the queues that are there
+        self._listed = 0.0
+        self._is_frozen = False
+        self._last_batch = time.monotonic()
+
+    # In the driver.
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option ``maxMessagesPerTrigger``."""
+        return JmsStreamReader(self._options, self._columns).getDefaultReadLimit()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins, in each queue."""
+        return _joined({name: self._reader(name).initialOffset() for name in self._queues()})
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read up to what is there now, and no further."""
+        for name in self._queues():
+            self._reader(name).prepareForTriggerAvailableNow()
+        self._is_frozen = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes in each queue; settles what is below ``start`` where there is nothing new."""
+        starts = _split(start)
+        names = self._queues()
+        self._tell_of_gone(starts, names)
+        begins = {name: starts[name] for name in names if name in starts}
+        for name in names:
+            if name not in begins:  # found since then
+                begins[name] = self._reader(name, found_later=True).initialOffset()
+        waiting = {name: self._reader(name).waiting(begin) for name, begin in begins.items()}
+        waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
+        is_one = self._is_frozen or is_due(
+            sum(waiting.values()), least, waited, self._options.max_trigger_delay_seconds
+        )
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(waiting.values())
+        given = shares(rows, waiting)
+        ends = {}
+        for name, begin in begins.items():
+            if waiting[name] and (not is_one or not given[name]):
+                ends[name] = begin
+            else:
+                part = ReadMaxRows(given[name]) if given[name] else ReadAllAvailable()
+                ends[name] = self._reader(name).latestOffset(begin, part)
+        ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
+        if ends == starts:
+            return start
+        self._last_batch = time.monotonic()
+        return _joined(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the queues have, as of a single queue."""
+        found = {name: reader.reportLatestOffset() for name, reader in self._readers.items()}
+        return _joined({name: offset for name, offset in found.items() if offset is not None})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch."""
+        begins, ends = _split(start), _split(end)
+        pairs = {name: (begins.get(name) or _begin_of(goal), goal) for name, goal in ends.items()}
+        counts = {name: _count(*pair) for name, pair in pairs.items()}
+        total = sum(counts.values())
+        tasks: list[InputPartition] = []
+        for name, pair in pairs.items():
+            tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+        return tasks
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done: take it out of the queues."""
+        for name, offset in _split(end).items():
+            self._reader(name).commit(offset)
+
+    def stop(self) -> None:
+        """The query has ended."""
+        drop_connection(self._options)
+
+    def _reader(self, name: str, *, found_later: bool = False) -> JmsStreamReader:
+        reader = self._readers.get(name)
+        if reader is None:
+            options = attrs.evolve(
+                self._options, queue=name, queues=None, queue_pattern=None, min_messages_per_trigger=None
+            )
+            if self._options.queue_pattern is not None:
+                options = attrs.evolve(options, fail_on_missing=True)  # one that was deleted is not made again
+            if found_later:
+                options = attrs.evolve(options, starting_position=EARLIEST)
+            reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
+        return reader
+
+    def _queues(self) -> tuple[str, ...]:
+        """The queues that are read now."""
+        now = time.monotonic()
+        may_change = self._options.queue_pattern is not None and not self._is_frozen
+        if self._names is None or (may_change and now - self._listed >= LISTING_SECONDS):
+            self._listed = now
+            try:
+                found = with_retries(
+                    self._options,
+                    lambda connection: one_by_one(connection, self._options),
+                    seconds=None if self._names is None else 0,
+                )
+                self._names = tuple(each.queue or "" for each in found)
+            except (ConnectionLostException, OperationTimedOutException) as error:
+                if self._names is None:
+                    raise
+                _log.warning("the broker does not tell its queues: %s", error)
+        return self._names
+
+    def _tell_of_gone(self, starts: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
+        gone = sorted(starts.keys() - set(names))
+        if not gone:
+            return
+        if self._options.fail_on_data_loss:
+            raise InvalidDestinationException(
+                f"data is lost: the queue {gone[0]!r}, which the checkpoint has, was deleted, or the options do not"
+                " name it any more. To go on with the others, set failOnDataLoss=false; or start the query with a new"
+                " checkpoint"
+            )
+        self._log.warning(f"going on without the queues that were deleted: {', '.join(map(repr, gone))}")
+
+    # In the executors.
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        assert isinstance(partition, RangePartition)
+        return read_range(partition)
+
+
+def _split(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The offset of each queue.
+
+    Raises:
+        ValueError: it is no offset of several queues.
+    """
+    queues = fields.get(_QUEUES)
+    if not isinstance(queues, dict):
+        raise ValueError(
+            f"{fields!r} is not an offset of several queues; was the checkpoint made with the option 'queue', or by"
+            " another source?"
+        )
+    return queues
+
+
+def _joined(offsets: dict[str, Any]) -> dict[str, Any]:
+    return {_QUEUES: dict(sorted(offsets.items()))}
+
+
+def _begin_of(end: dict[str, Any]) -> dict[str, Any]:
+    """Where a queue began that was found in the batch that ends here."""
+    goal = offset_from(end)
+    return goal._replace(next=goal.base).to_json()
+
+
+def _count(start: dict[str, Any], end: dict[str, Any]) -> int:
+    first, stop = span(offset_from(start), offset_from(end))
+    return max(0, stop - first)

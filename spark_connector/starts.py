@@ -1,0 +1,67 @@
+"""Where a read of a queue begins and ends, as its options say and its broker answers."""
+
+from __future__ import annotations
+
+from broker_adapter import MessageFormatException
+from sdk.range_reader import Bounds, RangeReader
+from spark_connector.options import SourceOptions
+from spark_connector.positions import EARLIEST, LATEST, Instant, Position, first_since, position_of
+
+#: Bytes of messages that one look for an instant brings, about.
+_LOOK_BYTES = 1024
+
+
+def start_of(reader: RangeReader, options: SourceOptions, queue: str, bounds: Bounds) -> int:
+    """The first position to read, by the option ``startingPosition``.
+
+    Args:
+        reader: of the queue.
+        options: with the option.
+        queue: its name.
+        bounds: what it has.
+
+    Raises:
+        ValueError: the queue has not given this position yet.
+    """
+    wanted = position_of("startingPosition", options.starting_position, queue, EARLIEST)
+    return _number(reader, wanted, "startingPosition", queue, bounds)
+
+
+def end_of(reader: RangeReader, options: SourceOptions, queue: str, bounds: Bounds) -> int:
+    """The position behind the last one to read, by the option ``endingPosition``; as ``start_of``."""
+    wanted = position_of("endingPosition", options.ending_position, queue, LATEST)
+    return _number(reader, wanted, "endingPosition", queue, bounds)
+
+
+def _number(reader: RangeReader, wanted: Position, option: str, queue: str, bounds: Bounds) -> int:
+    if wanted == EARLIEST:
+        return bounds.first
+    if wanted == LATEST:
+        return bounds.next
+    if isinstance(wanted, Instant):
+        return first_since(
+            wanted, bounds.first, bounds.next, lambda first, last: _sent(reader, first, last, bounds.incarnation)
+        )
+    assert isinstance(wanted, int)
+    if wanted > bounds.next:
+        raise ValueError(
+            f"{option}={wanted} is ahead of the queue {queue!r}: its next message gets position {bounds.next}"
+        )
+    return wanted
+
+
+def _sent(reader: RangeReader, first: int, last: int, incarnation: str) -> tuple[int, int] | None:
+    """The first message of a range that says when it was sent: its position, and that time."""
+    for messages in reader.read(first, last, incarnation, _LOOK_BYTES, on_damaged=_leave_in_quarantine):
+        for message in messages:
+            try:
+                sent_at_ms = message.envelope().sent_at_ms
+            except MessageFormatException:
+                continue
+            if sent_at_ms is not None:
+                return message.position, sent_at_ms
+    return None
+
+
+def _leave_in_quarantine(_positions: list[int]) -> None:
+    """What is damaged says no time; the broker has set it aside, and its log says so."""

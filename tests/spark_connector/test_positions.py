@@ -1,0 +1,52 @@
+"""Where reading begins: what users write, and how an instant is found."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_connector.positions import EARLIEST, LATEST, Instant, check_position, first_since, position_of
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        (None, EARLIEST),
+        ("Latest", LATEST),
+        (" earliest ", EARLIEST),
+        ("17", 17),
+        ("1970-01-01T00:00:01Z", Instant(1000)),
+        ("1970-01-01T02:00:00.250+02:00", Instant(250)),
+        ('{"q": 5, "r": "latest"}', 5),
+        ('{"q": "5"}', 5),
+        ('{"r": "latest"}', EARLIEST),
+    ],
+)
+def test_a_position_has_these_forms(text: str | None, position: object) -> None:
+    check_position("startingPosition", text, ("q", "r"))
+    assert position_of("startingPosition", text, "q", EARLIEST) == position
+
+
+@pytest.mark.parametrize("text", ["", "first", "-1", "1.5", "\u0661", "9" * 20, '{"q": true}', "{", "26.11.2026"])
+def test_anything_else_is_refused_with_the_forms_that_there_are(text: str) -> None:
+    with pytest.raises(ValueError, match=r"(none of these:|it is) earliest, latest, a position"):
+        check_position("startingPosition", text, None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=40), st.integers(0, 150))
+def test_an_instant_is_found_where_positions_and_times_have_gaps(steps: list[tuple[int, int]], wanted: int) -> None:
+    sent, position, time = {}, 0, 0
+    for step, pause in steps:
+        position, time = position + step, time + pause
+        sent[position] = time
+    looks = 0
+
+    def look(first: int, last: int) -> tuple[int, int] | None:
+        nonlocal looks
+        looks += 1
+        return next(((at, sent[at]) for at in sorted(sent) if first <= at <= last), None)
+
+    found = first_since(Instant(wanted), 1, position + 1, look)
+    assert [at for at in sent if at >= found] == [at for at, time in sent.items() if time >= wanted]
+    assert looks <= 9

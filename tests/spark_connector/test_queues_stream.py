@@ -1,0 +1,172 @@
+"""Several queues as one stream, as Spark asks for it, over a real broker; no Spark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.settings import EngineSettings
+from sdk import ConnectionFactory, InvalidDestinationException
+from spark_connector import queues_stream
+from spark_connector.batch_reader import JmsBatchReader
+from spark_connector.connections import drop_connection
+from spark_connector.queues_stream import JmsQueuesStreamReader
+from tests.spark_connector.queues import texts
+from tests.spark_connector.served import Served
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(queues_stream, "LISTING_SECONDS", 0.0)
+    served = Served(Broker(EngineSettings(), str(tmp_path)))
+    yield served
+    drop_connection(served.options)
+    served.stop()
+
+
+def reader_of(served: Served, **changes: Any) -> JmsQueuesStreamReader:
+    return JmsQueuesStreamReader(attrs.evolve(served.options, queue=None, **changes), ("queue", "text"))
+
+
+def rows(reader: JmsQueuesStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (row["queue"], row["text"])
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+def fill(served: Served, name: str, count: int) -> list[tuple[str, str]]:
+    bodies = [f"{name}{number}" for number in range(count)]
+    served.fill_queue(name, bodies)
+    return [(name, body) for body in bodies]
+
+
+def delete(served: Served, name: str) -> None:
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        connection.request("delete", {"destination": name, "force": True})
+
+
+def test_queues_are_read_as_one_and_settled_each(served: Served) -> None:
+    expected = fill(served, "a", 3) + fill(served, "b", 2)
+    reader = reader_of(served, queues="b, a")
+    begin = reader.initialOffset()
+    assert list(begin["queues"]) == ["a", "b"]
+    end = reader.latestOffset(begin, ALL)
+    for _ in range(2):
+        assert sorted(rows(reader, begin, end)) == expected
+    assert reader.latestOffset(end, ALL) == end
+    assert (texts(served.options.url, "a"), texts(served.options.url, "b")) == ([], [])
+    reader.stop()
+
+
+def test_a_limit_is_shared_and_every_queue_comes_to_its_end(served: Served) -> None:
+    expected = fill(served, "a", 40) + fill(served, "b", 4)
+    reader = reader_of(served, queues="a,b")
+    start = begin = reader.initialOffset()
+    found: list[tuple[str, str]] = []
+    while (end := reader.latestOffset(start, ReadMaxRows(11))) != start:
+        part = rows(reader, start, end)
+        assert len(part) == 11
+        found += part
+        reader.commit(end)
+        start = end
+    assert sorted(found) == sorted(expected)
+    assert start != begin
+
+
+def test_a_pattern_finds_queues_also_later_and_reads_them_from_their_beginning(served: Served) -> None:
+    fill(served, "other", 1)
+    expected = fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", starting_position="latest")
+    begin = reader.initialOffset()
+    assert list(begin["queues"]) == ["in.a"]
+    assert reader.latestOffset(begin, ALL) == begin
+    expected = fill(served, "in.b", 3)
+    end = reader.latestOffset(begin, ALL)
+    assert rows(reader, begin, end) == expected
+    again = reader_of(served, queue_pattern=r"in\..*", starting_position="latest")
+    assert rows(again, begin, end) == expected
+    assert again.latestOffset(end, ALL) == end
+
+
+def test_available_now_takes_no_queue_that_is_found_later(served: Served) -> None:
+    expected = fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    reader.prepareForTriggerAvailableNow()
+    fill(served, "in.a", 5)
+    fill(served, "in.b", 5)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    assert rows(reader, begin, end) == expected
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_queue_that_was_deleted_is_a_loss_of_data(served: Served) -> None:
+    fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    begin = reader_of(served, queue_pattern=r"in\..*").initialOffset()
+    delete(served, "in.b")
+    with pytest.raises(InvalidDestinationException, match=r"the queue 'in\.b', which the checkpoint has, was deleted"):
+        reader_of(served, queue_pattern=r"in\..*").latestOffset(begin, ALL)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    end = reader.latestOffset(begin, ALL)
+    assert [queue for queue, _ in rows(reader, begin, end)] == ["in.a", "in.a"]
+    assert list(end["queues"]) == ["in.a"]
+
+
+def test_a_batch_waits_for_enough_in_all_queues_together(served: Served) -> None:
+    reader = reader_of(served, queues="a,b", min_messages_per_trigger=4, max_trigger_delay_seconds=3600)
+    begin = reader.initialOffset()
+    fill(served, "a", 3)
+    assert reader.latestOffset(begin, ALL) == begin
+    fill(served, "b", 1)
+    end = reader.latestOffset(begin, ALL)
+    assert len(rows(reader, begin, end)) == 4
+
+
+def test_the_progress_says_what_each_queue_has(served: Served) -> None:
+    fill(served, "a", 3)
+    reader = reader_of(served, queues="a,b")
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadMaxRows(1))
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    assert {name: each["next"] - end["queues"][name]["next"] for name, each in latest["queues"].items()} == {
+        "a": 2,
+        "b": 0,
+    }
+
+
+def test_the_offset_of_a_single_queue_is_refused(served: Served) -> None:
+    with pytest.raises(ValueError, match="not an offset of several queues"):
+        reader_of(served, queues="a,b").latestOffset(served.reader().initialOffset(), ALL)
+
+
+def test_the_tasks_of_all_queues_together_are_at_least_as_many_as_the_option_says(served: Served) -> None:
+    fill(served, "a", 30)
+    fill(served, "b", 10)
+    changes: dict[str, Any] = {"queues": "a,b", "min_partitions": 8, "max_messages_per_partition": 1000}
+    reader = reader_of(served, **changes)
+    begin = reader.initialOffset()
+    assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 8
+    options = attrs.evolve(served.options, queue=None, **changes)
+    assert len(JmsBatchReader(options, ("text",)).partitions()) == 8
+
+
+def test_a_batch_reads_several_queues_as_well(served: Served) -> None:
+    expected = fill(served, "in.a", 3) + fill(served, "in.b", 2)
+    fill(served, "other", 1)
+    for change in ({"queues": "in.a,in.b"}, {"queue_pattern": r"in\..*"}):
+        reader = JmsBatchReader(attrs.evolve(served.options, queue=None, **change), ("queue", "text"))
+        found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [(row["queue"], row["text"]) for row in found] == expected

@@ -1,0 +1,90 @@
+"""What a spool stores of a message, and by what it recognises one that comes twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from proton import Message, symbol
+
+from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.destination import Destination
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, unpack
+from broker_adapter.errors import MessageFormatException
+from spark_connector.spool_messages import message_of, message_of_envelope
+
+NOW_MS = 1_700_000_000_000
+
+
+def amqp(**fields: Any) -> bytes:
+    return bytes(Message(**{"id": "1", "body": "x", **fields}).encode())
+
+
+def test_a_message_is_stored_as_it_came() -> None:
+    payload = amqp(annotations={symbol("x-opt-mine"): "kept"}, properties={"n": 1})
+    message = message_of(payload, NOW_MS)
+    assert (message.format, message.payload) == (AMQP_FORMAT, payload)
+    assert decode_payload(message.payload).properties == {"n": 1}
+
+
+def test_it_is_persistent_whatever_it_says_since_its_broker_forgets_it() -> None:
+    assert message_of(amqp(durable=False), NOW_MS).persistent
+    assert message_of_envelope(Envelope(Destination("q"), persistent=False)).persistent
+
+
+def test_its_priority_and_its_expiry_count_and_its_delay_is_over() -> None:
+    delayed = {symbol("x-opt-delivery-time"): NOW_MS + 60_000}
+    message = message_of(amqp(priority=7, ttl=5, annotations=delayed), NOW_MS)
+    assert (message.priority, message.expires_at_ms, message.deliver_at_ms) == (7, NOW_MS + 5000, None)
+    own = message_of_envelope(Envelope(Destination("q"), priority=2, expires_at_ms=9, deliver_at_ms=8))
+    assert (own.priority, own.expires_at_ms, own.deliver_at_ms) == (2, 9, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delivery_count": 3},
+        {"first_acquirer": True},
+        {"ttl": 7},
+        {"annotations": {symbol("x-opt-redelivered-by"): "a broker"}},
+        {"instructions": {symbol("x"): 1}},
+    ],
+)
+def test_a_message_is_recognised_whatever_its_broker_adds_when_it_sends_it_again(changes: dict[str, Any]) -> None:
+    first = message_of(amqp(), NOW_MS).identity
+    assert first is not None
+    assert message_of(amqp(**changes), NOW_MS + 1).identity == first
+
+
+@pytest.mark.parametrize("changes", [{"id": "2"}, {"body": "y"}, {"properties": {"n": 1}}, {"correlation_id": "c"}])
+def test_two_messages_that_differ_are_two_though_they_may_have_one_id(changes: dict[str, Any]) -> None:
+    assert message_of(amqp(**changes), NOW_MS).identity != message_of(amqp(), NOW_MS).identity
+
+
+def test_a_message_without_an_id_is_never_taken_for_another_one() -> None:
+    assert message_of(amqp(id=None), NOW_MS).identity is None
+    assert message_of(b"", NOW_MS).identity is None
+    assert message_of_envelope(Envelope(Destination("q"))).identity is None
+
+
+def test_the_id_may_be_of_each_type_that_amqp_knows() -> None:
+    identities = {message_of(amqp(id=each), NOW_MS).identity for each in ("7", 7, b"7")}
+    assert len(identities) == 3
+    assert None not in identities
+
+
+@pytest.mark.parametrize("payload", [b"\x00", b"\x00\x53\x73\x40", b"\x00\x53\x70\xc0\xff", b"\x00\x53\x73\xa1\x01x"])
+def test_what_cannot_be_decoded_is_stored_as_it_came(payload: bytes) -> None:
+    message = message_of(payload, NOW_MS)
+    assert (message.payload, message.identity, message.priority) == (payload, None, 4)
+    with pytest.raises(MessageFormatException):
+        decode_payload(message.payload + b"\x01")
+
+
+def test_a_message_of_ours_keeps_all_that_it_has() -> None:
+    envelope = Envelope(Destination("q"), BodyKind.MAP, {"a": 1}, {"p": 2}, "ID:1", type="t")
+    message = message_of_envelope(envelope)
+    assert message.format == ENVELOPE_FORMAT
+    assert unpack(message.payload) == envelope
+    assert message.identity == message_of_envelope(envelope).identity
+    assert message.identity != message_of_envelope(envelope._replace(body={"a": 2})).identity

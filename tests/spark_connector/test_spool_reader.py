@@ -1,0 +1,205 @@
+"""A queue of a broker without positions as a stream, as Spark asks for it; no Spark runs."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from sdk import InvalidDestinationException, InvalidSelectorException, JMSException
+from spark_connector import spool_reader
+from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
+from tests.contracts.transports import WAIT, eventually
+from tests.spark_connector.foreign import Foreign
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[Foreign]:
+    foreign = Foreign(tmp_path)
+    yield foreign
+    foreign.stop()
+
+
+class Query(JmsSpoolReader):
+    """A reader as the process of a query has it, with what such a query would have in its log."""
+
+    def __init__(self, foreign: Foreign, **changes: Any) -> None:
+        super().__init__(foreign.with_options(**changes), ("text",))
+
+    def close(self) -> None:
+        self.stop()
+
+
+def rows(reader: JmsSpoolReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    """What the tasks of a batch read, in processes that know only what Spark carries there."""
+    carried = pickle.loads(pickle.dumps(reader))
+    return [
+        text
+        for partition in reader.partitions(start, end)
+        for batch in carried.read(pickle.loads(pickle.dumps(partition)))
+        for text in batch.to_pydict()["text"]
+    ]
+
+
+def asked_for_ever(reader: JmsSpoolReader, start: dict[str, Any]) -> None:
+    """Ask for what is new, as Spark does where nothing is."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        assert reader.latestOffset(start, ALL)["next"] == start["next"]
+
+
+def numbers(count: int, first: int = 0) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
+
+
+def drained(reader: JmsSpoolReader, limit: Any = ALL) -> tuple[list[str], list[int]]:
+    """What an AvailableNow query reads from a new checkpoint, and how many rows each batch has."""
+    reader.prepareForTriggerAvailableNow()
+    start, found, sizes = reader.initialOffset(), [], []
+    while (end := reader.latestOffset(start, limit)) != start:
+        batch = rows(reader, start, end)
+        found += batch
+        sizes.append(len(batch))
+        start = end
+    return found, sizes
+
+
+def test_a_queue_is_read_in_batches_that_can_be_repeated_and_leaves_the_broker(foreign: Foreign) -> None:
+    foreign.fill(0, 100)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ReadMaxRows(60))
+        for _ in range(2):
+            assert rows(query, begin, end) == numbers(60)
+        last = query.latestOffset(end, ReadMaxRows(60))
+        assert rows(query, end, last) == numbers(40, 60)
+
+
+def test_available_now_reads_what_the_broker_has_in_batches_as_large_as_the_option_says(foreign: Foreign) -> None:
+    foreign.fill(0, 100)
+    with closing(Query(foreign)) as query:
+        found, sizes = drained(query, ReadMaxRows(30))
+        assert found == numbers(100)
+        assert max(sizes) <= 30
+        assert foreign.count() == 0
+
+
+def test_available_now_ends_also_where_others_send_without_end(foreign: Foreign) -> None:
+    foreign.fill(0, 50)
+    with closing(Query(foreign, spool_max_messages=20)) as query:
+        query.prepareForTriggerAvailableNow()
+        start, count = query.initialOffset(), 0
+        while (end := query.latestOffset(start, ALL)) != start:
+            count += len(rows(query, start, end))
+            query.commit(end)
+            foreign.fill(0, 50)
+            start = end
+        assert 20 <= count < 200
+
+
+def test_a_query_goes_on_from_its_checkpoint_with_what_the_spool_has(foreign: Foreign) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ReadMaxRows(4))
+    foreign.fill(10, 10)
+    with closing(Query(foreign)) as query:
+        assert rows(query, begin, end) == numbers(4)
+        eventually(lambda: foreign.count() == 0)
+        assert rows(query, end, query.latestOffset(end, ALL)) == numbers(16, 4)
+
+
+def test_what_the_query_has_processed_is_dropped_from_the_spool(foreign: Foreign) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ReadMaxRows(4))
+        query.commit(end)
+        assert query.initialOffset()["next"] == end["next"]
+
+
+def test_a_reader_in_an_executor_does_not_know_the_password_of_the_broker(foreign: Foreign) -> None:
+    foreign.fill(0, 1)
+    with closing(Query(foreign, username="ada", password="t0p-secret")) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        carried = pickle.dumps((query, query.partitions(begin, query.latestOffset(begin, ALL))))
+        assert b"t0p-secret" not in carried
+
+
+def test_a_query_fails_with_what_the_broker_refuses(foreign: Foreign) -> None:
+    with closing(Query(foreign, selector="n >")) as query:
+        begin = query.initialOffset()
+        with pytest.raises(InvalidSelectorException):
+            asked_for_ever(query, begin)
+
+
+def test_a_query_that_waits_survives_the_absence_of_the_broker(foreign: Foreign) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ALL)
+        foreign.stop()
+        for _ in range(20):
+            assert query.latestOffset(end, ALL)["next"] == end["next"]
+        foreign.start()
+        foreign.fill(10, 10)
+        eventually(lambda: query.latestOffset(end, ALL)["next"] == 20 + begin["next"])
+        assert rows(query, end, query.latestOffset(end, ALL)) == numbers(10, 10)
+
+
+def test_a_query_that_has_nothing_else_to_do_fails_where_the_broker_stays_away(
+    foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_reader, "OFFLINE_TOLERANCE_SECONDS", 0.0)
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        foreign.stop()
+        assert len(rows(query, begin, query.latestOffset(begin, ALL))) == 10
+        end = query.latestOffset(begin, ALL)
+        with pytest.raises(JMSException):
+            asked_for_ever(query, end)
+        foreign.start()
+
+
+def test_a_checkpoint_without_its_spool_is_a_loss_of_data(foreign: Foreign, tmp_path: Path) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ALL)
+    with (
+        closing(Query(foreign, spool=str(tmp_path / "other"))) as query,
+        pytest.raises(InvalidDestinationException, match="data of 'in' is lost"),
+    ):
+        query.latestOffset(end, ALL)
+
+
+def test_the_limit_of_the_option_is_that_of_other_streams(foreign: Foreign) -> None:
+    limit = Query(foreign, max_messages_per_trigger=7).getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows)
+    assert limit.max_rows == 7
+
+
+def test_executors_reach_the_driver_by_the_address_that_spark_gives_it() -> None:
+    def conf(**values: str) -> Any:
+        return lambda name, default: values.get(name.replace(".", "_"), default)
+
+    assert reach_of(conf(spark_master="local[2]", spark_driver_host="10.0.0.1")) == Reach()
+    assert reach_of(conf()) == Reach()
+    cluster = conf(spark_master="spark://m:7077", spark_driver_host="d", spark_driver_bindAddress="0.0.0.0")
+    assert reach_of(cluster) == Reach("d", "0.0.0.0")

@@ -1,0 +1,184 @@
+"""Where a batch and a stream begin and end, over a real broker; no Spark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.settings import EngineSettings
+from sdk import Connection, ConnectionFactory, InvalidDestinationException, InvalidSelectorException
+from spark_connector.batch_reader import JmsBatchReader
+from spark_connector.connections import drop_connection
+from tests.spark_connector.served import Served
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(Broker(EngineSettings(), str(tmp_path)))
+    yield served
+    drop_connection(served.options)
+    served.stop()
+
+
+def batch(served: Served, column: str = "text", **changes: Any) -> list[Any]:
+    """The rows of a batch."""
+    reader = JmsBatchReader(attrs.evolve(served.options, **changes), (column,))
+    return [
+        value
+        for partition in reader.partitions()
+        for part in reader.read(partition)
+        for value in part.to_pydict()[column]
+    ]
+
+
+def numbers(first: int, end: int) -> list[str]:
+    return [str(number) for number in range(first, end)]
+
+
+def test_a_batch_has_what_lies_between_two_positions(served: Served) -> None:
+    served.fill(0, 10)
+    positions = batch(served, "position")
+    assert batch(served) == numbers(0, 10)
+    assert batch(served, starting_position=str(positions[3])) == numbers(3, 10)
+    assert batch(served, ending_position=str(positions[3])) == numbers(0, 3)
+    assert batch(served, starting_position=str(positions[3]), ending_position=str(positions[5])) == numbers(3, 5)
+    assert batch(served, starting_position="latest") == []
+    assert batch(served, starting_position="0") == numbers(0, 10)
+    assert batch(served, starting_position=f'{{"in": {positions[8]}}}') == ["8", "9"]
+
+
+def test_a_batch_has_what_was_sent_between_two_instants(served: Served) -> None:
+    served.fill(0, 5)
+    between = batch(served, "timestamp")[-1]
+    while True:
+        served.fill(5, 1)
+        last = batch(served, "timestamp")[-1]
+        if last > between:
+            break
+    rest = batch(served, starting_position=last.isoformat())
+    assert rest
+    assert set(rest) == {"5"}
+    before = batch(served, ending_position=last.isoformat())
+    assert before[:5] == numbers(0, 5)
+    assert len(before) + len(rest) == len(batch(served))
+    assert batch(served, starting_position="1970-01-01T00:00:00Z") == batch(served)
+    assert batch(served, starting_position="9000-01-01T00:00:00Z") == []
+
+
+def test_a_position_ahead_of_the_queue_is_an_error_that_says_where_the_queue_is(served: Served) -> None:
+    served.fill(0, 3)
+    ahead = batch(served, "position")[-1] + 1
+    assert batch(served, starting_position=str(ahead)) == []
+    with pytest.raises(ValueError, match=rf"={ahead + 1} is ahead of the queue 'in': its next .* position {ahead}"):
+        batch(served, starting_position=str(ahead + 1))
+
+
+def test_a_stream_that_begins_later_leaves_what_it_has_passed_over(served: Served) -> None:
+    served.fill(0, 5)
+    reader = served.reader(starting_position="latest")
+    begin = reader.initialOffset()
+    assert reader.latestOffset(begin, ALL) == begin
+    served.fill(5, 3)
+    end = reader.latestOffset(begin, ALL)
+    assert [v for p in reader.partitions(begin, end) for b in reader.read(p) for v in b.to_pydict()["text"]] == list(
+        "567"
+    )
+    reader.commit(end)
+    assert served.left() == list("01234")
+
+
+def test_the_first_batch_keeps_its_rows_though_spark_asks_again_where_a_query_begins(served: Served) -> None:
+    reader = served.reader(starting_position="latest")
+    begin = reader.initialOffset()
+    served.fill(0, 3)
+    end = reader.latestOffset(begin, ALL)
+    again = served.reader(starting_position="latest")
+    served.fill(3, 3)
+    later = again.initialOffset()
+    assert later["next"] > end["next"]
+    found = [v for p in again.partitions(later, end) for b in again.read(p) for v in b.to_pydict()["text"]]
+    assert found == list("012")
+
+
+def test_a_missing_queue_is_an_error_where_the_option_says_so(served: Served) -> None:
+    with pytest.raises(InvalidDestinationException, match="nowhere"):
+        batch(served, queue="nowhere", fail_on_missing=True)
+    with pytest.raises(InvalidDestinationException, match="nowhere"):
+        served.reader(queue="nowhere", fail_on_missing=True).initialOffset()
+    with pytest.raises(InvalidDestinationException, match="none"):
+        batch(served, queue=None, topic="none", subscription="none", fail_on_missing=True)
+    assert batch(served, queue="nowhere") == []
+    assert batch(served, queue="nowhere", fail_on_missing=True) == []
+
+
+def test_there_are_at_least_as_many_tasks_as_the_option_says(served: Served) -> None:
+    served.fill(0, 8)
+    options = attrs.evolve(served.options, min_partitions=3, max_messages_per_partition=100)
+    assert len(JmsBatchReader(options, ("text",)).partitions()) == 3
+    reader = served.reader(min_partitions=3, max_messages_per_partition=100)
+    begin = reader.initialOffset()
+    assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 3
+
+
+def test_the_broker_applies_a_selector_and_a_stream_drops_what_it_did_not_choose(served: Served) -> None:
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("in"))
+        for number in range(10):
+            message = session.create_text_message(str(number))
+            message.properties["n"] = number
+            producer.send(message)
+    assert batch(served, selector="n > 6 OR n = 2") == ["2", "7", "8", "9"]
+    reader = served.reader(selector="n < 3")
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadMaxRows(5))
+    assert [v for p in reader.partitions(begin, end) for b in reader.read(p) for v in b.to_pydict()["text"]] == list(
+        "012"
+    )
+    reader.commit(end)
+    assert served.left() == numbers(5, 10)
+    with pytest.raises(InvalidSelectorException):
+        batch(served, selector="n >")
+
+
+def test_a_batch_waits_for_enough_messages_or_for_a_time(served: Served) -> None:
+    reader = served.reader(min_messages_per_trigger=5, max_trigger_delay_seconds=3600)
+    begin = reader.initialOffset()
+    served.fill(0, 4)
+    assert reader.latestOffset(begin, ALL) == begin
+    assert reader.waiting(begin) == 4
+    served.fill(4, 1)
+    assert reader.latestOffset(begin, ALL)["next"] == begin["next"] + 5
+    reader = served.reader(min_messages_per_trigger=50, max_trigger_delay_seconds=0)
+    assert reader.latestOffset(begin, ALL) != begin
+    reader = served.reader(min_messages_per_trigger=50, max_trigger_delay_seconds=3600)
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(begin, ALL) != begin
+
+
+def test_the_progress_says_what_the_queue_has(served: Served) -> None:
+    reader = served.reader()
+    assert reader.reportLatestOffset() is None
+    begin = reader.initialOffset()
+    served.fill(0, 10)
+    end = reader.latestOffset(begin, ReadMaxRows(4))
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    assert latest["next"] - end["next"] == 6
+
+
+def test_options_for_positions_need_a_broker_that_has_some(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "is_holdfast", False)
+    for change in ({"starting_position": "5"}, {"ending_position": "5"}, {"selector": "a = 1"}):
+        with pytest.raises(ValueError, match="needs a Holdfast broker"):
+            batch(served, **change)
+    with pytest.raises(ValueError, match="queuePattern needs a Holdfast broker"):
+        batch(served, queue=None, queue_pattern=".*")
