@@ -144,6 +144,7 @@ class ClientProtocol:
             prefix=options.commit_prefix,
         )
         self._requests = Requests(links, sessions, self.fail)
+        self._uses_batches = False
         self.traits = BrokerTraits()
         self.addresses = Addresses()
         # What only one part does is a method of that part, without a call in between.
@@ -164,11 +165,6 @@ class ClientProtocol:
     def phase(self) -> Phase:
         """Where the connection stands."""
         return self._phase
-
-    @property
-    def _uses_batches(self) -> bool:
-        """Whether several messages go as one transfer, which is answered with a table of them in one frame."""
-        return self.traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES
 
     @property
     def envelope_version(self) -> int:
@@ -300,6 +296,8 @@ class ClientProtocol:
             return
         self._settlements.states = traits.states
         self._commits.discharges_early = traits.refuses_discharges
+        # Several messages go as one transfer, which is answered with a table of them in one frame.
+        self._uses_batches = traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES
         if self._uses_batches:
             self._producers.batch_bytes = MOST_BYTES
         self._phase = Phase.OPEN
