@@ -47,6 +47,11 @@ class Consumer:
         """Whether the engine may have stopped for the bytes, and not because messages or credit ran out."""
         return self.since_grant >= self.slice_bytes
 
+    @property
+    def in_hand(self) -> int:
+        """Deliveries that the client has not settled, and batches that it has not answered: each is kept here."""
+        return len(self.unsettled) + len(self.under_way)
+
     def take(self, deliveries: Iterable[int]) -> list[int]:
         """The engine's numbers of some deliveries, which are the client's no more.
 

@@ -22,6 +22,7 @@ from ack_modes import Outcome
 from broker_adapter.amqp.conditions import AmqpError, error_for
 from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
+    ACCEPTED,
     TRANSACTIONAL,
     Dispositions,
     LinkFlow,
@@ -394,8 +395,8 @@ class Consumers:
 
     @property
     def unsettled(self) -> int:
-        """How many deliveries the client has not settled."""
-        return sum([len(each.unsettled) for each in self._consumers.values()])
+        """How many deliveries the client has not settled, and batches that it has not answered."""
+        return sum([each.in_hand for each in self._consumers.values()])
 
     def clear(self) -> None:
         """Drop everything."""
@@ -474,7 +475,7 @@ class Consumers:
             if self._is_full and not was_full:
                 self._log("in hand", "! a client with %d unsettled messages gets few more (max_connection_bytes)", held)
             if not self._room:
-                return max(0, min(wanted, _LEAST_IN_HAND - len(consumer.unsettled) - consumer.granted))
+                return max(0, min(wanted, _LEAST_IN_HAND - consumer.in_hand - consumer.granted))
         room = min(wanted, self._room)
         self._room -= room
         return room
@@ -501,7 +502,7 @@ class Consumers:
                 del postponed[link]
                 continue
             is_bound = full and not (consumer.presettled or consumer.draining)
-            if is_bound and len(consumer.unsettled) + consumer.granted >= _LEAST_IN_HAND:
+            if is_bound and consumer.in_hand + consumer.granted >= _LEAST_IN_HAND:
                 continue  # without counting once more what all of them hold
             del postponed[link]
             deferred = len(calls.deferred)
@@ -669,14 +670,22 @@ class Consumers:
         self._peer.close_link(link, AmqpError("amqp:link:message-size-exceeded", reason))
         self._calls.end_temporary(consumer.temporary)
 
+    def _on_batches_answered(self, consumer: Consumer, event: Dispositions) -> None:
+        """Batches have come to the client; it gives back those that came behind the end of its link."""
+        if event.state.code == ACCEPTED:
+            for number in event.numbers:
+                consumer.under_way.pop(number, None)
+        elif taken := consumer.take(event.numbers):
+            self._settle(consumer.number, taken, Outcome.RELEASED)
+            self._on_settled(consumer)
+
     def on_dispositions(self, event: Dispositions) -> None:
         """The client settled deliveries of a link, all alike."""
         consumer = self._consumers.get(event.link)
         if consumer is None:
             return
         if consumer.batches is not None:
-            for each in event.numbers:
-                consumer.under_way.pop(each, None)
+            self._on_batches_answered(consumer, event)
             return
         take = consumer.unsettled.pop
         numbers = [number for number in [take(each, 0) for each in event.numbers] if number]

@@ -18,7 +18,7 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     pack_records,
 )
-from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteClose, RemoteClose, Terminus
+from broker_adapter.amqp.events import ACCEPTED_STATE, RELEASED_STATE, LinkRemoteClose, RemoteClose, Terminus
 from broker_adapter.amqp.values import Described, ULong, encode
 from broker_adapter.amqp.wire import BATCHES_CAPABILITY, COMMIT_SETTLED, COMMIT_SIZE, DISCHARGE_CODE
 from broker_adapter.destination import queue
@@ -48,13 +48,18 @@ class Own(Client):
             self.session, f"consumer {number}", terminus, Terminus("t"), properties={CONSUMER_NUMBER: number}, **options
         )
         self.opened(link)
-        self.peer.credit(link, 1_000)
+        self.peer.credit(link, 100_000)
         return link
 
     def tell(self, *records: Record) -> None:
         """Send records."""
         self.peer.send(self.records, pack_records(records), settled=True)
         self.rest()
+
+    def until_quiet(self, condition: Callable[[], bool]) -> bool:
+        """Go on until it holds or nothing moves any more; returns whether it holds."""
+        self.rest()
+        return condition()
 
     def batches(self, link: int) -> list[tuple[int, list[Delivered], bool]]:
         """What came in batches."""
@@ -248,6 +253,36 @@ def test_a_consumer_whose_queue_is_deleted_forgets_what_it_had(broker: Broker, o
     own.tell(Settled(1, Outcome.ACCEPTED, [(1, 3)]))
 
     assert own.of(RemoteClose) == []
+
+
+def test_batches_that_came_behind_the_end_of_their_link_are_given_back(broker: Broker, own: Own) -> None:
+    filled(broker, 5)
+    link = own.consumer(1)
+    own.tell(Credited(1, 3))
+    own.close_link(link)
+    own.peer.settle(link, [each.number for each in own.messages(link)], RELEASED_STATE)
+    own.rest()
+
+    assert left(broker) == [(body, 0) for body in bodies(range(5))]
+    other = Own(broker).begin()
+    taker = other.consumer(1)
+    other.tell(Credited(1, 10))
+    assert [body for _, body, _ in other.got(taker)] == bodies(range(5))
+
+
+def test_a_client_that_answers_no_transfers_gets_no_more_than_it_may_have(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker()
+    own = Own(broker, max_connection_bytes=1 << 20).begin()
+    link = own.consumer(1)
+    for number in range(1, 2_000):
+        filled(broker, 1)
+        own.peer.send(own.records, pack_records([Credited(1, 1)]), settled=True)
+        if not own.until_quiet(lambda number=number: len(own.got(link)) >= number):  # type: ignore[misc]
+            break
+        own.tell(Settled(1, Outcome.ACCEPTED, [(number, number)]))
+    assert 900 < len(own.messages(link)) < 1_100
+    own.take_transfers(link)
+    own.until(lambda: len(own.got(link)) == number)
 
 
 def test_browsers_and_consumers_that_settle_nothing_get_batches(broker: Broker, own: Own) -> None:
