@@ -103,8 +103,11 @@ class Several:
             if acknowledgements is not None:
                 acknowledgements.delivered(tag, ack_record_for(source, envelope, delivery))
             self._pending += policy.consumed(tag, now)
+        if not messages:
+            self._taken, prefetch.taken, self._opened = [], [], []
+            return ()
         settlements = self._pending
-        state.gives_out = bool(messages)
+        state.gives_out = True
         self._unsettled = settlements
         self._is_consumed = True  # from here on a handler that raises finds it so
         prefetch.taken = []
