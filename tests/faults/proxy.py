@@ -74,6 +74,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.frames = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}  #: of the last connection
+        self.bytes = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}  #: the same
         self.connections = 0
         self.cuts = 0
         self.cut_at = 0.0  #: when a connection was cut last (monotonic seconds)
@@ -196,14 +197,15 @@ class Proxy:
                 self.connections += 1
                 self._pairs.append((client, server))
                 self.frames = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}
-                frames = self.frames
+                self.bytes = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}
+                frames, size = self.frames, self.bytes
             for source, sink, direction in (
                 (client, server, Direction.TO_SERVER),
                 (server, client, Direction.TO_CLIENT),
             ):
                 threading.Thread(
                     target=self._pump,
-                    args=(source, sink, direction, (client, server), frames),
+                    args=(source, sink, direction, (client, server), frames, size),
                     name=f"proxy {direction.value}",
                     daemon=True,
                 ).start()
@@ -215,9 +217,9 @@ class Proxy:
         direction: Direction,
         pair: tuple[socket.socket, socket.socket],
         frames: dict[Direction, int],
+        size: dict[Direction, int],
     ) -> None:
         meter = _Meter()
-        sent = 0
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
                 for piece in meter.pieces(data):
@@ -226,7 +228,9 @@ class Proxy:
                             self._changed.wait(0.2)
                         plan = self._planned
                         hit = (
-                            plan is not None and plan.direction is direction and _is_due(plan, frames[direction], sent)
+                            plan is not None
+                            and plan.direction is direction
+                            and _is_due(plan, frames[direction], size[direction])
                         )
                         if hit and pair in self._pairs:
                             self._planned = None
@@ -240,7 +244,7 @@ class Proxy:
                         return
                     for each in self._mutated(piece):
                         sink.sendall(each)
-                    sent += len(piece)
+                    size[direction] += len(piece)
                     frames[direction] += 1
         with self._lock:
             known = pair in self._pairs
