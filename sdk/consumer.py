@@ -181,12 +181,15 @@ class MessageConsumer:
         """
         return self._receive(timeout, None)
 
-    def _receive(self, timeout: float | None, check: Callable[[Message], None] | None) -> Message | None:
-        """``receive``, with a check of the message before it counts as received.
+    def _receive(
+        self, timeout: float | None, check: Callable[[Message], None] | None, several: Several | None = None
+    ) -> Message | None:
+        """``receive``, with a check of the message before it counts as received, or of several messages.
 
         Args:
             timeout: as for ``receive``.
             check: raises what is to be raised; the message is then the next one again, as if nothing had been.
+            several: takes what ``receive_many`` is to return.
         """
         state, prefetch = self._state, self._prefetch
         if state.calling:
@@ -201,6 +204,7 @@ class MessageConsumer:
                 nested = state.calling
                 entered = state.calling = True
                 self._check = check
+                self._several = several
                 if (
                     state.running
                     and prefetch.buffer
@@ -221,6 +225,7 @@ class MessageConsumer:
                 raise
             finally:
                 if entered:
+                    self._several = None
                     taken, self._taken = self._taken, None
                     state.gives_out, state.calling = False, nested
                 try:
@@ -270,12 +275,8 @@ class MessageConsumer:
             state.refuse_nested()
         several = Several(state, self._prefetch, limit)
         try:
-            try:
-                self._several = several
-                self._receive(timeout, None)
-                return several.messages
-            finally:
-                self._several = None
+            self._receive(timeout, None, several)
+            return several.messages
         except BaseException:  # perhaps of the handler of a signal
             several.put_back()
             raise

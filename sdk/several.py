@@ -144,5 +144,6 @@ class Several:
             else:
                 first = prefetch.buffer[0] if prefetch.buffer else None
                 prefetch.buffer.extendleft([each for each in back if each is not first])
-            self._taken, prefetch.taken = [], []
-            self._opened, self._pending = [], []
+            if prefetch.taken is self._taken:  # else another call has it, which has refused this one
+                prefetch.taken = []
+            self._taken, self._opened, self._pending = [], [], []

@@ -30,9 +30,11 @@ MOST_BYTES: Final = 64 * KIB
 #: Condition of a rejection that has a table, and the key of the table in its info.
 PARTLY_REFUSED: Final = "holdfast:partly-refused"
 _TABLE: Final = "refused"
-#: Bytes of descriptions in a table above which each is shortened to so many characters.
-_MOST_DESCRIBED: Final = 32 * KIB
-_SHORT_DESCRIPTION: Final = 100
+#: Most bytes of a table; in one that would have more, descriptions are shortened to so many characters.
+_MOST_TABLE_BYTES: Final = 48 * KIB
+_SHORT_DESCRIPTIONS: Final = (None, 100, 25, 0)
+#: Longest condition in a table, in characters.
+_LONGEST_CONDITION: Final = 40
 
 #: What a named tuple does, without the call of a function of Python.
 _new: Final = tuple.__new__
@@ -98,10 +100,17 @@ def refusal_of_some(refused: Mapping[int, AmqpError]) -> AmqpError:
     Args:
         refused: why, by the message's place in the batch, from 0.
     """
-    described = sum([len(error.description or "") for error in refused.values()])
-    most = None if described <= _MOST_DESCRIBED else _SHORT_DESCRIPTION
-    table = [[place, error.condition, (error.description or "")[:most]] for place, error in refused.items()]
-    return AmqpError(PARTLY_REFUSED, f"{len(refused)} messages were refused", {_TABLE: msgpack.packb(table)})
+    table = b""
+    for most in _SHORT_DESCRIPTIONS:
+        table = msgpack.packb(
+            [
+                [place, error.condition[:_LONGEST_CONDITION], (error.description or "")[:most]]
+                for place, error in refused.items()
+            ]
+        )
+        if len(table) <= _MOST_TABLE_BYTES:
+            break
+    return AmqpError(PARTLY_REFUSED, f"{len(refused)} messages were refused", {_TABLE: table})
 
 
 def refused_in(error: AmqpError | None, count: int) -> dict[int, AmqpError]:

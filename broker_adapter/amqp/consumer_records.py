@@ -21,6 +21,7 @@ import msgpack
 from ack_modes import Outcome
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import unpacked
+from broker_adapter.settings import KIB
 
 #: Target of the link, and the key of the attach of a consumer under which its number stands.
 RECORDS_ADDRESS: Final = "$holdfast-consumers"
@@ -29,6 +30,10 @@ CONSUMER_NUMBER: Final = "holdfast-consumer"
 _MOST: Final = 2**63 - 1
 _MOST_CREDIT: Final = 2**31 - 1
 _CREDIT, _DRAIN, _SETTLE = range(3)
+#: Most ranges, and other records, of one payload, and most bytes of it.  proton takes so few bytes at once, so that
+#: nothing that is sent later overtakes them.
+_MOST_RANGES: Final = 200
+MOST_RECORD_BYTES: Final = 4 * KIB
 
 
 class Credited(NamedTuple):
@@ -71,6 +76,28 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
+def split_records(records: Iterable[Record]) -> list[list[Record]]:
+    """Records, in order, as the payloads that they go in: a record with many ranges is several."""
+    found: list[list[Record]] = []
+    room = 0
+    for record in records:
+        parts = [record]
+        if isinstance(record, Settled) and len(record.ranges) > _MOST_RANGES:
+            ranges = record.ranges
+            parts = [
+                record._replace(ranges=ranges[begin : begin + _MOST_RANGES])
+                for begin in range(0, len(ranges), _MOST_RANGES)
+            ]
+        for part in parts:
+            size = len(part.ranges) + 1 if isinstance(part, Settled) else 1
+            if size > room:
+                found.append([])
+                room = _MOST_RANGES + 1
+            found[-1].append(part)
+            room -= size
+    return found
+
+
 def pack_records(records: Iterable[Record]) -> bytes:
     """Records as the payload of a transfer."""
     packed: bytes = msgpack.packb([_packable(record) for record in records])
@@ -90,8 +117,10 @@ def unpack_records(payload: bytes) -> list[Record]:
     """The records of a payload.
 
     Raises:
-        MessageFormatException: it has something else.
+        MessageFormatException: it has something else, or too much.
     """
+    if len(payload) > MOST_RECORD_BYTES:
+        raise MessageFormatException(f"records of consumers take {len(payload)} bytes; {MOST_RECORD_BYTES} at most")
     try:
         rows: Any = unpacked(payload)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -108,7 +137,7 @@ def _record_of(row: Any) -> Record:
             ranges = list(_pairs(rest[1:]))
             if all(first <= last for first, last in ranges):
                 return Settled(consumer, Outcome(rest[0]), ranges)
-        elif kind == _CREDIT and len(rest) == 1 and rest[0] <= _MOST_CREDIT:
+        elif kind == _CREDIT and len(rest) == 1 and 1 <= rest[0] <= _MOST_CREDIT:
             return Credited(consumer, rest[0])
         elif kind == _DRAIN and not rest:
             return DrainAsked(consumer)

@@ -47,6 +47,8 @@ COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
 COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
 #: Message annotation of a discharge: records (:mod:`broker_adapter.amqp.consumer_records`) of what is settled with it.
 COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
+#: What is said to our own server's coordinator ahead of a discharge whose records are many; with the same annotation.
+SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")
 #: Message annotation of a ``modified`` that tells our own server that a listener raised.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 

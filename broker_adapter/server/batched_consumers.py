@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
+from ack_modes import Outcome
 from broker_adapter.amqp.batches import (
     Delivered,
     batch_size,
@@ -24,7 +25,7 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     unpack_records,
 )
-from broker_adapter.amqp.events import LinkRemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.payloads import packed_annotations
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.engine import commands as c
@@ -111,6 +112,8 @@ class BatchedConsumers:
         number = event.properties.get(CONSUMER_NUMBER)
         if not self._client.uses_batches or self._client.envelope_version != ENVELOPE_VERSION:
             return None
+        if event.max_message_bytes is not None:  # the largest transfer, of which our own client says nothing
+            return None
         return number if isinstance(number, int) and type(number) is not bool and number > 0 else None
 
     def add(self, consumer: Consumer) -> None:
@@ -141,6 +144,9 @@ class BatchedConsumers:
             if self._credit <= _CREDIT // 2:
                 self._peer.credit(event.link, _CREDIT - self._credit)
                 self._credit = _CREDIT
+        unsettled = [number for number, _, _ in event.deliveries if number]
+        if unsettled:  # our own client sends them settled
+            self._peer.settle(event.link, unsettled, ACCEPTED_STATE)
         for _, payload, _ in event.deliveries:
             for record in unpack_records(payload):
                 consumer = self._by_number.get(record.consumer)
@@ -152,6 +158,7 @@ class BatchedConsumers:
                         some = numbers[start : start + _SETTLED_AT_ONCE]
                         self._calls.settle(consumer.number, some, record.outcome)
                     self.on_settled(consumer)
+                    self._check_missing()
                 elif isinstance(record, Credited):
                     consumer.credit = min(_MOST_CREDIT, consumer.credit + record.messages)
                     self.on_credit(consumer)
@@ -159,31 +166,35 @@ class BatchedConsumers:
                     consumer.draining = True
                     self.on_credit(consumer)
 
-    def settlements_of(self, payload: bytes) -> list[tuple[int, int, Any]]:
-        """What is settled by the discharge of a transaction: (the engine's number of a consumer, delivery, outcome).
+    def settle_in(self, settlements: list[tuple[int, int, Outcome]], payload: bytes) -> None:
+        """Add what is settled in a transaction: (the engine's number of a consumer, delivery, outcome).
 
         Args:
-            payload: the records of the discharge.
+            settlements: of the transaction.
+            payload: the records.
 
         Raises:
-            JMSException: they cannot be.
+            JMSException: they cannot be; what was taken until then is added.
         """
-        found: list[tuple[int, int, Any]] = []
-        for record in unpack_records(payload):
-            if not isinstance(record, Settled):
-                raise MessageFormatException("a discharge has records of settlements only")
+        records = unpack_records(payload)
+        if not all(isinstance(record, Settled) for record in records):
+            raise MessageFormatException("a transaction has records of settlements only")
+        for record in records:
             consumer = self._by_number.get(record.consumer)
-            if consumer is not None:
-                found += [(consumer.number, number, record.outcome) for number in self._take(consumer, record)]
+            if consumer is not None and isinstance(record, Settled):
+                taken = self._take(consumer, record)
+                settlements += [(consumer.number, number, record.outcome) for number in taken]
                 self.on_settled(consumer)
-        return found
+                self._check_missing()
 
     def _take(self, consumer: Consumer, record: Settled) -> list[int]:
         numbers, missing = consumer.settle(record.ranges, _MOST_MISSING - self._missing)
         self._missing += missing
+        return numbers
+
+    def _check_missing(self) -> None:
         if self._missing > _MOST_MISSING:
             raise IllegalStateException("the client settles deliveries that it does not have")
-        return numbers
 
     # Deliveries.
 

@@ -27,7 +27,14 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, Reader, Symbol
-from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SETTLED, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.wire import (
+    COMMIT_ID,
+    COMMIT_SETTLED,
+    COMMIT_SIZE,
+    DECLARE_CODE,
+    DISCHARGE_CODE,
+    SETTLE_DESCRIPTOR,
+)
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import (
@@ -265,6 +272,8 @@ class Coordinator:
                 self._declare(event.link, number)
             elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
                 self._discharge(event.link, number, annotations, body.value)
+            elif body.descriptor == SETTLE_DESCRIPTOR and self._client.uses_batches:
+                self._settle_ahead(event.link, number, annotations, body.value)
             else:
                 other = AmqpError(
                     "amqp:not-implemented", f"a coordinator has declare and discharge, not {body.descriptor!r:.200}"
@@ -286,10 +295,7 @@ class Coordinator:
         transaction = self._transactions.pop(txn_id, None) if isinstance(txn_id, bytes) else None
         settled = annotations.get(COMMIT_SETTLED)
         if transaction is None:
-            unknown = Transaction(link)
-            self._settle_with(unknown, settled)
-            self._roll_back(unknown)
-            self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
+            self._refuse_unknown(link, number, txn_id, settled)
             return
         self._budget.transactions -= transaction.kept_bytes
         self._settle_with(transaction, settled)
@@ -324,12 +330,33 @@ class Coordinator:
         reply = calls.reply(self._on_committed, link, number, transaction, transaction.kept_bytes)
         self._defer(c.Commit(calls.known_client, commit_id, transaction.sends, transaction.settlements, reply))
 
+    def _settle_ahead(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
+        """Put what is settled with a transaction into it, ahead of its discharge."""
+        txn_id = fields[0] if fields else None
+        transaction = self._transactions.get(txn_id) if isinstance(txn_id, bytes) else None
+        settled = annotations.get(COMMIT_SETTLED)
+        if transaction is None:
+            self._refuse_unknown(link, number, txn_id, settled)
+            return
+        self._budget.transactions -= transaction.kept_bytes
+        self._settle_with(transaction, settled)
+        transaction.is_active = True
+        self._budget.transactions += transaction.kept_bytes
+        self._peer.settle(link, (number,), ACCEPTED_STATE)
+
+    def _refuse_unknown(self, link: int, number: int, txn_id: Any, settled: Any) -> None:
+        """There is no such transaction: what was to be settled in it is given back."""
+        unknown = Transaction(link)
+        self._settle_with(unknown, settled)
+        self._roll_back(unknown)
+        self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
+
     def _settle_with(self, transaction: Transaction, settled: Any) -> None:
         """Put what a discharge settles into its transaction; where that cannot be, the transaction is refused."""
         if not isinstance(settled, bytes) or not self._client.uses_batches:
             return
         try:
-            transaction.settlements += self._batched.settlements_of(settled)
+            self._batched.settle_in(transaction.settlements, settled)
         except JMSException as error:
             transaction.refusal = transaction.refusal or error
         limit = self._limits.max_transaction_messages

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 import sdk
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, IllegalStateException, MessageConsumer, Session
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    IllegalStateException,
+    MessageConsumer,
+    Restored,
+    Session,
+)
+from sdk.several import Several
+from tests.faults.proxy import Proxy
 from tests.server_process import ServerProcess
 
 AUTO, CLIENT, DUPS_OK = AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.DUPS_OK
@@ -196,6 +206,50 @@ def test_a_receive_and_a_listener_go_on_behind_it(embedded: Connection) -> None:
         consumer.listener = listener
         assert over.wait(WAIT)
         assert [*first, message.body, *heard] == numbers(30)
+
+
+def test_a_call_that_is_refused_takes_nothing_from_the_one_under_way(embedded: Connection) -> None:
+    with embedded.create_session(AUTO) as session:
+        consumer = consumer_of(session, "refused")
+        found: list[str] = []
+        waiting_thread = threading.Thread(
+            target=lambda: found.extend(message.body for message in consumer.receive_many(10, timeout=WAIT))
+        )
+        waiting_thread.start()
+        assert wait_for(lambda: session._state.calling)
+        with pytest.raises(IllegalStateException):
+            consumer.receive_many(10, timeout=WAIT)
+        filled(embedded, 1, "refused")
+        waiting_thread.join(WAIT)
+        assert found == ["0"]
+
+
+def test_what_is_lost_as_it_is_taken_does_not_use_up_the_limit(server: ServerProcess) -> None:
+    with Proxy(server.port) as proxy, ConnectionFactory(proxy.url).create_connection() as connection:
+        connection.start()
+        filled(connection, 5, "stale")
+        restored = threading.Event()
+        connection.event_listener = lambda event: restored.set() if isinstance(event, Restored) else None
+        with connection.create_session(AUTO) as session:
+            consumer = consumer_of(session, "stale")
+            assert wait_for(lambda: len(consumer._prefetch.buffer) == 5)
+            consume = Several.consume
+            cuts = 0
+
+            def lose(self: Several, *arguments: Any) -> Any:
+                nonlocal cuts
+                if cuts == 0:
+                    cuts = 1
+                    proxy.cut()
+                    session._state.settling.release()
+                    assert restored.wait(WAIT)
+                    session._state.settling.acquire()
+                return consume(self, *arguments)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Several, "consume", lose)
+                assert received(consumer, 5, limit=3) == numbers(5)
+            assert cuts == 1
 
 
 class RaisedError(Exception):

@@ -7,7 +7,8 @@ connection, in the order in which they are made and ahead of whatever is sent la
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from ack_modes import DeliveryTag, Outcome
 from broker_adapter.amqp.client.links import Link, LinkTable
@@ -20,6 +21,7 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     pack_records,
     ranges_of,
+    split_records,
 )
 from broker_adapter.amqp.events import LinkFlow, LinkRemoteClose, Terminus
 from broker_adapter.errors import ConnectionLostException, JMSException
@@ -181,8 +183,11 @@ class RecordsLink(Link):
         self._consumers.broken()
 
     def _flush(self) -> None:
-        if self._queue and self._credit > 0 and self._peer.has_link(self.number):
-            self._credit -= 1
-            records: Sequence[Record] = [*self._queue]
-            self._queue.clear()
+        if not self._queue or self._credit <= 0 or not self._peer.has_link(self.number):
+            return
+        payloads = split_records(self._queue)
+        sent, rest = payloads[: self._credit], payloads[self._credit :]
+        self._queue = deque(chain.from_iterable(rest))
+        self._credit -= len(sent)
+        for records in sent:
             self._peer.send(self.number, pack_records(records), settled=True)

@@ -30,7 +30,7 @@ from broker_adapter.amqp.client.producers import Producers, TransactionSend
 from broker_adapter.amqp.client.sessions import Sessions
 from broker_adapter.amqp.client.settlements import Settlements
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
-from broker_adapter.amqp.consumer_records import pack_records
+from broker_adapter.amqp.consumer_records import pack_records, split_records
 from broker_adapter.amqp.events import (
     ACCEPTED,
     DECLARED,
@@ -42,7 +42,15 @@ from broker_adapter.amqp.events import (
     Terminus,
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong, encode
-from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SETTLED, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
+from broker_adapter.amqp.wire import (
+    COMMIT_ID,
+    COMMIT_SETTLED,
+    COMMIT_SIZE,
+    DECLARE_CODE,
+    DISCHARGE_CODE,
+    OUTCOMES,
+    SETTLE_DESCRIPTOR,
+)
 from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
@@ -77,6 +85,7 @@ class Commit:
     unanswered: int = 0
     refusal: JMSException | None = None
     is_in_doubt: bool = False
+    records: bytes | None = None  #: of the discharge; None: they are not taken yet
 
 
 #: Has a commit of a session told what became of it; with why the broker has not answered its discharge.
@@ -260,8 +269,9 @@ class Coordinator(Link):
         self._credit = 0
         self._txn_id: bytes | None = None
         self._commits: deque[Commit] = deque()
-        self._queue: deque[Commit | None] = deque()  # what is to be sent: the discharge of a commit; None: a declare
-        self._waiting: dict[int, Commit | None] = {}  # the same, by the peer's number, until it is answered
+        # What is to be sent: the discharge of a commit, what goes ahead of it (encoded), or None: a declare.
+        self._queue: deque[Commit | bytes | None] = deque()
+        self._waiting: dict[int, Commit | bytes | None] = {}  # the same, by the peer's number, until it is answered
         self._no_transaction: JMSException | None = None  # why the broker declares none any more
         self._ended = False
         self._declare()
@@ -299,7 +309,7 @@ class Coordinator(Link):
                 commit = self._waiting.pop(number)
                 if commit is None:
                     self._on_declared(state)
-                else:
+                elif isinstance(commit, Commit):
                     self._on_discharged(commit, state)
 
     def on_close(self, event: LinkRemoteClose) -> None:
@@ -343,10 +353,24 @@ class Coordinator(Link):
     def _flush(self) -> None:
         # Where the link is gone already, its loss is about to be reported.
         while self._queue and self._credit > 0 and self._peer.has_link(self.number):
-            commit = self._queue.popleft()
+            item = self._queue.popleft()
+            if isinstance(item, Commit) and item.records is None:
+                self._queue.extendleft(reversed([*self._take_records(item), item]))
+                continue
             self._credit -= 1
-            payload = _DECLARE if commit is None else self._discharge_of(commit)
-            self._waiting[self._peer.send(self.number, payload)] = commit
+            payload = item if isinstance(item, bytes) else _DECLARE if item is None else self._discharge_of(item)
+            self._waiting[self._peer.send(self.number, payload)] = item
+
+    def _take_records(self, commit: Commit) -> list[bytes]:
+        """Take the records of what a commit settles: the last ones stand in its discharge.
+
+        Returns:
+            what goes ahead of that, encoded.
+        """
+        payloads = [pack_records(each) for each in split_records(self._settlements.take_records(commit.settlements))]
+        commit.records = payloads.pop() if payloads else b""
+        body = encode(Described(SETTLE_DESCRIPTOR, [commit.txn_id]))
+        return [_with_annotations({COMMIT_SETTLED: each}, body) for each in payloads]
 
     def _on_declared(self, state: State) -> None:
         if state.code != DECLARED or state.txn_id is None:
@@ -416,10 +440,9 @@ class Coordinator(Link):
         body = encode(Described(ULong(DISCHARGE_CODE), [commit.txn_id, commit.refusal is not None]))
         size = [len(commit.sends), len(commit.settlements)]
         annotations: dict[Symbol, Any] = {COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size}
-        records = self._settlements.take_records(commit.settlements)
-        if records:
-            annotations[COMMIT_SETTLED] = pack_records(records)
-        return b"\x00\x53\x72" + encode(annotations) + b"\x00\x53\x77" + body
+        if commit.records:
+            annotations[COMMIT_SETTLED] = commit.records
+        return _with_annotations(annotations, body)
 
     def _on_discharged(self, commit: Commit, state: State) -> None:
         self._commits.remove(commit)
@@ -441,3 +464,8 @@ class Coordinator(Link):
             commit.done(None, kind(reason, error_code=code))
         self._start()
         self._leave_if_useless()
+
+
+def _with_annotations(annotations: dict[Symbol, Any], body: bytes) -> bytes:
+    """A message to the coordinator."""
+    return b"\x00\x53\x72" + encode(annotations) + b"\x00\x53\x77" + body

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome
 from broker_adapter.amqp.consumer_records import (
+    MOST_RECORD_BYTES,
     Credited,
     DrainAsked,
     Record,
     Settled,
     pack_records,
     ranges_of,
+    split_records,
     unpack_records,
 )
 from broker_adapter.errors import MessageFormatException
@@ -24,10 +26,15 @@ from broker_adapter.errors import MessageFormatException
 NUMBER = st.integers(0, 2**63 - 1)
 RANGE = st.tuples(NUMBER, NUMBER).map(lambda pair: (min(pair), max(pair)))
 RECORD = st.one_of(
-    st.builds(Credited, NUMBER, st.integers(0, 2**31 - 1)),
+    st.builds(Credited, NUMBER, st.integers(1, 2**31 - 1)),
     st.builds(DrainAsked, NUMBER),
     st.builds(Settled, NUMBER, st.sampled_from(Outcome), st.lists(RANGE, min_size=1, max_size=5)),
 )
+
+
+def many_ranges(count: int) -> Record:
+    """A record with so many ranges, of large numbers."""
+    return Settled(2**62, Outcome.ACCEPTED, [(2**62 + 2 * each, 2**62 + 2 * each) for each in range(count + 1)])
 
 
 @given(st.lists(RECORD, max_size=10))
@@ -53,6 +60,7 @@ def test_numbers_as_ranges_keep_their_order(numbers: list[int]) -> None:
         [[0]],
         [[0, 1]],
         [[0, 1, -1]],
+        [[0, 1, 0]],
         [[0, 1, 2**31]],
         [[0, 1, 1, 1]],
         [[0, True, 1]],
@@ -72,6 +80,34 @@ def test_numbers_as_ranges_keep_their_order(numbers: list[int]) -> None:
 def test_what_is_no_record_is_refused(rows: object) -> None:
     with pytest.raises(MessageFormatException):
         unpack_records(msgpack.packb(rows))
+
+
+@given(st.lists(st.one_of(RECORD, st.integers(0, 900).map(many_ranges)), max_size=30))
+def test_records_are_split_into_small_payloads_and_keep_their_order(records: list[Record]) -> None:
+    payloads = split_records(records)
+
+    assert all(len(pack_records(each)) <= MOST_RECORD_BYTES for each in payloads)
+    assert all(unpack_records(pack_records(each)) == each for each in payloads)
+    joined: list[Record] = []
+    for record in (record for each in payloads for record in each):
+        last = joined[-1] if joined else None
+        if isinstance(record, Settled) and isinstance(last, Settled) and last[:2] == record[:2]:
+            joined[-1] = last._replace(ranges=[*last.ranges, *record.ranges])
+        else:
+            joined.append(record)
+    expected: list[Record] = []
+    for record in records:
+        last = expected[-1] if expected else None
+        if isinstance(record, Settled) and isinstance(last, Settled) and last[:2] == record[:2]:
+            expected[-1] = last._replace(ranges=[*last.ranges, *record.ranges])
+        else:
+            expected.append(record)
+    assert joined == expected
+
+
+def test_too_many_records_are_refused() -> None:
+    with pytest.raises(MessageFormatException, match="4096 at most"):
+        unpack_records(pack_records([DrainAsked(1)] * 4_000))
 
 
 @given(st.binary(max_size=40))

@@ -18,9 +18,9 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     pack_records,
 )
-from broker_adapter.amqp.events import ACCEPTED_STATE, RELEASED_STATE, LinkRemoteClose, RemoteClose, Terminus
+from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, RELEASED_STATE, LinkRemoteClose, RemoteClose, Terminus
 from broker_adapter.amqp.values import Described, ULong, encode
-from broker_adapter.amqp.wire import BATCHES_CAPABILITY, COMMIT_SETTLED, COMMIT_SIZE, DISCHARGE_CODE
+from broker_adapter.amqp.wire import BATCHES_CAPABILITY, COMMIT_SETTLED, COMMIT_SIZE, DISCHARGE_CODE, SETTLE_DESCRIPTOR
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -215,6 +215,29 @@ def test_records_that_cannot_be_decoded_end_the_connection(own: Own, payload: by
     assert closed.error.condition == "amqp:decode-error"
 
 
+def test_records_that_are_not_settled_are_settled_as_they_come(broker: Broker) -> None:
+    own = Own(broker)
+    own.open("own", (*OWN_CLIENT, BATCHES_CAPABILITY), properties=OWN)
+    own.records = own.sender(RECORDS_ADDRESS, name="records")
+    number = own.peer.send(own.records, pack_records([DrainAsked(1)]))
+    own.until(lambda: own.answers(own.records).get(number) == ACCEPTED_STATE)
+
+
+def test_a_consumer_that_names_its_largest_message_gets_single_messages(broker: Broker, own: Own) -> None:
+    filled(broker, 2)
+    session = own.peer._endpoints.sessions[own.session].endpoint
+    receiver = session.receiver("limited")
+    receiver.source.address = "q"
+    receiver.max_message_size = 1_000
+    link = own.peer._endpoints._add_link(own.peer._endpoints.sessions[own.session], receiver, "limited", by_peer=False)
+    own.peer._endpoints._open_link(
+        link, Terminus("q"), Terminus("t"), presettled=False, properties={CONSUMER_NUMBER: 5}
+    )
+    assert own.opened(link.number).properties == {}
+    own.peer.credit(link.number, 5)
+    assert len(own.receive(link.number, 2)) == 2
+
+
 def test_there_is_one_link_for_records(own: Own) -> None:
     second = own.peer.attach_sender(own.session, "more", Terminus("s"), Terminus(RECORDS_ADDRESS))
 
@@ -361,6 +384,43 @@ def test_a_discharge_that_is_refused_gives_back_what_its_records_name(broker: Br
     own.tell(Settled(1, Outcome.ACCEPTED, [(1, 3)]))
     # What could not be read named nothing that was given back.
     assert depth(broker, "q") == (0 if case in ("no records", "other records") else 3)
+
+
+def test_what_many_records_settle_goes_ahead_of_the_discharge(broker: Broker) -> None:
+    own, control = in_hand(broker, 6)
+    txn_id = own.declare(control)
+    for first in (1, 3):
+        records = pack_records([Settled(1, Outcome.ACCEPTED, [(first, first + 1)])])
+        assert settle_ahead(own, control, txn_id, records) == ACCEPTED_STATE
+    assert depth(broker, "q") == 6
+    assert discharge(own, control, txn_id, pack_records([Settled(1, Outcome.ACCEPTED, [(5, 5)])]), [0, 5]) == (
+        ACCEPTED_STATE
+    )
+    assert depth(broker, "q") == 1
+
+
+@pytest.mark.parametrize("case", ["unknown", "rolled back", "a bad record behind it"])
+def test_what_goes_ahead_of_a_discharge_is_given_back_where_that_is_not_done(broker: Broker, case: str) -> None:
+    own, control = in_hand(broker, 3)
+    txn_id = own.declare(control)
+    records = pack_records([Settled(1, Outcome.ACCEPTED, [(1, 3)])])
+    if case == "unknown":
+        assert settle_ahead(own, control, b"other", records).code == REJECTED
+    else:
+        assert settle_ahead(own, control, txn_id, records) == ACCEPTED_STATE
+        bad = pack_records([Settled(1, Outcome.ACCEPTED, [(1, 2**62)])])
+        is_bad = case == "a bad record behind it"
+        answer = discharge(own, control, txn_id, bad if is_bad else b"", [0, 3], fail=not is_bad)
+        assert (answer == ACCEPTED_STATE) != is_bad
+    other = Own(broker).begin()
+    taker = other.consumer(1)
+    other.tell(Credited(1, 10))
+    assert [(body, count) for _, body, count in other.got(taker)] == [(body, 1) for body in bodies(range(3))]
+
+
+def settle_ahead(own: Own, control: int, txn_id: bytes, settled: bytes) -> Any:
+    body = encode(Described(SETTLE_DESCRIPTOR, [txn_id]))
+    return own.raw(control, b"\x00\x53\x72" + encode({COMMIT_SETTLED: settled}) + b"\x00\x53\x77" + body)
 
 
 def test_a_transaction_has_a_limit_of_what_it_settles(make_broker: Callable[..., Broker]) -> None:

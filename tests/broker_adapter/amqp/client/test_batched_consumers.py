@@ -17,7 +17,8 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     unpack_records,
 )
-from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, Dispositions, LinkFlow, State, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, Dispositions, Incoming, LinkFlow, State, Transfers
+from broker_adapter.amqp.values import Reader
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import ConnectionLostException, ProtocolException, TransactionRolledBackException
 from broker_adapter.transport import Delivery, Failed, LinkLost
@@ -212,6 +213,37 @@ def test_the_discharge_of_a_commit_settles_its_deliveries() -> None:
     assert (failed, annotations["x-opt-holdfast-commit-size"]) == (False, [0, 2])
     assert unpack_records(annotations["x-opt-holdfast-commit-settled"]) == [Settled(1, Outcome.ACCEPTED, [(1, 2)])]
     assert consumer.records() == []
+
+
+def test_what_a_commit_settles_goes_ahead_of_its_discharge_where_it_is_much() -> None:
+    consumer = Consumer()
+    for first in range(1, 1_000, 100):
+        consumer.deliver(first, *[message("x")] * 100)
+    ahead: list[bytes] = []
+    coordinate = consumer.wired.broker._coordinate
+
+    def note(link: int, delivery: Incoming) -> None:
+        if b"holdfast:settle:list" in delivery.payload:
+            ahead.append(delivery.payload)
+            consumer.wired.broker.peer.settle(link, [delivery.number], ACCEPTED_STATE)
+        else:
+            coordinate(link, delivery)
+
+    consumer.wired.broker._coordinate = note  # type: ignore[method-assign]
+    assert commit(consumer, *range(1, 1_001, 2)).value is None  # 500 ranges
+    ((_, annotations),) = consumer.wired.broker.discharges
+    found = [*map(settled_in, ahead), annotations["x-opt-holdfast-commit-settled"]]
+    ranges = [each for payload in found for record in unpack_records(payload) for each in record.ranges]  # type: ignore[union-attr]
+    assert ranges == [(number, number) for number in range(1, 1_001, 2)]
+    assert len(found) == 3
+    assert annotations["x-opt-holdfast-commit-size"] == [0, 500]
+
+
+def settled_in(payload: bytes) -> bytes:
+    """The records of what goes ahead of a discharge."""
+    section = Reader(payload).value()
+    found: bytes = section.value["x-opt-holdfast-commit-settled"]
+    return found
 
 
 @pytest.mark.parametrize("number", [1, 9])
