@@ -19,8 +19,6 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 LONG: Final = (
     "spark_connector/test_batch.py",
     "spark_connector/test_killed_query.py",
-    "spark_connector/test_killed_spool.py",
-    "spark_connector/test_cluster.py",
     "spark_connector/test_values.py",
     "spark_connector/test_stream.py",
     "spark_connector/test_checkpoints.py",

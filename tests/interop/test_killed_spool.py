@@ -11,6 +11,7 @@ from tests.spark_connector.queues import fill
 from tests.spark_connector.spooled_query import SpooledQuery
 
 
+@pytest.mark.interop
 @pytest.mark.crash
 @pytest.mark.spark
 @pytest.mark.timeout(3000)

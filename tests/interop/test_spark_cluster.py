@@ -22,7 +22,7 @@ from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.server.served import server_context
 from tests.server_process import ServerProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(3000)]
 
 #: Longest wait for anything, in seconds.
 PATIENCE = 600.0
