@@ -64,6 +64,7 @@ NAMING: Final = frozenset(("destination", "kind", "queue", "to", "region"))
 NOT_NAMING: Final = frozenset(
     (
         *(
+            "columns",
             "subscription",
             "client_id",
             "durable",

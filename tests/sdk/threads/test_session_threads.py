@@ -76,10 +76,10 @@ def test_stop_waits_for_a_receiver_though_another_thread_is_refused_meanwhile(
     consumer = session.create_consumer(session.create_queue("q"))
     inside, go_on, plain = threading.Event(), threading.Event(), Prefetch.count_used
 
-    def slow(this: Prefetch) -> None:
+    def slow(this: Prefetch, messages: int = 1) -> None:
         inside.set()
         assert go_on.wait(WAIT)
-        plain(this)
+        plain(this, messages)
 
     monkeypatch.setattr(Prefetch, "count_used", slow)
     receiver, results = in_thread(lambda: consumer.receive(WAIT))
