@@ -102,7 +102,7 @@ def both(stored: Sequence[tuple[bytes, int, Any]], columns: Sequence[str]) -> tu
     return fast, batch_of(decoded([RangeMessage(*row) for row in rows]), "q", columns)
 
 
-@THOUSANDS
+@HUNDREDS
 @given(st.lists(MESSAGES, max_size=6))
 def test_a_block_has_the_rows_that_its_messages_have_one_by_one(stored: list[tuple[bytes, int, Any]]) -> None:
     fast, slow = both(stored, NAMES)
@@ -111,7 +111,7 @@ def test_a_block_has_the_rows_that_its_messages_have_one_by_one(stored: list[tup
         assert repr(fast.column(name).to_pylist()) == repr(slow.column(name).to_pylist()), name
 
 
-@THOUSANDS
+@HUNDREDS
 @given(st.lists(MESSAGES, max_size=4), st.lists(st.sampled_from(NARROW), unique=True, min_size=1))
 def test_fewer_columns_show_what_all_of_them_show_of_messages_that_can_be_decoded(
     stored: list[tuple[bytes, int, Any]], columns: list[str]
