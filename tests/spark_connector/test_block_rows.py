@@ -28,7 +28,7 @@ from spark_connector.block_rows import batch_of_block
 from spark_connector.rows import SCHEMA, batch_of, decoded
 from tests.spark_connector.test_row_properties import INSTANTS, NAMES, PAYLOADS, PLAIN, TEXT
 
-THOUSANDS = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+HUNDREDS = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 #: Columns of which each needs another part of the message, and that are looked at without those that tell of all.
 NARROW = [name for name in NAMES if name not in ("bodyType", "problem", "_corrupt_record")]
 
