@@ -480,7 +480,6 @@ class MessageProducer:
 _PERSISTENT = DeliveryMode.PERSISTENT
 
 
-#: What ``send_all`` takes for one message.
 def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: int) -> Iterable[_Value | None]:
     """The value of an argument for each of so many messages."""
     if not isinstance(value, Sequence):
@@ -490,4 +489,5 @@ def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: i
     return value
 
 
+#: What ``send_all`` takes for one message.
 _ONE_MESSAGE = (Message, str, bytes, bytearray, Mapping)
