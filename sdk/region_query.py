@@ -106,7 +106,7 @@ class ContinuousQuery:
             JMSException: as requests.
         """
         with self._lock:
-            self.drop_results()
+            self._drop_results()
             self._begin()
 
     def execute_with_initial_results(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class ContinuousQuery:
             except Exception:
                 log.exception("! a listener of query %r raised in on_close", self.name)
 
-    def drop_results(self) -> None:
+    def _drop_results(self) -> None:
         """What comes from now on is told, whatever the initial results had; of the region, in the thread for events."""
         self._seen = {}
         self._members = None

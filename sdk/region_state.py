@@ -310,7 +310,7 @@ class RegionState:
                         self.cache.take(key, before)
             for query in self.created.values():  # the results of one that was executed since the loss are of now
                 if query.interest not in kept and (self._before is None or query.interest in self._before):
-                    query.drop_results()
+                    query._drop_results()
         for policy in (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES):
             self.fill([each for each, how in registered.items() if how.policy is policy], policy)
 

@@ -11,7 +11,7 @@ Theory of operation
     The engine holds no more than the limits of the spool.  At these, what has come from the broker waits, and nothing
     more is asked for, until the query has settled something.
 
-    What was received over a connection that is gone, and not stored, comes again, and is dropped here.
+    What was received over a connection that is gone, and not stored, is sent again, and is dropped here.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Spool:
                     self._move(source)
             except JMSException as error:
                 self._hindered(error, is_ours=isinstance(error, StoreException))
-            except Exception as error:  # what nobody thought of must not look like a quiet queue
+            except Exception as error:  # an unforeseen error must not look like a quiet queue
                 _log.exception("the spool %r cannot be filled", self._path)
                 self._hindered(JMSException(f"the spool {self._path!r} cannot be filled: {error!r:.500}"), is_ours=True)
             finally:

@@ -60,11 +60,11 @@ class Progress:
             now: by the clock of ``failing_since``.
             tolerance_seconds: how long the broker may be away.
         """
-        if self.error is None or now - self.failing_since < self._patience(self.error, tolerance_seconds):
+        if self.error is None or now - self.failing_since < self._allowance(self.error, tolerance_seconds):
             return None
         return self.error
 
-    def _patience(self, error: JMSException, tolerance_seconds: float) -> float:
+    def _allowance(self, error: JMSException, tolerance_seconds: float) -> float:
         if self.is_ours:
             return 0.0
         if isinstance(error, ConnectionLostException | OperationTimedOutException):

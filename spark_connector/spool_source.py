@@ -1,6 +1,6 @@
 """The consumer of a foreign broker from which a spool is filled: messages as they came, acknowledged when that is said.
 
-It is one connection: where that is lost, or the link, all that was received and not acknowledged comes again to the
+It is one connection: where that is lost, or the link, all that was received and not acknowledged is sent again to the
 next one.  The transport restores nothing by itself, so nothing here is stale and looks fresh.
 """
 
@@ -100,7 +100,7 @@ class SpoolSource:
             return [self._received.popleft() for _ in range(min(most, len(self._received)))]
 
     def check(self) -> None:
-        """Raise where the connection or the link is gone: what was received comes again then."""
+        """Raise where the connection or the link is gone: what was received is sent again then."""
         with self._changed:
             self._check()
 
@@ -110,7 +110,7 @@ class SpoolSource:
         self._transport.credit(self._link, len(deliveries))
 
     def reject(self, delivery: Delivery) -> None:
-        """The broker is to do with this one as it does with what nobody can read, such as to set it aside."""
+        """The broker is to do with this one as it does with what cannot be read, such as to set it aside."""
         self._transport.settle([Settlement(delivery.tag, Outcome.REJECTED)])
         self._transport.credit(self._link, 1)
 

@@ -126,6 +126,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         *_server("unfinished_messages", "windows", "on_the_way", "disposition_ranges", "strange_messages"),
     ),
     f"{_S}/requests.py": _server("request_workers", "permissions"),
+    f"{_S}/set_aside.py": _server("undecodable_messages"),
     f"{_S}/password_checks.py": ("tests/broker_adapter/test_connect.py",),
     f"{_S}/protocol.py": (*_CONSUMERS, *_server("coordinator", "producers")),
     # The command, run as such.
@@ -172,6 +173,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "sdk/session_state.py": _SESSION,
     "sdk/session_thread.py": _SESSION,
     "sdk/endings.py": _SESSION,
+    "sdk/several.py": ("tests/sdk/test_receive_many.py",),
     "sdk/producer.py": (
         *_SESSION,
         *(f"tests/sdk/test_{each}.py" for each in ("send_all", "closed_while_sending", "endings")),

@@ -25,7 +25,7 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     unpack_records,
 )
-from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.events import ACCEPTED, ACCEPTED_STATE, Dispositions, LinkRemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.payloads import packed_annotations
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.engine import commands as c
@@ -227,6 +227,15 @@ class BatchedConsumers:
                 consumer.sent(sent, range(first, first + count))
             begin += count
         return None
+
+    def on_answered(self, consumer: Consumer, event: Dispositions) -> None:
+        """Batches have come to the client; it gives back those that came behind the end of its link."""
+        if event.state.code == ACCEPTED:
+            for number in event.numbers:
+                consumer.under_way.pop(number, None)
+        elif taken := consumer.take(event.numbers):
+            self._calls.settle(consumer.number, taken, Outcome.RELEASED)
+            self.on_settled(consumer)
 
     def drained(self, consumer: Consumer) -> None:
         """Tell the client that nothing more comes for the credit that it had given."""

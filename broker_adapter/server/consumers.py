@@ -22,7 +22,6 @@ from ack_modes import Outcome
 from broker_adapter.amqp.conditions import AmqpError, error_for
 from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
-    ACCEPTED,
     TRANSACTIONAL,
     Dispositions,
     LinkFlow,
@@ -305,7 +304,7 @@ class Consumers:
             return
         consumer.detached = True
         consumer.unsettled.clear()
-        self._forget(consumer)
+        self._remove_consumer(consumer)
         self._peer.abandon(consumer.link)
         self._peer.close_link(consumer.link, error_for(error))
 
@@ -364,16 +363,16 @@ class Consumers:
     def _on_settled(self, consumer: Consumer) -> None:
         """Where the last delivery of a detached consumer is settled, nothing of it is kept any more."""
         if consumer.detached and not consumer.unsettled:
-            self._forget(consumer)
+            self._remove_consumer(consumer)
 
-    def _forget(self, consumer: Consumer) -> None:
+    def _remove_consumer(self, consumer: Consumer) -> None:
         self._consumers.pop(consumer.link, None)
         self._batched.remove(consumer)
 
     def on_session_close(self, event: SessionRemoteClose) -> None:
         """The client ended a session, and with it these consumers."""
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
-            self._forget(consumer)
+            self._remove_consumer(consumer)
             never_delivered = consumer.never_delivered(event.unsent.get(consumer.link, ()))
             self._defer(
                 c.Detach(consumer.number, give_back=True, failed=self._client.is_own, never_delivered=never_delivered)
@@ -670,22 +669,13 @@ class Consumers:
         self._peer.close_link(link, AmqpError("amqp:link:message-size-exceeded", reason))
         self._calls.end_temporary(consumer.temporary)
 
-    def _on_batches_answered(self, consumer: Consumer, event: Dispositions) -> None:
-        """Batches have come to the client; it gives back those that came behind the end of its link."""
-        if event.state.code == ACCEPTED:
-            for number in event.numbers:
-                consumer.under_way.pop(number, None)
-        elif taken := consumer.take(event.numbers):
-            self._settle(consumer.number, taken, Outcome.RELEASED)
-            self._on_settled(consumer)
-
     def on_dispositions(self, event: Dispositions) -> None:
         """The client settled deliveries of a link, all alike."""
         consumer = self._consumers.get(event.link)
         if consumer is None:
             return
         if consumer.batches is not None:
-            self._on_batches_answered(consumer, event)
+            self._batched.on_answered(consumer, event)
             return
         take = consumer.unsettled.pop
         numbers = [number for number in [take(each, 0) for each in event.numbers] if number]
