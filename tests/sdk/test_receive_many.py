@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -50,6 +51,12 @@ def embedded() -> Iterator[Connection]:
     with ConnectionFactory("embedded:").create_connection() as connection:
         connection.start()
         yield connection
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a queue that no other test uses: engines in memory are shared."""
+    return f"queue {uuid4()}"
 
 
 def filled(connection: Connection, count: int, name: str) -> None:
@@ -118,15 +125,15 @@ def test_acknowledge_of_the_last_one_acknowledges_all(connection: Connection) ->
         assert again == numbers(len(first), 10)
 
 
-def test_each_of_them_is_acknowledged_by_itself(embedded: Connection) -> None:
-    filled(embedded, 4, "q")
+def test_each_of_them_is_acknowledged_by_itself(embedded: Connection, name: str) -> None:
+    filled(embedded, 4, name)
     with embedded.create_session(INDIVIDUAL) as session:
-        consumer = consumer_of(session, "q")
+        consumer = consumer_of(session, name)
         messages = [message for _ in range(4) for message in consumer.receive_many(1, timeout=WAIT)]
         for message in messages[::2]:
             message.acknowledge()
     with embedded.create_session(AUTO) as session:
-        assert received(consumer_of(session, "q"), 2) == ["1", "3"]
+        assert received(consumer_of(session, name), 2) == ["1", "3"]
 
 
 def test_a_rollback_redelivers_all_of_them_and_a_commit_ends_them(connection: Connection) -> None:
@@ -142,19 +149,19 @@ def test_a_rollback_redelivers_all_of_them_and_a_commit_ends_them(connection: Co
     assert waiting(connection, "transacted") == 0
 
 
-def test_the_first_message_is_waited_for_and_no_other(embedded: Connection) -> None:
+def test_the_first_message_is_waited_for_and_no_other(embedded: Connection, name: str) -> None:
     with embedded.create_session(AUTO) as session:
-        consumer = consumer_of(session, "q")
+        consumer = consumer_of(session, name)
         assert consumer.receive_many(5, timeout=0.05) == []
-        timer = threading.Timer(0.1, filled, (embedded, 1, "q"))
+        timer = threading.Timer(0.1, filled, (embedded, 1, name))
         timer.start()
         assert [message.body for message in consumer.receive_many(5, timeout=WAIT)] == ["0"]
         timer.join()
 
 
-def test_a_consumer_that_is_closed_meanwhile_returns_none(embedded: Connection) -> None:
+def test_a_consumer_that_is_closed_meanwhile_returns_none(embedded: Connection, name: str) -> None:
     with embedded.create_session(AUTO) as session:
-        consumer = consumer_of(session, "q")
+        consumer = consumer_of(session, name)
         timer = threading.Timer(0.1, consumer.close)
         timer.start()
         assert consumer.receive_many(5, timeout=WAIT) == []
@@ -164,9 +171,9 @@ def test_a_consumer_that_is_closed_meanwhile_returns_none(embedded: Connection) 
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "5", None])
-def test_a_limit_that_cannot_be_is_refused(embedded: Connection, limit: Any) -> None:
+def test_a_limit_that_cannot_be_is_refused(embedded: Connection, name: str, limit: Any) -> None:
     with embedded.create_session(AUTO) as session, pytest.raises(ValueError, match="limit="):
-        consumer_of(session, "q").receive_many(limit)
+        consumer_of(session, name).receive_many(limit)
 
 
 def test_without_prefetch_one_message_comes_at_a_time(server: ServerProcess) -> None:
@@ -178,20 +185,20 @@ def test_without_prefetch_one_message_comes_at_a_time(server: ServerProcess) -> 
             assert [len(consumer.receive_many(10, timeout=WAIT)) for _ in range(3)] == [1, 1, 1]
 
 
-def test_what_has_expired_is_left_out_and_the_others_are_returned(embedded: Connection) -> None:
+def test_what_has_expired_is_left_out_and_the_others_are_returned(embedded: Connection, name: str) -> None:
     with embedded.create_session(AUTO) as session:
-        producer = session.create_producer(session.create_queue("q"))
-        consumer = consumer_of(session, "q")
+        producer = session.create_producer(session.create_queue(name))
+        consumer = consumer_of(session, name)
         for number in range(6):
             producer.send(str(number), time_to_live=0.2 if number % 2 else None)
         time.sleep(0.3)
         assert received(consumer, 3) == ["0", "2", "4"]
 
 
-def test_a_receive_and_a_listener_go_on_behind_it(embedded: Connection) -> None:
-    filled(embedded, 30, "q")
+def test_a_receive_and_a_listener_go_on_behind_it(embedded: Connection, name: str) -> None:
+    filled(embedded, 30, name)
     with embedded.create_session(AUTO) as session:
-        consumer = consumer_of(session, "q")
+        consumer = consumer_of(session, name)
         first = [message.body for message in consumer.receive_many(10, timeout=WAIT)]
         message = consumer.receive(timeout=WAIT)
         assert message is not None
@@ -208,9 +215,9 @@ def test_a_receive_and_a_listener_go_on_behind_it(embedded: Connection) -> None:
         assert [*first, message.body, *heard] == numbers(30)
 
 
-def test_a_call_that_is_refused_takes_nothing_from_the_one_under_way(embedded: Connection) -> None:
+def test_a_call_that_is_refused_takes_nothing_from_the_one_under_way(embedded: Connection, name: str) -> None:
     with embedded.create_session(AUTO) as session:
-        consumer = consumer_of(session, "refused")
+        consumer = consumer_of(session, name)
         found: list[str] = []
         waiting_thread = threading.Thread(
             target=lambda: found.extend(message.body for message in consumer.receive_many(10, timeout=WAIT))
@@ -219,7 +226,7 @@ def test_a_call_that_is_refused_takes_nothing_from_the_one_under_way(embedded: C
         assert wait_for(lambda: session._state.calling)
         with pytest.raises(IllegalStateException):
             consumer.receive_many(10, timeout=WAIT)
-        filled(embedded, 1, "refused")
+        filled(embedded, 1, name)
         waiting_thread.join(WAIT)
         assert found == ["0"]
 
@@ -293,7 +300,7 @@ def test_nothing_is_lost_or_doubled_wherever_a_handler_raises(embedded: Connecti
     count = 5
     raised_before_settling = 0
     for line in range(1, 1_000):
-        name = f"{mode.name} {line}"
+        name = f"{mode.name} {line} {uuid4()}"
         filled(embedded, count, name)
         with embedded.create_session(mode) as session:
             consumer = consumer_of(session, name)
