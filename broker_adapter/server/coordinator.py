@@ -297,8 +297,8 @@ class Coordinator:
         if transaction is None:
             self._refuse_unknown(link, number, txn_id, settled)
             return
-        self._budget.transactions -= transaction.kept_bytes
         self._settle_with(transaction, settled)
+        self._budget.transactions -= transaction.kept_bytes
         if len(fields) > 1 and fields[1] is True:
             self._roll_back(transaction)
             self._peer.settle(link, (number,), ACCEPTED_STATE)
@@ -338,30 +338,34 @@ class Coordinator:
         if transaction is None:
             self._refuse_unknown(link, number, txn_id, settled)
             return
-        self._budget.transactions -= transaction.kept_bytes
         self._settle_with(transaction, settled)
-        transaction.is_active = True
-        self._budget.transactions += transaction.kept_bytes
         self._peer.settle(link, (number,), ACCEPTED_STATE)
 
     def _refuse_unknown(self, link: int, number: int, txn_id: Any, settled: Any) -> None:
         """There is no such transaction: what was to be settled in it is given back."""
         unknown = Transaction(link)
         self._settle_with(unknown, settled)
+        self._budget.transactions -= unknown.kept_bytes
         self._roll_back(unknown)
         self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
 
     def _settle_with(self, transaction: Transaction, settled: Any) -> None:
-        """Put what a discharge settles into its transaction; where that cannot be, the transaction is refused."""
+        """Put what records settle into their transaction; where that cannot be, the transaction is given up."""
         if not isinstance(settled, bytes) or not self._client.uses_batches:
             return
+        refusal: JMSException | None = None
+        before = transaction.kept_bytes
         try:
             self._batched.settle_in(transaction.settlements, settled)
         except JMSException as error:
-            transaction.refusal = transaction.refusal or error
+            refusal = error
+        self._budget.transactions += transaction.kept_bytes - before
+        transaction.is_active = True
         limit = self._limits.max_transaction_messages
-        if transaction.refusal is None and len(transaction.sends) + len(transaction.settlements) > limit:
-            transaction.refusal = _too_large(limit)
+        if refusal is None and len(transaction.sends) + len(transaction.settlements) > limit:
+            refusal = _too_large(limit)
+        if refusal is not None and transaction.refusal is None:
+            self.give_up(transaction, refusal)
 
     def _on_committed(
         self, link: int, number: int, transaction: Transaction, size: int, result: JMSException | None
