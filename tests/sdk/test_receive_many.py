@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,10 +14,13 @@ from uuid import uuid4
 import pytest
 
 import sdk
+from ack_modes import DeliveryTag, Settlement
+from broker_adapter import Delivery, Envelope
 from sdk import (
     AcknowledgeMode,
     Connection,
     ConnectionFactory,
+    ConnectionLostException,
     IllegalStateException,
     MessageConsumer,
     Restored,
@@ -261,6 +264,119 @@ def test_what_is_lost_as_it_is_taken_does_not_use_up_the_limit(server: ServerPro
 
 class RaisedError(Exception):
     """What a handler of a signal raises."""
+
+
+def consuming(session: Session, meanwhile: Callable[[], object]) -> Callable[..., Any]:
+    """``Several.consume``, where another thread comes first for once."""
+    consume, calls = Several.consume, iter([meanwhile])
+
+    def delayed(self: Several, *arguments: Any) -> Any:
+        for call in calls:
+            session._state.settling.release()
+            call()
+            session._state.settling.acquire()
+        return consume(self, *arguments)
+
+    return delayed
+
+
+@pytest.mark.parametrize("mode", AcknowledgeMode)
+def test_what_was_taken_as_another_thread_closes_stays_in_the_queue(
+    embedded: Connection, name: str, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    filled(embedded, 3, name)
+    with embedded.create_session(mode) as session:
+        consumer = consumer_of(session, name)
+        closing = threading.Thread(target=consumer.close)
+
+        def close() -> None:
+            closing.start()
+            assert wait_for(lambda: consumer._prefetch.closing)
+
+        assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
+        monkeypatch.setattr(Several, "consume", consuming(session, close))
+        assert consumer.receive_many(3, timeout=WAIT) == []
+        closing.join(WAIT)
+        assert not closing.is_alive()
+    with embedded.create_session(AUTO) as session:
+        # Without acknowledgements the broker has let them go as it sent them.
+        left = [] if mode is NO_ACK else numbers(3)
+        assert received(consumer_of(session, name), len(left)) == left
+
+
+def test_what_another_thread_empties_as_it_is_taken_is_left_alone(embedded: Connection, name: str) -> None:
+    filled(embedded, 3, name)
+    with embedded.create_session(AUTO) as session:
+        consumer = consumer_of(session, name)
+        prefetch = consumer._prefetch
+        assert wait_for(lambda: len(prefetch.buffer) == 3)
+        opened = consumer._opened
+        emptied: list[Delivery] = []
+
+        def emptying(delivery: Delivery, tag: DeliveryTag) -> Envelope | None:
+            emptied.extend(prefetch.buffer)
+            prefetch.buffer.clear()
+            return opened(delivery, tag)
+
+        several = Several(session._state, prefetch, 3)
+        several.take(emptying)
+        assert several.messages == []
+        assert prefetch.taken == []
+        several = Several(session._state, prefetch, 3)
+        prefetch.buffer.extend(emptied)
+        several.take(lambda delivery, tag: prefetch.buffer.popleft() and opened(delivery, tag))
+        assert prefetch.taken == []
+        prefetch.buffer.extendleft(reversed(emptied[:1]))
+        assert received(consumer, 3) == numbers(3)
+
+
+@pytest.mark.parametrize("mode", [AUTO, DUPS_OK])
+def test_a_loss_as_they_are_acknowledged_is_told_where_the_mode_tells_it(
+    server: ServerProcess, name: str, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    with Proxy(server.port) as proxy, ConnectionFactory(proxy.url).create_connection() as connection:
+        connection.start()
+        filled(connection, 3, name)
+        with connection.create_session(mode) as session:
+            consumer = consumer_of(session, name)
+            assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
+
+            def lost(_settlements: object) -> None:
+                raise ConnectionLostException("cut")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(session._state.transport, "settle", lost)
+                if mode is AUTO:
+                    with pytest.raises(ConnectionLostException, match="3 messages could not be acknowledged"):
+                        consumer.receive_many(3, timeout=WAIT)
+                else:
+                    assert len(consumer.receive_many(3, timeout=WAIT)) == 3
+            proxy.cut()
+
+
+@pytest.mark.parametrize("mode", [AUTO, DUPS_OK])
+def test_what_a_handler_interrupts_as_it_is_settled_is_settled(
+    embedded: Connection, name: str, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    filled(embedded, 3, name)
+    with embedded.create_session(mode) as session:
+        consumer = consumer_of(session, name)
+        assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
+        transport = session._state.transport
+        settle, raised = transport.settle, iter([RaisedError])
+
+        def interrupted(settlements: Sequence[Settlement]) -> None:
+            for error in raised:
+                raise error
+            settle(settlements)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transport, "settle", interrupted)
+            try:
+                consumer.receive_many(3, timeout=WAIT)
+            except RaisedError:
+                assert consumer.receive_many(3, timeout=0) == []  # they are lost in these modes
+    assert waiting(embedded, name) == 0
 
 
 class Handler:
