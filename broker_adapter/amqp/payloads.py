@@ -47,6 +47,7 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import unpacked
 
 _MAX_UINT: Final = 0xFFFFFFFF
+_OWN: Final = bytes([ENVELOPE_OCTET])
 
 
 def format_of(payload: bytes) -> int:
@@ -165,5 +166,7 @@ def read_head(payload: bytes, now_ms: int) -> Head:
     Raises:
         MessageFormatException: these parts cannot be decoded.
     """
+    if payload[:1] == _OWN:  # the usual case, ahead of everything else
+        return envelope.read_head(payload)
     is_amqp = format_of(payload) == AMQP_FORMAT
     return amqp_message.read_head(payload, now_ms) if is_amqp else envelope.read_head(payload)

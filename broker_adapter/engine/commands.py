@@ -98,6 +98,14 @@ def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
 def from_head(payload: bytes, head: Head) -> NewMessage:
     """A message that comes in, from its head; see :func:`incoming`."""
     message_format, _, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity = head
+    if (
+        expires_at_ms is None
+        and deliver_at_ms is None
+        and not group_id
+        and 0 <= priority <= 9
+        and (identity is None or len(identity[0]) <= MAX_SHORT_NAME)
+    ):  # the usual case: nothing to be fitted
+        return _new(NewMessage, (message_format, payload, priority, persistent, None, None, identity, 0))
     return incoming(message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group_id)
 
 

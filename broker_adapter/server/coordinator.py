@@ -50,7 +50,6 @@ from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
 from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.outcomes import outcome_of
-from broker_adapter.server.termini import resolved
 from broker_adapter.settings import EngineSettings
 
 #: Most messages on their way to a coordinator.
@@ -161,18 +160,27 @@ class Coordinator:
 
     # What belongs to a transaction.
 
-    def add_send(self, state: State, destination: Destination, message: c.NewMessage) -> State:
-        """Put a message into the transaction that its state names; returns the state that answers the message."""
+    def add_sends(self, state: State, sends: Sequence[tuple[Destination, c.NewMessage]]) -> State:
+        """Put messages into the transaction that their state names.
+
+        Args:
+            state: names the transaction.
+            sends: the messages, at least one, each with the destination that :func:`resolved` returns.
+
+        Returns:
+            The state that answers each of them.  Where they make the transaction too large, its discharge is refused.
+        """
         transaction = self._transactions.get(state.txn_id or b"")
         if transaction is None:
             return State(REJECTED, error=_unknown_transaction(state.txn_id))
         limits = self._limits
         if transaction.refusal is not None:
             return State(REJECTED, error=self._why_nothing(transaction.refusal))
-        transaction.send_bytes += len(message.payload)
-        transaction.sends.append((resolved(destination), message))
+        size = sum([len(message.payload) for _, message in sends])
+        transaction.send_bytes += size
+        transaction.sends += sends
         transaction.is_active = True
-        self._budget.transactions += len(message.payload) + _SEND_BYTES
+        self._budget.transactions += size + _SEND_BYTES * len(sends)
         if (
             len(transaction.sends) > limits.max_transaction_messages
             or transaction.send_bytes > limits.max_transaction_bytes

@@ -133,7 +133,6 @@ class Producers:
         self._links = links
         self._budget = budget
         self._coordinator = coordinator
-        self._add_to_transaction = coordinator.add_send
         self._settings = settings
         self._max_message_bytes = max_message_bytes
         self._authorize = authorize
@@ -287,6 +286,9 @@ class Producers:
         own, allowed = producer.destination, self._allowed
         run = runs[-1] if runs else None
         begin = 0  # place of the first message of the transfer that is in the run, and in no span of it yet
+        is_part = state is not None and state.code == TRANSACTIONAL
+        sends: list[tuple[Destination, c.NewMessage]] = []  # for the transaction, from the place ``begin`` on
+        named: Destination | None = None
         for place, payload in enumerate(payloads):
             try:
                 head = read_head(payload, now_ms)
@@ -300,23 +302,45 @@ class Producers:
             if refusal is None:
                 assert destination is not None
                 message = c.from_head(payload, head)
-                if state is None or state.code != TRANSACTIONAL:
-                    if run is None or (destination is not run.target and destination != run.target):
-                        if run is not None and place > begin:
-                            run.spans.append((transfer, begin, place - begin))
-                        begin = place
-                        run = self._begin_run(producer, destination)
-                        runs.append(run)
-                    run.messages.append(message)
+                if is_part:
+                    if destination is not named:
+                        named, target = destination, resolved(destination)
+                    sends.append((target, message))
                     continue
-                self._answer_one(producer, transfer, place, self._add_to_transaction(state, destination, message))
-            else:
-                self._refuse(producer, transfer, place, state, refusal)
-            if run is not None and place > begin:
+                if run is None or (destination is not run.target and destination != run.target):
+                    if run is not None and place > begin:
+                        run.spans.append((transfer, begin, place - begin))
+                    begin = place
+                    run = self._begin_run(producer, destination)
+                    runs.append(run)
+                run.messages.append(message)
+                continue
+            if sends:
+                assert state is not None
+                self._add_to_transaction(producer, transfer, begin, state, sends)
+                sends = []
+            elif run is not None and place > begin:
                 run.spans.append((transfer, begin, place - begin))
+            self._refuse(producer, transfer, place, state, refusal)
             begin = place + 1
-        if run is not None and len(payloads) > begin:
+        if sends:
+            assert state is not None
+            self._add_to_transaction(producer, transfer, begin, state, sends)
+        elif run is not None and len(payloads) > begin:
             run.spans.append((transfer, begin, len(payloads) - begin))
+
+    def _add_to_transaction(
+        self,
+        producer: _Producer,
+        transfer: _Transfer,
+        begin: int,
+        state: State,
+        sends: Sequence[tuple[Destination, c.NewMessage]],
+    ) -> None:
+        """Put messages of a transfer, the first of them at the place ``begin``, into the transaction of its state."""
+        answer = self._coordinator.add_sends(state, sends)
+        for place in range(begin, begin + len(sends)):
+            self._answer_one(producer, transfer, place, answer)
 
     def _begin_run(self, producer: _Producer, destination: Destination) -> _Run:
         """Begin to collect messages for the engine: they go there at the end of this input."""
