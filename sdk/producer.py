@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from broker_adapter import (
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    MessageFormatException,
     OperationTimedOutException,
     TransactionRolledBackException,
     checked_destination,
@@ -259,14 +260,15 @@ class MessageProducer:
 
         They are under way together, so a thousand of them take little longer than one; they are no transaction.
         Persistent ones are on disk when this returns.  In a transacted session they are kept until ``commit()``, which
-        sends them.  A message that cannot be sent at all (a value that no message has, a message that is too large for
-        the broker) is found before any is sent, as far as it can be known here.
+        sends them.  A value that no message can carry is found before any is sent.
 
-        Where the broker refuses some, the others are sent all the same, those behind them included: the error says
-        which ones were refused.  While the connection is being restored, this waits and sends again as ``send`` does.
+        Where some cannot be encoded or are too large, or the broker refuses some, the others are sent all the same,
+        those behind them included.  Where nothing more can be sent, since the connection is gone for good or the time
+        is over, those behind are not sent.  The error names all that were not sent or refused, and those of which it
+        is not known.  While the connection is being restored, this waits and sends again as ``send`` does.
 
         Args:
-            messages: any number of them; all are encoded before the first one is sent, and are in memory until then.
+            messages: any number of them; all are in memory until the last one is sent.
             destination: as for ``send``, as are those that follow; they hold for each message.
             delivery_mode: with NON_PERSISTENT this waits for the answers as well, which need no disk.
             priority: 0 to 9; or a sequence of these, one for each message (None: that of the producer).
@@ -276,11 +278,12 @@ class MessageProducer:
         Raises:
             TypeError: ``messages`` is one message.
             ValueError: a sequence has not one value for each message.
-            OperationTimedOutException: no answer has come for ``send_timeout_seconds``; those without one may have been
-                sent all the same.
+            OperationTimedOutException: no answer has come for ``send_timeout_seconds``, or there was no place in the
+                send window; those without an answer may have been sent all the same.
             ConnectionLostException: the connection is gone for good; those without an answer may have been sent.
-            JMSException: as ``send`` raises it, for the first message that was refused; its attribute ``failures`` has
-                the error of each one that was, by its index.
+            JMSException: as ``send`` raises it, for the first message that failed.  The attribute ``failures`` of
+                these errors has the error of each message that was not sent or was refused, or has no answer, by its
+                index.
         """
         if isinstance(messages, _ONE_MESSAGE):
             raise TypeError(f"send_all() takes several messages, and not one {type(messages).__name__}: use send()")
@@ -304,43 +307,71 @@ class MessageProducer:
     def _send_together(self, envelopes: Sequence[Envelope]) -> None:
         """Send, and wait for all answers; or keep them for the commit."""
         state = self._state
+        answers = SendAnswers(self._on_answer, state.wake)
+        errors: dict[int, JMSException] = {}  # of those that were not sent
+        sent = len(envelopes)
+        for index, envelope in enumerate(envelopes):
+            try:
+                self._hand_over(envelope, answers.of(index))
+            except MessageFormatException as error:  # this message alone
+                errors[index] = error
+            except JMSException as error:  # nothing more can be sent
+                sent = index
+                skipped = type(error)(
+                    f"it was not sent, as message {index} before it: {error.reason}", error_code=error.error_code
+                )
+                errors |= {index: error, **dict.fromkeys(range(index + 1, len(envelopes)), skipped)}
+                break
         if state.policy.transacted:
-            for envelope in envelopes:
-                state.keep_send(self._link, envelope, None)
             if state.given_back:  # by the handler of a signal, in the middle of this: they will never be committed
                 state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+        else:
+            errors |= self._answered(answers, sent, errors)
+        if errors:
+            raise failed(errors, len(envelopes))
+
+    def _hand_over(self, envelope: Envelope, on_settled: Callable[[JMSException | None], None]) -> None:
+        """Send one message of several, or keep it for the commit."""
+        state = self._state
+        if state.policy.transacted:
+            state.keep_send(self._link, envelope, None)
             return
-        answers = SendAnswers(self._on_answer, state.wake)
-        sent, failure = 0, None
+        self._sent += 1
         try:
-            for envelope in envelopes:
-                self._sent += 1
-                try:
-                    state.transport.send(self._link, envelope, answers.of(sent), self._time_limit)
-                except BaseException:
-                    self._sent -= 1
-                    raise
-                sent += 1
-        except JMSException as error:  # the answers to those that were sent are waited for first
-            failure = error
-        answers.all_sent(sent)
+            state.transport.send(self._link, envelope, on_settled, self._time_limit)
+        except BaseException:
+            self._sent -= 1
+            raise
+
+    def _answered(self, answers: SendAnswers, sent: int, unsent: Container[int]) -> dict[int, JMSException]:
+        """Wait for the answers to messages that are sent together.
+
+        Args:
+            answers: what has come of them.
+            sent: all before this index were sent,
+            unsent: but these.
+
+        Returns:
+            the errors of those that failed, or have no answer, by their index.
+        """
+        state = self._state
+        answers.all_sent(sum([index not in unsent for index in range(sent)]))
         limit = state.settings.send_timeout_seconds if self._time_limit is None else self._time_limit
         is_complete, known = False, -1
-        while not is_complete and answers.count > known:  # as long as some come
-            known = answers.count
+        while not is_complete and len(answers.answered) > known:  # as long as some come
+            known = len(answers.answered)
             is_complete = state.wait_until(lambda: answers.is_complete, time.monotonic() + limit)
-        if failure is not None:
-            answers.errors.setdefault(sent, failure)
-        for index, refusal in answers.errors.items():
-            if isinstance(refusal, IllegalStateException) and not state.lifecycle.usable:
-                answers.errors[index] = ConnectionLostException(unanswered(state.name))
-        if answers.errors:
-            raise failed(answers.errors, len(envelopes))
-        if not is_complete:
-            raise OperationTimedOutException(
-                f"{sent - answers.count} of {sent} messages had no answer, and none has come for {in_seconds(limit)}"
-                f" (option send_timeout_seconds); they may have been sent all the same"
-            )
+        # Of one that is answered from here on, it may be said as well that it has no answer.
+        silent = () if is_complete else [each for each in answers.unanswered(sent) if each not in unsent]
+        errors = answers.errors.copy()
+        for index, error in errors.items():
+            if isinstance(error, IllegalStateException) and not state.lifecycle.usable:
+                errors[index] = ConnectionLostException(unanswered(state.name))
+        no_answer = OperationTimedOutException(
+            f"no answer has come for {in_seconds(limit)} (option send_timeout_seconds); it may have been sent all the"
+            " same"
+        )
+        return dict.fromkeys(silent, no_answer) | errors
 
     def _on_answer(self) -> None:
         """A message of several has its answer; called by the transport."""

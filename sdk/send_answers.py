@@ -10,10 +10,10 @@ from broker_adapter import JMSException
 
 
 class SendAnswers:
-    """Counts the answers of the broker; none wakes the thread that waits but the last one.
+    """Keeps the answers of the broker; none wakes the thread that waits but the last one.
 
     Attributes:
-        count: how many have come; written by the transport's thread only.
+        answered: the indices of the messages that have one; written by the transport's thread only.
         errors: of the messages that failed, by their index; the same.
     """
 
@@ -24,10 +24,10 @@ class SendAnswers:
             answered: called with each answer.
             wake: called when all have come.
         """
-        self.count = 0
+        self.answered: list[int] = []
         self.errors: dict[int, JMSException] = {}
         self._sent = sys.maxsize
-        self._answered = answered
+        self._on_answer = answered
         self._wake = wake
 
     def of(self, index: int) -> Callable[[JMSException | None], None]:
@@ -41,14 +41,18 @@ class SendAnswers:
     @property
     def is_complete(self) -> bool:
         """Whether all answers have come, after ``all_sent``."""
-        return self.count >= self._sent
+        return len(self.answered) >= self._sent
+
+    def unanswered(self, sent: int) -> set[int]:
+        """Those of the messages before this index that have no answer."""
+        return set(range(sent)).difference(self.answered)
 
     def _settled(self, index: int, error: JMSException | None) -> None:
         if error is not None:
             self.errors[index] = error
-        self._answered()
-        self.count += 1
-        if self.count >= self._sent:
+        self._on_answer()
+        self.answered.append(index)
+        if len(self.answered) >= self._sent:
             self._wake()
 
 

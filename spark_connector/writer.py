@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from broker_adapter import Destination, DestinationKind, Envelope, counted, pack
+from broker_adapter import Destination, DestinationKind, Envelope, counted
 from sdk import (
     Connection,
     JMSException,
@@ -238,14 +238,8 @@ def refused(error: JMSException, waiting: Sequence[Unsent]) -> None:
     The first row that was too large is named, or cannot be encoded at all.
     """
     for index, failure in error.failures.items():
-        if is_too_large(failure):
+        if is_too_large(failure) or isinstance(failure, MessageFormatException):
             raise _refusal_of(waiting[index], failure) from error
-    if not error.failures and isinstance(error, MessageFormatException):  # of one that was never sent
-        for each in waiting:
-            try:
-                pack(each.envelope)
-            except MessageFormatException as reason:
-                raise _refusal_of(each, reason) from error
 
 
 def _refusal_of(row: Unsent, reason: JMSException) -> RowError:

@@ -520,7 +520,7 @@ class Consumers:
         """The engine has used up or dropped what it was granted."""
         left, consumer.granted = consumer.granted, 0
         consumer.drain_sent = consumer.gives_back = False
-        if consumer.detached:
+        if consumer.detached or self._client.has_ended:
             return
         # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
         if consumer.draining and ((left and not consumer.slice_is_used_up) or consumer.credit <= 0):

@@ -153,13 +153,15 @@ class EngineCalls:
         if self._next_turn:
             callbacks.extendleft(reversed(self._next_turn))
             self._next_turn.clear()
-        while callbacks and not self.is_postponed:
-            callbacks.popleft()()
-        if self.is_postponed and not self._is_woken:
-            self._is_woken = True
-            self._wake()
-        if self.deferred:
-            self.submit()
+        try:
+            while callbacks and not self.is_postponed:
+                callbacks.popleft()()
+        finally:
+            if (callbacks or self.is_postponed) and not self._is_woken:  # postponed, or one has raised
+                self._is_woken = True
+                self._wake()
+            if self.deferred:
+                self.submit()
 
     def reply(self, act: Callable[..., None], *arguments: Any) -> c.Reply:
         """A reply that has ``act(*arguments, result)`` called in the connection's thread."""

@@ -20,6 +20,7 @@ from sdk import (
     ResourceAllocationException,
     Session,
     TextMessage,
+    TransactionRolledBackException,
 )
 from tests.sdk.regions import Connect
 from tests.sdk.small_broker import SmallBroker
@@ -111,6 +112,55 @@ def test_what_the_broker_refuses_is_named_and_the_others_are_sent(session: Sessi
     assert bodies(session)[-2:] == ["a", "b"]
 
 
+@pytest.mark.parametrize("bad", ["x" * 100_001, "\ud800"], ids=["too large", "not encodable"])
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.TRANSACTED])
+def test_one_that_cannot_be_sent_is_named_and_those_behind_it_are_sent(
+    connect: Connect, mode: AcknowledgeMode, bad: str
+) -> None:
+    connection = connect(engine="max_message_bytes=100000")
+    connection.start()
+    with connection.create_session(mode) as session:
+        producer = session.create_producer(session.create_queue("q"))
+        if mode is AcknowledgeMode.TRANSACTED and bad != "\ud800":
+            producer.send_all(["before", bad, "behind"])
+            with pytest.raises(TransactionRolledBackException):  # whether it is too large is known at the commit
+                session.commit()
+            assert bodies(session) == []
+            return
+        with pytest.raises(
+            MessageFormatException, match="2 of 5 messages failed; the first of them is message 1"
+        ) as told:
+            producer.send_all(["before", bad, "between", bad, "behind"])
+        assert list(told.value.failures) == [1, 3]
+        if mode is AcknowledgeMode.TRANSACTED:
+            session.commit()
+        assert bodies(session) == ["before", "between", "behind"]
+
+
+def test_where_nothing_more_can_be_sent_all_that_were_not_are_named() -> None:
+    broker = SmallBroker()
+    with broker.connect() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("q"))
+        gone = ConnectionLostException("gone")
+
+        with pytest.MonkeyPatch.context() as patch:
+            send = broker.send
+            sent: list[object] = []
+
+            def third_fails(*arguments: Any) -> None:
+                if len(sent) == 2:
+                    raise gone
+                sent.append(arguments)
+                send(*arguments)
+
+            patch.setattr(broker, "send", third_fails)
+            with pytest.raises(ConnectionLostException, match=r"3 of 5 .* first of them is message 2: gone") as told:
+                producer.send_all(["a", "b", "c", "d", "e"])
+        assert list(told.value.failures) == [2, 3, 4]
+        assert str(told.value.failures[4]) == "it was not sent, as message 2 before it: gone"
+
+
 def test_a_transacted_session_keeps_them_until_its_commit(connect: Connect) -> None:
     connection = connect(client="transaction_messages=4")
     connection.start()
@@ -120,8 +170,9 @@ def test_a_transacted_session_keeps_them_until_its_commit(connect: Connect) -> N
         session.rollback()
         producer.send_all(["c", "d"])
         assert bodies(other) == []
-        with pytest.raises(ResourceAllocationException, match="has 4 sends, the limit"):
-            producer.send_all(["e", "f", "g"])
+        with pytest.raises(ResourceAllocationException, match="has 4 sends, the limit") as told:
+            producer.send_all(["e", "f", "g", "h"])
+        assert list(told.value.failures) == [2, 3]
         session.commit()
         assert bodies(other) == ["c", "d", "e", "f"]
 
@@ -174,10 +225,17 @@ def test_without_answers_it_waits_as_long_as_some_come_and_says_how_many_have_no
         session = connection.create_session()
         producer = session.create_producer(session.create_queue("q"))
         broker.hold_answers = True
-        with pytest.raises(
-            OperationTimedOutException, match=r"3 of 3 messages had no answer, and none has come for 0\.2 s"
-        ):
+        with pytest.raises(OperationTimedOutException, match=r"3 of 3 .* no answer has come for 0\.2 s") as told:
             producer.send_all(["a", "b", "c"])
+        assert list(told.value.failures) == [0, 1, 2]
+        broker.answers[1](None)
+        broker.answers.clear()
+        timer = threading.Timer(0.05, lambda: broker.answers[1](None))
+        timer.start()
+        with pytest.raises(OperationTimedOutException, match="3 of 4 messages failed") as told:
+            producer.send_all(["d", "e", "f", "g"])
+        timer.join()
+        assert list(told.value.failures) == [0, 2, 3]
         for answer in broker.answers:
             answer(None)
         broker.hold_answers = False

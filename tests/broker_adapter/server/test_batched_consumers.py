@@ -186,6 +186,16 @@ def test_a_drain_uses_up_the_credit_and_is_answered_behind_what_comes(broker: Br
     assert [drained for _, _, drained in own.batches(link)].count(True) == 2
 
 
+def test_the_answer_to_a_drain_comes_to_nothing_where_the_connection_has_ended(broker: Broker, own: Own) -> None:
+    own.consumer(1)
+    own.tell(Credited(1, 10))
+    own.peer.send(own.records, pack_records([DrainAsked(1)]), settled=True)
+    own.to_server()
+    own.server.receive_end()
+    broker.call(c.Statistics(), WAIT)  # the engine has answered
+    own.server.pending_output(0)
+
+
 def test_records_of_a_consumer_that_is_not_there_are_ignored(broker: Broker, own: Own) -> None:
     own.tell(Credited(9, 5), DrainAsked(9), Settled(9, Outcome.ACCEPTED, [(1, 2**62)]))
 

@@ -144,3 +144,22 @@ def test_what_is_for_the_next_turn_is_called_once_in_it(engine: Engine) -> None:
     for _ in range(5):
         calls.run_callbacks()
     assert (turns, calls.has_next_turn, len(woken)) == ([1, 2, 3], False, 3)
+
+
+def test_those_behind_a_callback_that_raises_are_called_later(engine: Engine) -> None:
+    woken: list[int] = []
+    happened: list[Any] = []
+    calls = EngineCalls(engine, lambda: woken.append(1))
+
+    def fail() -> None:
+        calls.defer(c.Statistics())
+        raise RuntimeError("a fault")
+
+    calls.add_callback(fail)
+    calls.add_callback(happened.append, "behind")
+    with pytest.raises(RuntimeError):
+        calls.run_callbacks()
+    assert (happened, len(woken)) == ([], 2)
+    assert engine.submitted == [[c.Statistics()]]
+    calls.run_callbacks()
+    assert happened == ["behind"]
