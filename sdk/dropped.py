@@ -269,7 +269,7 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
 
 @contextlib.contextmanager
 def taken_from(sinks: Iterable[Sink], epoch: int) -> Iterator[list[DeliveryTag]]:
-    """What came for consumers, was not looked at, and can be settled; it is taken out as ``taken_out`` does.
+    """What came for consumers, was not examined, and can be settled; it is taken out as ``taken_out`` does.
 
     Args:
         sinks: theirs.

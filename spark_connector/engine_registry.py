@@ -66,8 +66,8 @@ def reachable(options: Options, registry: EngineRegistry | None) -> Options:
     answer = _ask(registry, {"url": options.url})
     if "error" in answer:
         raise JMSException(answer["error"])
-    nobody = attrs.evolve(options, username=None, password=None, password_file=None, password_env=None)
-    return attrs.evolve(nobody, url=answer["url"])
+    without_login = attrs.evolve(options, username=None, password=None, password_file=None, password_env=None)
+    return attrs.evolve(without_login, url=answer["url"])
 
 
 def _ask(registry: EngineRegistry, request: dict[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 Theory of operation
     A thread takes messages from the foreign broker, stores them in an embedded engine, and acknowledges them when they
-    are on the disk here.  What is killed in between, either side, leaves messages that come again: the engine rejects
-    those that it has (:mod:`spool_messages`).  Executors reach the engine by a listener, as they reach any server.
+    are on the disk here.  What is killed in between, either side, leaves messages that are redelivered: the engine
+    rejects those that it has (:mod:`spool_messages`).  Executors reach the engine by a listener, as they reach any
+    server.
 
     All of it is in the process in which Spark runs the source of one query, and ends with it.  The lock of the store
     keeps others out: a query that is started again may find it held by the process of its last run, which ends at once.

@@ -107,7 +107,7 @@ or subscription; or None)
 ``through`` (of all keys, the last one that is wanted; or None)
     ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
-    looked at, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
+    examined, where there are more, else None; ``position``: of the last event as this began.  Every change up to that
     position is in the answer; some behind it may be, and their versions say so.  Of a snapshot, nothing behind its
     position is.  ``damaged``: with ``skip_damaged``, the keys that were left out, whose values cannot be trusted.
 ``open_snapshot`` with ``region`` and ``keys_per_part`` (default: 0, it is not divided)

@@ -8,7 +8,7 @@ Theory of operation
     An event ends when every audience that wanted it has *passed* it: when each client that belonged to the audience, at
     that position, has processed its queue up to there.  How far an audience has passed follows from the cursors of its
     clients, which are stored with the commit that moves them; so there is no count for each event that could be wrong
-    after a crash.  The events of an audience are looked at from its oldest posting on, those that many want from the
+    after a crash.  The events of an audience are walked from its oldest posting on, those that many want from the
     oldest one of their region.
 """
 
