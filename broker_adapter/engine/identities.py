@@ -103,6 +103,13 @@ class Sequences:
             self.mask = None
         return True
 
+    def add_run(self, first: int, last: int) -> bool:
+        """Note numbers that follow each other; returns False, and notes none, unless the first is the next one."""
+        if self.mask is not None or first != self.last + 1:
+            return False
+        self.last = last
+        return True
+
     def _raise(self, sequence: int, above: int) -> None:
         """A new highest number: the window moves up, and what leaves it is remembered as far as it has no gap."""
         mask = self.mask or 0

@@ -10,11 +10,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.identities import Sequences
+from broker_adapter.engine.message_runs import MessageRun
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import encode_sequences, stream_key
+from broker_adapter.engine.records import encode_sequences, short_name, stream_key
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.settings import EngineSettings
 
@@ -81,6 +83,40 @@ class Intake:
             is_shared = (durable if in_durable else len(queues) - durable) > 1
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, is_shared, now_ms, effects, added)
+
+    def take_run(
+        self, run: MessageRun, destination: Destination, queue: QueueState, now_ms: int, effects: Effects
+    ) -> bool:
+        """Take messages for one queue in one step.
+
+        Args:
+            run: the messages, for which there is room.
+            destination: that they are sent to.
+            queue: that gets them.
+            now_ms: the time of the day.
+            effects: of the decision.
+
+        Returns:
+            False where they have to be taken one by one; nothing was changed.
+        """
+        if not queue.takes_runs(persistent=run.persistent):
+            return False
+        identity = run.identity
+        if identity is not None:
+            stream = (destination.name, int(destination.kind), short_name(identity.producer_id), identity.thread_id)
+            seen = self.streams.get(stream)
+            if seen is None:
+                seen = Sequences(run.last_sequence, identity.sequence)
+            elif not seen.add_run(identity.sequence, run.last_sequence):
+                return False
+            self.note_stream(stream, seen, now_ms, effects)
+        number = self.next_message
+        self.next_message = number + len(run.messages)
+        store = effects.durable if run.persistent and queue.durable else effects.volatile
+        store.messages.update(zip(range(number, self.next_message), run.messages, strict=True))
+        queue.append_run(number, run, store)
+        self._totals.enqueued += len(run.messages)
+        return True
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""

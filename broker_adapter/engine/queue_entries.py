@@ -27,7 +27,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from heapq import heapify, heappush
 from typing import Any
@@ -225,6 +225,28 @@ class QueueEntries:
             lane.at_end = False
         lane.behind += 1
         self._behind_bytes += entry.size
+
+    def _add_all(self, lane: Lane, entries: Sequence[Entry], batch: StoreBatch) -> None:
+        """``_add`` for new entries of one lane that follow each other, are due and never expire."""
+        batch.entries.update([(entry.key, entry) for entry in entries])
+        size = sum([entry.size for entry in entries])
+        self.depth += len(entries)
+        self.bytes += size
+        if entries[0].flags & FLAG_PERSISTENT:
+            lane.stored += len(entries)
+            self.stored_bytes += size
+            self.counters_due = True
+        free = self.memory.window - len(self.ready) if lane.at_end else 0
+        near = entries[: max(0, free)]
+        if near:
+            positions = [entry.position for entry in near]
+            lane.loaded_through = positions[-1]
+            self.ready.update(zip(positions, near, strict=True))
+            lane.heap += positions  # which are above all that is in it
+        if len(near) < len(entries):
+            lane.at_end = False
+            lane.behind += len(entries) - len(near)
+            self._behind_bytes += sum([entry.size for entry in entries[len(near) :]])
 
     def _add_lane(self, lane: Lane) -> Lane:
         self._by_number[lane.number] = lane

@@ -26,7 +26,8 @@ from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import NeverDelivered, NewMessage
-from broker_adapter.engine.effects import Candidate, Effects
+from broker_adapter.engine.effects import Candidate, Effects, StoreBatch
+from broker_adapter.engine.message_runs import MessageRun
 from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect
 from broker_adapter.engine.queue_memory import QueueMemory
 from broker_adapter.engine.records import (
@@ -309,6 +310,41 @@ class QueueState(QueueEntries):
             batch.put("schedule", *schedule_line(due_ms or 0, KIND_DELIVER, key))
         elif self.searching:
             self._arrived(entry, effects)
+
+    def takes_runs(self, *, persistent: bool) -> bool:
+        """Whether several new messages can be taken in one step."""
+        return not self.searching and (persistent or not self.durable)
+
+    def append_run(self, number: int, run: MessageRun, batch: StoreBatch) -> None:
+        """Take new messages at the end of their lane; see ``takes_runs``.
+
+        Args:
+            number: of the first one; those of the others follow it.
+            run: the messages.
+            batch: of the decision, for the store of theirs.
+        """
+        lane_number = 9 - run.priority
+        lane = self._by_number.get(lane_number) or self._add_lane(Lane(lane_number))
+        position = self.next_position
+        self.next_position = position + len(run.messages)
+        flags = FLAG_PERSISTENT if run.persistent and self.durable else 0
+        queue = self.id
+        self._add_all(
+            lane,
+            [
+                Entry(
+                    entry_key(queue, lane_number, place), lane, place, message_number, 0, flags, 0, size, message.group
+                )
+                for place, message_number, size, message in zip(
+                    range(position, self.next_position),
+                    range(number, number + len(run.messages)),
+                    run.sizes,
+                    run.messages,
+                    strict=True,
+                )
+            ],
+            batch,
+        )
 
     def adopt(
         self, entry: Entry, lane: Lane, flags: int, expires_at_ms: int, delivery_count: int, effects: Effects

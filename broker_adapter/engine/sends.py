@@ -17,6 +17,7 @@ from broker_adapter.engine.failures import message_too_large
 from broker_adapter.engine.identities import Sequences
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import MATCHING, Matching
+from broker_adapter.engine.message_runs import run_of
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import short_name
 from broker_adapter.engine.statistics import Totals
@@ -73,6 +74,9 @@ class Sends:
         max_bytes = self._settings.max_message_bytes
         store, streams = self._store, self._streams
         limit, limit_bytes = admission.limits.messages, admission.limits.bytes
+        if self._take_run(blocked, targets, now_ms, effects):
+            effects.answer(command, blocked.errors)
+            return True
         promised = {queue.id: admission.promised(queue) for queue in targets} if admission.publishing else {}
         local = self._remote(targets, command.client)
         selective = any(queue.selector is not None for queue in local)
@@ -148,6 +152,40 @@ class Sends:
         if reason:
             return not self._blocked.block(blocked, full, reason, effects, is_matching=is_matching)
         effects.answer(command, blocked.errors)
+        return True
+
+    def _take_run(self, blocked: BlockedSend, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
+        """Take all that is left of a send in one step.
+
+        Returns:
+            False where nothing was taken: each message is to be decided on by itself.
+        """
+        command = blocked.command
+        assert isinstance(command, c.Enqueue)
+        admission = self._admission
+        if len(targets) != 1 or admission.publishing or command.destination.is_topic:
+            return False
+        run = run_of(command.messages[blocked.index :] if blocked.index else command.messages)
+        if run is None or max(run.sizes) > self._settings.max_message_bytes:
+            return False
+        queue, limits = targets[0], admission.limits
+        if (limits.messages is not None and queue.depth + len(run.messages) > limits.messages) or (
+            limits.bytes is not None and queue.bytes + sum(run.sizes) > limits.bytes
+        ):
+            return False
+        if run.persistent and (admission.blocked_because or admission.room is not None):
+            return False
+        volatile_bytes = 0
+        if admission.volatile_room is not None and not (run.persistent and self._durable and queue.durable):
+            volatile_bytes = sum(run.sizes) + (MESSAGE_BYTES + PLACE_BYTES) * len(run.messages)
+            if volatile_bytes > admission.volatile_room:
+                return False
+        if not self._intake.take_run(run, command.destination, queue, now_ms, effects):
+            return False
+        if admission.volatile_room is not None:
+            admission.volatile_room -= volatile_bytes
+        blocked.index = len(command.messages)
+        self._changed[queue.id] = queue
         return True
 
     def put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:

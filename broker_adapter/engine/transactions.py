@@ -27,6 +27,7 @@ from broker_adapter.engine.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import MATCHING, Matching, still_subscribed
+from broker_adapter.engine.message_runs import run_of
 from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import short_name
@@ -256,6 +257,12 @@ class Transactions:
 
     def _take(self, routed: list[_Routed], now_ms: int, effects: Effects) -> None:
         """Store the messages of a commit; those whose identity is known already are left out."""
+        queues, destination, _ = routed[0]
+        if len(queues) == 1 and all(each[0] is queues and each[1] == destination for each in routed):
+            run = run_of([message for _, _, message in routed])
+            if run is not None and self._intake.take_run(run, destination, queues[0], now_ms, effects):
+                self._changed[queues[0].id] = queues[0]
+                return
         all_streams, changed, totals = self._streams, self._changed, self._totals
         store, is_over = self._intake.store, self._intake.is_over
         streams: dict[tuple[Any, ...], Sequences] = {}
