@@ -12,39 +12,46 @@ from broker_adapter.errors import JMSException
 
 
 class _PartialAnswers:
-    """The answer to a send that is carried out in parts, which have theirs in order."""
+    """The answer to a send that is carried out in parts, each of which has its own, whichever comes first."""
 
     def __init__(self, messages: int, reply: c.Reply) -> None:
         self._missing = messages
-        self._results: list[tuple[Any, int]] = []
+        self._results: dict[int, tuple[Any, int]] = {}
         self._reply = reply
 
-    def answer(self, result: Any, messages: int) -> None:
-        """A part of so many messages has its answer."""
-        self._results.append((result, messages))
+    def answer(self, place: int, result: Any, messages: int) -> None:
+        """The part of so many messages has its answer whose first one has this place in the send."""
+        self._results[place] = result, messages
         self._missing -= messages
         if self._missing:
             return
-        if all(each is None for each, _ in self._results):
+        results = [self._results[place] for place in sorted(self._results)]
+        if all(each is None for each, _ in results):
             self._reply(None)
             return
         errors: list[JMSException | None] = []
-        for each, count in self._results:
+        for each, count in results:
             errors += each if isinstance(each, list) else [each] * count
         self._reply(errors)
 
 
 class _Part:
-    """Takes the answer to one part of a send."""
+    """Takes the answer to one part of a send.
 
-    __slots__ = ("_messages", "parts")
+    Attributes:
+        parts: the answers to all of them.
+        place: of its first message in the send, from 0 on.
+    """
 
-    def __init__(self, parts: _PartialAnswers, messages: int) -> None:
+    __slots__ = ("_messages", "parts", "place")
+
+    def __init__(self, parts: _PartialAnswers, place: int, messages: int) -> None:
         self.parts = parts
+        self.place = place
         self._messages = messages
 
     def __call__(self, result: Any) -> None:
-        self.parts.answer(result, self._messages)
+        self.parts.answer(self.place, result, self._messages)
 
 
 def split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
@@ -58,8 +65,8 @@ def split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
     reply = command.reply
     if reply is None:
         return command._replace(messages=one), command._replace(messages=other)
-    parts = reply.parts if isinstance(reply, _Part) else _PartialAnswers(len(command.messages), reply)
+    whole = reply if isinstance(reply, _Part) else _Part(_PartialAnswers(len(command.messages), reply), 0, 0)
     return (
-        command._replace(messages=one, reply=_Part(parts, len(one))),
-        command._replace(messages=other, reply=_Part(parts, len(other))),
+        command._replace(messages=one, reply=_Part(whole.parts, whole.place, len(one))),
+        command._replace(messages=other, reply=_Part(whole.parts, whole.place + len(one), len(other))),
     )

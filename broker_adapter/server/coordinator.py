@@ -314,12 +314,8 @@ class Coordinator:
         assert isinstance(txn_id, bytes)
         if transaction.refusal is None and self._peer.has_unfinished(txn_id):
             transaction.refusal = IllegalStateException("a message of the transaction has not come as a whole")
-        size = annotations.get(COMMIT_SIZE)
-        if transaction.refusal is None and size not in (None, [len(transaction.sends), len(transaction.settlements)]):
-            transaction.refusal = IllegalStateException(
-                f"{len(transaction.sends)} messages and {len(transaction.settlements)} acknowledgements of the"
-                f" transaction have come, and {size!r:.100} belong to it"
-            )
+        if transaction.refusal is None:
+            transaction.refusal = _what_is_missing(transaction, annotations.get(COMMIT_SIZE))
         if transaction.refusal is not None:
             self._on_committed(link, number, transaction, 0, transaction.refusal)
             return
@@ -407,6 +403,33 @@ class Coordinator:
 
 def _unknown_transaction(txn_id: Any) -> AmqpError:
     return AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r:.100}")
+
+
+def _what_is_missing(transaction: Transaction, size: Any) -> JMSException | None:
+    """Why a transaction cannot be done of which not all has come; None: all has, or the client does not say.
+
+    Args:
+        transaction: what has come.
+        size: how many messages and acknowledgements belong to it, as the client says.
+    """
+    sends, settlements = len(transaction.sends), len(transaction.settlements)
+    if size is None or size == [sends, settlements]:
+        return None
+    if (
+        isinstance(size, list)
+        and len(size) == 2
+        and size[0] == sends
+        and type(size[1]) is int
+        and size[1] > settlements
+    ):
+        return IllegalStateException(
+            f"{size[1] - settlements} of {size[1]} messages that the transaction has taken are not held any more:"
+            " their consumer has ended, as it does where its queue is deleted"
+        )
+    return IllegalStateException(
+        f"{sends} messages and {settlements} acknowledgements of the transaction have come, and {size!r:.100} belong"
+        " to it"
+    )
 
 
 def _too_large(limit: int) -> JMSException:

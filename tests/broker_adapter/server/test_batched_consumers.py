@@ -374,6 +374,17 @@ def test_a_discharge_settles_what_its_records_name(broker: Broker) -> None:
     assert depth(broker, broker.settings.dead_letter_queue) == 1
 
 
+def test_a_discharge_says_that_what_it_took_is_not_held_any_more(broker: Broker) -> None:
+    own, control = in_hand(broker, 5)
+    txn_id = own.declare(control)
+    broker.request("delete", {"destination": "q", "force": True}, WAIT)
+    own.rest()
+
+    answer = discharge(own, control, txn_id, pack_records([Settled(1, Outcome.ACCEPTED, [(1, 3)])]), [0, 3])
+    assert code_of(answer) == (REJECTED, "amqp:illegal-state")
+    assert "3 of 3 messages that the transaction has taken are not held any more" in str(answer.error)
+
+
 @pytest.mark.parametrize("case", ["another count", "fails", "unknown", "no records", "other records"])
 def test_a_discharge_that_is_refused_gives_back_what_its_records_name(broker: Broker, case: str) -> None:
     own, control = in_hand(broker, 3)
