@@ -276,7 +276,7 @@ class MessageProducer:
             delivery_delay: seconds before which they are not delivered.
 
         Raises:
-            TypeError: ``messages`` is one message.
+            TypeError: ``messages`` is one message, or none.
             ValueError: a sequence has not one value for each message.
             OperationTimedOutException: no answer has come for ``send_timeout_seconds``, or there was no place in the
                 send window; those without an answer may have been sent all the same.
@@ -285,8 +285,10 @@ class MessageProducer:
                 these errors has the error of each message that was not sent or was refused, or has no answer, by its
                 index.
         """
-        if isinstance(messages, _ONE_MESSAGE):
-            raise TypeError(f"send_all() takes several messages, and not one {type(messages).__name__}: use send()")
+        if isinstance(messages, _ONE_MESSAGE) or not isinstance(messages, Iterable):
+            raise TypeError(
+                f"send_all() takes several messages, such as a list; for one {type(messages).__name__} use send()"
+            )
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
 
         def send(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> None:
@@ -295,12 +297,16 @@ class MessageProducer:
             target = self._target(destination)
             priorities = _of_each("priority", priority, len(several))
             lives = _of_each("time_to_live", time_to_live, len(several))
-            self._send_together(
-                [
-                    self._made(wrapped(each), target, mode, own_priority, life, delivery_delay)
-                    for each, own_priority, life in zip(several, priorities, lives, strict=True)
-                ]
-            )
+            made: list[Envelope] = []
+            for each, own_priority, life in zip(several, priorities, lives, strict=True):
+                try:
+                    made.append(self._made(wrapped(each), target, mode, own_priority, life, delivery_delay))
+                except (JMSException, TypeError, ValueError) as error:
+                    if len(several) == 1:
+                        raise
+                    named = f"message {len(made)} of {len(several)} cannot be sent, and none of them was: {error}"
+                    raise type(error)(named) from error
+            self._send_together(made)
 
         self._state.in_one_call(send, list(messages))
 

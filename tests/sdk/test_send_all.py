@@ -93,10 +93,22 @@ def test_one_message_is_refused_as_it_would_be_taken_for_several(session: Sessio
     assert bodies(session) == []
 
 
+def test_a_value_that_cannot_be_is_named_with_its_message(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    for nothing in (None, 5):
+        with pytest.raises(TypeError, match="takes several messages, such as a list"):
+            producer.send_all(nothing)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="message 1 of 2 cannot be sent, and none of them was: priority=11"):
+        producer.send_all(["a", "b"], priority=[3, 11])
+    assert bodies(session) == []
+
+
 @pytest.mark.parametrize("wrong", [object(), 7, {"a": object()}], ids=["object", "number", "map"])
 def test_one_that_no_message_can_carry_is_found_before_any_is_sent(session: Session, wrong: Any) -> None:
     producer = session.create_producer(session.create_queue("q"))
-    with pytest.raises((MessageFormatException, TypeError)):
+    with pytest.raises(
+        (MessageFormatException, TypeError), match="message 1 of 3 cannot be sent, and none of them was"
+    ):
         producer.send_all(["a", wrong, "b"])
     assert bodies(session) == []
     producer.send_all(["c"])
