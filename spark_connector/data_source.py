@@ -19,6 +19,7 @@ from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.queues_stream import JmsQueuesStreamReader
+from spark_connector.refused_stream import RefusedStream
 from spark_connector.region_reader import JmsRegionReader
 from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, region_projection
 from spark_connector.region_stream import JmsRegionStreamReader
@@ -76,6 +77,12 @@ class JmsDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
+        try:
+            return self._stream_reader(schema)
+        except Exception as error:
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         options = self._source()
         if options.region is not None:
             if options.subscription is None:

@@ -79,7 +79,8 @@ def _position(option: str, text: str) -> Position:
     except ValueError:
         raise ValueError(f"{option}={text!r} is none of these: {_FORMS}") from None
     if instant.tzinfo is None:
-        raise ValueError(f"{option}={text!r} has no zone: write {text}Z for UTC, or {text}+02:00")
+        moment = instant.isoformat()
+        raise ValueError(f"{option}={text!r} has no zone: write {moment}Z for UTC, or {moment}+02:00")
     return Instant(round(instant.timestamp() * 1000))
 
 

@@ -67,6 +67,7 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "queue": "q", "startingPosition": "snapshot"}, "'snapshot' is none of these: earliest, latest"),
         ({"url": "u", "queue": "q", "startingPosition": "-1"}, "'-1' is none of these"),
         ({"url": "u", "queue": "q", "startingPosition": "2026-11-26T08:00:00"}, "has no zone: write 2026-11-26T08:00"),
+        ({"url": "u", "queue": "q", "startingPosition": "2026-11-26"}, "write 2026-11-26T00:00:00Z for UTC"),
         ({"url": "u", "queues": "a,b", "startingPosition": '{"c": 1}'}, "a position for 'c', which is not read"),
         ({"url": "u", "queue": "q", "startingPosition": "{1"}, "is no JSON"),
         ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": "latest"}, "has no startingPosition"),
