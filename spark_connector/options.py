@@ -257,11 +257,15 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         ValueError: an option is unknown, missing, contradicts another or has a wrong value.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
-    given = (parsed.queue, parsed.queues, parsed.queue_pattern, parsed.topic, parsed.region)
-    if sum(each is not None for each in given) != 1:
+    given = _given(parsed, "queue", "queues", "queue_pattern", "topic", "region")
+    if len(given) != 1:
+        several = f", and not by {' and '.join(map(repr, given))}" if given else ""
         raise ValueError(
-            "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and 'queuePattern'"
+            "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and"
+            f" 'queuePattern'{several}"
         )
+    if parsed.client_id is not None and parsed.topic is None and parsed.region is None:
+        raise ValueError("clientId is for the subscription of a topic, or of a region: leave it out")
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
@@ -321,8 +325,10 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         ValueError: as ``parse_source``.
     """
     parsed: SinkOptions = _parse(SinkOptions, options, options.get("path"))
-    if sum(each is not None for each in (parsed.queue, parsed.topic, parsed.region)) != 1:
-        raise ValueError("name where to write by one of the options 'queue' and 'topic', or 'region'")
+    given = _given(parsed, "queue", "topic", "region")
+    if len(given) != 1:
+        several = f", and not by {' and '.join(map(repr, given))}" if given else ""
+        raise ValueError(f"name where to write by one of the options 'queue' and 'topic', or 'region'{several}")
     if parsed.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise ValueError(f"deliveryGuarantee={parsed.guarantee!r} is neither {EXACTLY_ONCE} nor {AT_LEAST_ONCE}")
     if parsed.topic is not None and parsed.guarantee == EXACTLY_ONCE:
@@ -355,6 +361,11 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
         if field is None:
             if name in _KAFKAS:
                 raise ValueError(f"the option {name!r} is one of Kafka's; here it is {_KAFKAS[name]}")
+            if name.startswith("kafka."):
+                raise ValueError(f"the option {name!r} is one of Kafka's, and there is none here that does the same")
+            other, what = (SinkOptions, "writing") if cls is SourceOptions else (SourceOptions, "reading")
+            if name in map(str.lower, _names(other)):
+                raise ValueError(f"the option {name!r} is for {what}: leave it out here")
             names = _names(cls)
             raise ValueError(
                 f"unknown option {name!r}{most_similar(name, names)}; the options here are {', '.join(names)}"
@@ -362,14 +373,24 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
         values[field.name] = _value(field, text)
     if path is not None and not values.keys() & {"region", "queues", "queue_pattern"}:
         values.setdefault("queue", path)  # load("orders"), start("orders")
-    if sum(name in values for name in ("password", "password_file", "password_env")) > 1:
-        raise ValueError("give the password by one of the options 'password', 'passwordFile' and 'passwordEnv'")
+    passwords = [each.metadata["name"] for each in attrs.fields(cls) if "password" in each.name and each.name in values]
+    if len(passwords) > 1:
+        raise ValueError(
+            "give the password by one of the options 'password', 'passwordFile' and 'passwordEnv', and not by"
+            f" {' and '.join(map(repr, passwords))}"
+        )
     if not values.get("url"):
         hint = "" if options else f". {_NO_TABLE}"
         raise ValueError(
             f"the option 'url' is required: the connection URL of the broker, such as amqp://host:5672{hint}"
         )
     return cls(**values)
+
+
+def _given(parsed: Any, *fields: str) -> list[str]:
+    """The names of those options that have a value."""
+    names = {field.name: field.metadata["name"] for field in attrs.fields(type(parsed))}
+    return [names[field] for field in fields if getattr(parsed, field) is not None]
 
 
 def _items(options: Mapping[str, str]) -> Iterable[tuple[str, str]]:
