@@ -14,6 +14,10 @@ Theory of operation
     A query that is to go on all the same begins again with what is there.  That is an offset of its own, with nothing
     between ``base`` and ``next``: Spark logs it as a batch without rows, so it holds over restarts as well.  Only
     positions from ``base`` on are ever settled.
+
+    A query may begin behind messages that stay in the queue, and settle what comes after them; a later query may begin
+    with these.  So an offset says up to where others had settled when its query began: what they took of that is no
+    loss.
 """
 
 from __future__ import annotations
@@ -32,34 +36,39 @@ class Offset(NamedTuple):
     incarnation: str
     next: int
     run: str  #: of the broker, in which they were seen; empty: not known
+    settled: int = 0  #: the broker's settled mark when the query began: other queries had read up to it
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
-        return self._asdict()
+        """As Spark keeps it; in the form of versions without the mark where it is 0."""
+        fields = self._asdict()
+        if not self.settled:
+            del fields["settled"]
+        return fields
 
 
 def offset_from(fields: Mapping[str, Any]) -> Offset:
-    """The offset that Spark kept; what earlier versions wrote has no base and no run.
+    """The offset that Spark kept; what earlier versions wrote has no base, no run and no mark.
 
     Raises:
         ValueError: it is none of ours.
     """
-    base, run = fields.get("base", 0), fields.get("run", "")
+    base, run, settled = fields.get("base", 0), fields.get("run", ""), fields.get("settled", 0)
     incarnation, position = fields.get("incarnation"), fields.get("next")
     if (
         not isinstance(incarnation, str)
         or not isinstance(run, str)
         or type(position) is not int
         or type(base) is not int
+        or type(settled) is not int
         or base > position
     ):
         raise ValueError(f"{dict(fields)!r} is not an offset of this source; was the checkpoint made by another one?")
-    return Offset(base, incarnation, position, run)
+    return Offset(base, incarnation, position, run, settled)
 
 
 def beginning(bounds: Bounds) -> Offset:
     """Where a query begins: at the oldest message that is there."""
-    return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run)
+    return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run, bounds.settled)
 
 
 def latest(start: Offset, bounds: Bounds, head: int, most: int | None) -> Offset:
@@ -129,6 +138,8 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
             f" is sure of those below {bounds.kept} only, and may have given the others once more",
             True,
         )
+    if bounds.settled <= offset.settled:
+        return None  # no query has settled anything higher since this one began
     if start.next == start.base and offset.base < start.base and offset.base <= bounds.settled:
         # Its first batch was planned before, and Spark asks again where the query begins.
         return Loss(

@@ -125,6 +125,24 @@ def test_a_query_that_begins_is_not_older_than_the_queue_where_messages_came_bac
     assert lost(end, end, attrs.evolve(there, settled=9, next=12)) is not None
 
 
+def test_what_others_had_settled_before_a_query_began_is_no_loss() -> None:
+    """They began behind messages that stayed in the queue, with which this one begins."""
+    there = bounds(1, 21, settled=20)
+    first = latest(beginning(there), there, 21, 5)
+    left = attrs.evolve(there, first=6)
+    assert lost(first, first, left) is None
+    second = latest(first, left, 21, 10)
+    assert lost(first, second, left) is None
+    behind = attrs.evolve(there, first=30, next=30)
+    assert lost(second, second, behind) is None, "these have expired, or were consumed"
+    assert lost(second, second, attrs.evolve(behind, settled=29)) is not None, "a newer checkpoint has settled them"
+    assert offset_from(second.to_json()) == second
+    assert beginning(bounds(1, 9)).to_json() == {"base": 1, "incarnation": "a", "next": 1, "run": "r"}
+    assert offset_from({"base": 1, "incarnation": "a", "next": 1, "run": "r"}).settled == 0
+    with pytest.raises(ValueError, match="is not an offset"):
+        offset_from({"base": 1, "incarnation": "a", "next": 1, "run": "r", "settled": "9"})
+
+
 def test_the_first_batch_of_a_checkpoint_that_is_older_than_the_queue_is_lost_like_any_other() -> None:
     """Where it is not in Spark's log, Spark asks again where the query begins."""
     planned = latest(beginning(bounds(1, 21)), bounds(1, 21), 21, None)

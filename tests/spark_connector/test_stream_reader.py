@@ -74,6 +74,28 @@ def test_what_is_in_the_log_of_spark_is_settled_when_nothing_new_comes(served: S
     assert rows(reader, end, end) == []
 
 
+def test_what_a_query_passed_over_is_read_by_a_later_one(served: Served) -> None:
+    served.fill(0, 10)
+    passing = served.reader(starting_position="latest")
+    begin = passing.initialOffset()
+    served.fill(10, 10)
+    end = passing.latestOffset(begin, ALL)
+    passing.commit(end)
+    passing.stop()
+    assert served.left() == [str(number) for number in range(10)]
+    reader = served.reader()
+    start = reader.initialOffset()
+    found = []
+    for _ in range(4):
+        end = reader.latestOffset(start, ReadMaxRows(3))
+        found += rows(reader, start, end)
+        start = end
+    assert found == [str(number) for number in range(10)]
+    served.fill(20, 3)
+    assert rows(reader, start, reader.latestOffset(start, ALL))[-3:] == ["20", "21", "22"]
+    reader.stop()
+
+
 def test_the_option_says_how_many_messages_a_batch_has(served: Served) -> None:
     assert isinstance(served.reader(max_messages_per_trigger=None).getDefaultReadLimit(), ReadAllAvailable)
     limit = served.reader(max_messages_per_trigger=7).getDefaultReadLimit()
