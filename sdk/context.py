@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -37,7 +37,7 @@ from sdk.message_values import (
     checked_ms,
     checked_priority,
 )
-from sdk.producer import MessageProducer
+from sdk.producer import MessageProducer, check_several
 from sdk.region import Region
 from sdk.session import Session
 from sdk.session_state import OnCompletion
@@ -380,12 +380,7 @@ class JMSProducer:
         Raises:
             JMSException: see ``MessageProducer.send``.
         """
-        sent = wrapped(message)
-        sent.properties.update(self.properties)
-        for name in ("correlation_id", "type", "reply_to"):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(sent, name, value)
+        sent = self._prepared(message)
         producer = self._producer()
         producer.disable_message_id = self.disable_message_id
         producer.disable_timestamp = self.disable_timestamp
@@ -399,6 +394,38 @@ class JMSProducer:
             on_completion=self.on_completion,
         )
         return self
+
+    def send_all(
+        self, destination: Destination, messages: Iterable[Message | str | bytes | dict[str, Any] | list[Any]]
+    ) -> JMSProducer:
+        """Send messages in their order, and wait for all answers, whatever ``set_async`` says.
+
+        Raises:
+            JMSException: see ``MessageProducer.send_all``, as for all else.
+        """
+        check_several(messages)
+        producer = self._producer()
+        producer.disable_message_id = self.disable_message_id
+        producer.disable_timestamp = self.disable_timestamp
+        producer.send_all(
+            [self._prepared(message) for message in messages],
+            destination,
+            delivery_mode=self.delivery_mode,
+            priority=self.priority,
+            time_to_live=self.time_to_live,
+            delivery_delay=self.delivery_delay,
+        )
+        return self
+
+    def _prepared(self, message: Message | str | bytes | dict[str, Any] | list[Any]) -> Message:
+        """The message with what was set before."""
+        sent = wrapped(message)
+        sent.properties.update(self.properties)
+        for name in ("correlation_id", "type", "reply_to"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(sent, name, value)
+        return sent
 
     def set_property(self, name: str, value: PropertyValue) -> JMSProducer:
         """Set a property of the messages."""

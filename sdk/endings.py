@@ -205,7 +205,7 @@ class Endings:
         if ending.dirty:
             error = TransactionRolledBackException(
                 f"the transaction of {state.name} is rolled back: {state.loss} during it, with"
-                f" {counted(ending.stale_count, 'received message')}"
+                f" {counted(ending.stale_count, 'received message')} and {counted(len(state.sends), 'sent message')}"
             )
             self._end_sends(error)
             self.give_back(ending.settlements, deadline=deadline)

@@ -285,10 +285,7 @@ class MessageProducer:
                 these errors has the error of each message that was not sent or was refused, or has no answer, by its
                 index.
         """
-        if isinstance(messages, _ONE_MESSAGE) or not isinstance(messages, Iterable):
-            raise TypeError(
-                f"send_all() takes several messages, such as a list; for one {type(messages).__name__} use send()"
-            )
+        check_several(messages)
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
 
         def send(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> None:
@@ -524,6 +521,14 @@ def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: i
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} values for {count} messages")
     return value
+
+
+def check_several(messages: object) -> None:
+    """Whether ``send_all`` is given several messages; raises TypeError where it is one, or none."""
+    if isinstance(messages, _ONE_MESSAGE) or not isinstance(messages, Iterable):
+        raise TypeError(
+            f"send_all() takes several messages, such as a list; for one {type(messages).__name__} use send()"
+        )
 
 
 #: What ``send_all`` takes for one message.

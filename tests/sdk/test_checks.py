@@ -141,9 +141,9 @@ _API = {
     " rollback session_mode start stop transacted unsubscribe",
     JMSConsumer: "close listener receive receive_body receive_body_nowait receive_many receive_nowait selector",
     JMSProducer: "clear_properties correlation_id delivery_delay delivery_mode disable_message_id disable_timestamp"
-    " on_completion priority properties reply_to send set_async set_correlation_id set_delivery_delay"
-    " set_delivery_mode set_disable_message_id set_disable_timestamp set_priority set_property set_reply_to"
-    " set_time_to_live set_type time_to_live type",
+    " on_completion priority properties reply_to send send_all set_async set_correlation_id"
+    " set_delivery_delay set_delivery_mode set_disable_message_id set_disable_timestamp set_priority set_property"
+    " set_reply_to set_time_to_live set_type time_to_live type",
 }
 
 

@@ -346,3 +346,18 @@ def test_a_producer_checks_what_it_is_told(context: JMSContext, name: str, value
             getattr(producer, f"set_{name}")(value)
     assert getattr(producer, name) is None
     setattr(producer, name, None)
+
+
+def test_a_producer_sends_several_with_what_was_set_before(context: JMSContext) -> None:
+    queue = context.create_queue("several")
+    producer = context.create_producer().set_property("colour", "red").set_priority(7)
+    assert producer.send_all(queue, ["a", TextMessage("b")]) is producer
+    with pytest.raises(TypeError, match=r"for one str use send\(\)"):
+        producer.send_all(queue, "ab")
+    with pytest.raises(TypeError, match="such as a list"):
+        producer.send_all(queue, None)  # type: ignore[arg-type]
+    found = list(context.create_browser(queue))
+    assert [(each.body, each.properties["colour"], each.priority) for each in found] == [
+        ("a", "red", 7),
+        ("b", "red", 7),
+    ]

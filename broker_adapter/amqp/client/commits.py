@@ -185,7 +185,10 @@ class Commits:
                 return TransactionRolledBackException(f"nothing was committed: link {link} is closed")
         for tag, _ in commit.settlements:
             if not self._settlements.is_unsettled(tag):
-                return TransactionRolledBackException(f"nothing was committed: delivery {tuple(tag)} is stale")
+                return TransactionRolledBackException(
+                    "nothing was committed: the connection or the consumer by which a message came has ended since, and"
+                    " the message is redelivered"
+                )
         return None
 
     def session_name(self, session: int) -> str:

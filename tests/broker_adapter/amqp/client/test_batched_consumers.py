@@ -253,7 +253,7 @@ def test_a_commit_with_a_delivery_that_is_settled_or_unknown_does_nothing(number
     consumer.settle(Outcome.ACCEPTED, 1)
     result = commit(consumer, 2, number)
 
-    with pytest.raises(TransactionRolledBackException, match="stale"):
+    with pytest.raises(TransactionRolledBackException, match="has ended since"):
         _ = result.value
     assert consumer.wired.broker.discharges == []
     assert consumer.records() == [Settled(1, Outcome.ACCEPTED, [(1, 1)]), Settled(1, Outcome.MODIFIED, [(2, 2)])]
