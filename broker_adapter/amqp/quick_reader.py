@@ -1,15 +1,16 @@
 """Messages of the form that nearly all clients write, read without a call for each value.  Pure.
 
 That form: each section once, in the order of AMQP 1.0 section 3.2, lists and maps of plain values, and a body of one
-section.  The headers and annotations of a sender's messages repeat, so what they mean is kept by their bytes; of our
-own, which have an identity, by all but the eight bytes of its sequence.  Whatever is of another form, beyond a limit of
-this module, or malformed is left to :mod:`broker_adapter.amqp.amqp_message`: the functions here return None for it,
-and for everything else what that would return.
+section.  The headers, annotations and properties of a sender's messages repeat, but for the sequence of an identity,
+the message id and the time of sending.  So what they mean is kept by their bytes without these.  Whatever is of another
+form, beyond a limit of this module, or malformed is left to :mod:`broker_adapter.amqp.amqp_message`: the functions here
+return None for it, and for everything else what that would return.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -32,19 +33,29 @@ from broker_adapter.amqp.jms_mapping import (
     property_value,
     string,
 )
-from broker_adapter.amqp.sections import APPLICATION_PROPERTIES, DATA, VALUE, check_properties
+from broker_adapter.amqp.sections import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    VALUE,
+    check_properties,
+)
 from broker_adapter.amqp.values import CONSTANTS, FIXED, MAX_VALUES, Reader, Symbol
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
 from broker_adapter.envelope import AMQP_FORMAT, Envelope, Head, Identity
 from broker_adapter.errors import MessageFormatException
 
-#: Longest header, and longest annotations, whose meaning is kept, in bytes; and how many of each are kept.
+#: Most bytes ahead of the properties, and of fields of them, whose meaning is kept; how many of each are kept.
 MOST_KEPT_BYTES: Final = 256
 _KEPT: Final = 256
 #: Most values of a list or map that is read here.
 _MOST_VALUES: Final = 255
-#: Fields of the properties of a message.
+#: Fields of the properties of a message, and those up to the time of sending.
 _FIELDS: Final = 13
+_SENT: Final = 10
+#: Type code of an instant.
+_TIMESTAMP: Final = 0x83
 #: Type code of a number of eight bytes, as the sequence of an identity is written from 128 on.
 _LONG: Final = 0x81
 #: Stand for the sequence of an identity while the rest of the annotations is decoded.
@@ -86,7 +97,7 @@ class _Ahead(NamedTuple):
     header: _Header
     annotations: _Annotations
     identity: Identity | None
-    properties: list[Any]  #: all fields, those that are missing as None
+    properties: Sequence[Any]  #: all fields, those that are missing as None
     position: int  #: where the next section starts
 
 
@@ -116,8 +127,7 @@ def envelope(payload: bytes, destination: Destination | None) -> Envelope | None
         (persistent, priority, ttl), annotations, identity, properties, position = _ahead(payload)
         application: dict[str, Any] | None = None
         if payload.startswith(b"\x00\x53\x74", position):
-            values, position = _values(payload, position + 3, _MAPS)
-            application = _application(values)
+            application, position = _application(payload, position + 3)
             if identity is not None and application.get(DUPLICATE_ID) == duplicate_id(identity):
                 del application[DUPLICATE_ID]  # ours, and not the application's
         # fmt: off
@@ -189,35 +199,28 @@ def _delivery_time(annotations: _Annotations, now_ms: int | None) -> int | None:
 
 def _ahead(payload: bytes) -> _Ahead:
     """The sections ahead of the application's; raises ValueError and the like where they are of another form."""
-    position = 0
-    header, annotations, identity = _NO_HEADER, _NO_ANNOTATIONS, None
-    if payload.startswith(b"\x00\x53\x70"):
-        position = _end(payload, 3, _LISTS)
-        header = _header(payload[:position])
+    position = _end(payload, 3, _LISTS) if payload.startswith(b"\x00\x53\x70") else 0
     if payload.startswith(b"\x00\x53\x71", position):
-        start, position = position, _end(payload, position + 3, _MAPS)
-        _annotations(payload[start:position])  # it must be one
+        position = _end(payload, position + 3, _MAPS)
+    identity: Identity | None = None
+    known: _Known | None = None
     if payload.startswith(b"\x00\x53\x72", position):
-        start, position = position, _end(payload, position + 3, _MAPS)
-        identified = None
-        if payload[position - 9] == _LONG and position - start <= MOST_KEPT_BYTES:
-            identified = _identified(payload[start : position - 8])
-        if identified is None:
-            annotations = _annotations(payload[start:position])
-            identity = annotations.identity
-        else:
-            annotations, producer_id, thread_id = identified
-            sequence = _i64(payload, position - 8)[0]
-            if sequence < 0:
-                raise ValueError("no sequence of an identity is below 0")
-            identity = _new(Identity, (producer_id, thread_id, sequence))
-    properties: list[Any] = []
+        position = _end(payload, position + 3, _MAPS)
+        if payload[position - 9] == _LONG and position <= MOST_KEPT_BYTES:
+            known = _known(payload[: position - 8], ends_with_sequence=True)
+            if known is not None:
+                sequence = _i64(payload, position - 8)[0]
+                if sequence < 0:
+                    raise ValueError("no sequence of an identity is below 0")
+                identity = _new(Identity, (known.producer_id, known.thread_id, sequence))
+    if known is None:
+        known = _known(payload[:position], ends_with_sequence=False) if position <= MOST_KEPT_BYTES else None
+        if known is None:
+            raise ValueError("a header or annotations of another form")
+        identity = known.annotations.identity
+    properties: Sequence[Any] = _NOTHING
     if payload.startswith(b"\x00\x53\x73", position):
-        properties, position = _values(payload, position + 3, _LISTS)
-    if len(properties) < _FIELDS:
-        properties += _NOTHING[len(properties) :]
-    elif len(properties) > _FIELDS:
-        raise ValueError("the properties have fields that are not known here")
+        properties, position = _properties(payload, position + 3)
     # What is behind them is not one of these sections, in another order, nor one that is named by its symbol.
     if position < len(payload):
         code = payload[position + 2]
@@ -225,7 +228,29 @@ def _ahead(payload: bytes) -> _Ahead:
             raise ValueError("another section follows")
         if code == APPLICATION_PROPERTIES and payload[position + 3] == _MAPS[1]:
             check_properties(_u32(payload, position + 8)[0] // 2)
-    return _new(_Ahead, (header, annotations, identity, properties, position))
+    return _new(_Ahead, (known.header, known.annotations, identity, properties, position))
+
+
+def _properties(payload: bytes, position: int) -> tuple[Sequence[Any], int]:
+    """The fields of the properties, all of them, and where they end."""
+    code = payload[position]
+    if code == _LISTS[0]:
+        start, end, count = position + 3, position + 2 + payload[position + 1], payload[position + 2]
+    elif code == _LISTS[1]:
+        start, end = position + 9, position + 5 + _u32(payload, position + 1)[0]
+        count = _u32(payload, position + 5)[0]
+    else:
+        start = end = count = 0
+    if count == _SENT and payload[start] == 0xA1 and payload[end - 9] == _TIMESTAMP and end <= len(payload):
+        # From a short message id to the time of sending: what is between them repeats.
+        behind = start + 2 + payload[start + 1]
+        between = _between(payload[behind : end - 8]) if end - behind <= MOST_KEPT_BYTES else None
+        if between is not None:
+            return (payload[start + 2 : behind].decode(), *between, *_i64(payload, end - 8), None, None, None), end
+    fields, end = _values(payload, position)
+    if len(fields) > _FIELDS:
+        raise ValueError("the properties have fields that are not known here")
+    return (*fields, *_NOTHING[len(fields) :]), end
 
 
 _NOTHING: Final = (None,) * _FIELDS
@@ -250,17 +275,24 @@ def _end(data: bytes, position: int, codes: tuple[int, int, int]) -> int:
     return end
 
 
-def _values(data: bytes, position: int, codes: tuple[int, int, int]) -> tuple[list[Any], int]:
-    """The plain values of a list, or the keys and values of a map, and where it ends."""
+def _values(data: bytes, position: int) -> tuple[list[Any], int]:
+    """The plain values of a list, and where it ends."""
     code = data[position]
-    if code == codes[0]:
+    if code == _LISTS[0]:
         end, count, position = position + 2 + data[position + 1], data[position + 2], position + 3
-    elif code == codes[1]:
+    elif code == _LISTS[1]:
         end, count, position = position + 5 + _u32(data, position + 1)[0], _u32(data, position + 5)[0], position + 9
-    elif code == codes[2]:
+    elif code == _LISTS[2]:
         return [], position + 1
     else:
         raise ValueError("another value than expected")
+    if end > len(data):
+        raise ValueError("the data ends early")
+    return _plain(data, position, end, count), end
+
+
+def _plain(data: bytes, position: int, end: int, count: int) -> list[Any]:
+    """So many plain values."""
     if count > _MOST_VALUES:
         raise ValueError("many values")
     values: list[Any] = []
@@ -274,43 +306,66 @@ def _values(data: bytes, position: int, codes: tuple[int, int, int]) -> tuple[li
             start = position + 2
             position = start + data[position + 1]
             add(data[start:position].decode())
-        elif code in FIXED:
-            size, read = FIXED[code]
-            add(read(data, position + 1))
-            position += 1 + size
-        elif code in CONSTANTS:
-            add(CONSTANTS[code])
-            position += 1
-        elif code == 0xA3:
-            start = position + 2
-            position = start + data[position + 1]
-            add(Symbol(data[start:position].decode("ascii")))
-        elif code == 0xA0:
-            start = position + 2
-            position = start + data[position + 1]
-            add(data[start:position])
-        elif code == 0xB1:
-            start = position + 5
-            position = start + _u32(data, position + 1)[0]
-            add(data[start:position].decode())
         else:
-            raise ValueError("a value of another type")
-    if position != end or end > len(data):
+            value, position = _value(data, position)
+            add(value)
+    if position != end:
         raise ValueError("the values do not end where their list or map does")
-    return values, end
+    return values
 
 
-def _application(values: list[Any]) -> dict[str, Any]:
-    """Application properties from their keys and values."""
-    if len(values) % 2:
-        raise ValueError("not made of pairs")
+def _value(data: bytes, position: int) -> tuple[Any, int]:
+    """A plain value, and where it ends."""
+    code = data[position]
+    if code in FIXED:
+        size, read = FIXED[code]
+        return read(data, position + 1), position + 1 + size
+    if code in CONSTANTS:
+        return CONSTANTS[code], position + 1
+    if code in (0xA0, 0xA1, 0xA3):
+        start = position + 2
+        end = start + data[position + 1]
+    elif code == 0xB1:
+        start = position + 5
+        end = start + _u32(data, position + 1)[0]
+    else:
+        raise ValueError("a value of another type")
+    raw = data[start:end]
+    if code == 0xA0:
+        return raw, end
+    return (Symbol(raw.decode("ascii")) if code == 0xA3 else raw.decode()), end
+
+
+def _application(payload: bytes, position: int) -> tuple[dict[str, Any], int]:
+    """The application's properties, and where they end."""
+    code = payload[position]
+    if code == _MAPS[0]:
+        end, count, position = position + 2 + payload[position + 1], payload[position + 2], position + 3
+    elif code == _MAPS[1]:
+        end, count = position + 5 + _u32(payload, position + 1)[0], _u32(payload, position + 5)[0]
+        position += 9
+    else:
+        raise ValueError("another value than expected")
+    if count % 2 or count > _MOST_VALUES or end > len(payload):
+        raise ValueError("not made of pairs, many, or cut short")
     found: dict[str, Any] = {}
-    pairs = iter(values)
-    for name, value in zip(pairs, pairs, strict=True):
-        if type(name) is not str:
-            raise ValueError("a name that is no string")
-        found[name] = value if type(value) in PLAIN_PROPERTIES else property_value(name, value)
-    return found
+    while position < end:
+        if payload[position] != 0xA1:
+            raise ValueError("a name that is no short string")
+        start = position + 2
+        position = start + payload[position + 1]
+        name = payload[start:position].decode()
+        if payload[position] == 0xA1:
+            start = position + 2
+            position = start + payload[position + 1]
+            found[name] = payload[start:position].decode()
+        else:
+            value, position = _value(payload, position)
+            found[name] = value if type(value) in PLAIN_PROPERTIES else property_value(name, value)
+        count -= 2
+    if position != end or count:
+        raise ValueError("the pairs do not end where their map does")
+    return found, end
 
 
 def _bodies(payload: bytes, position: int) -> list[tuple[int, Any]]:
@@ -350,66 +405,69 @@ def _bodies(payload: bytes, position: int) -> list[tuple[int, Any]]:
 # What is kept.
 
 
-@lru_cache(maxsize=_KEPT)
-def _kept_header(section: bytes) -> _Header | None:
-    try:
-        fields = [*_value(section), None, None, None]
-        return _Header(fields[0] is True, clamped(integer(fields[1], "priority")), integer(fields[2], "ttl"))
-    except _FAULTS:
-        return None
+class _Known(NamedTuple):
+    """What a header and annotations say, of a message that has an identity at their end: whose it is."""
 
-
-def _header(section: bytes) -> _Header:
-    found = _kept_header(section) if len(section) <= MOST_KEPT_BYTES else None
-    if found is None:
-        raise ValueError("a header of another form")
-    return found
+    header: _Header
+    annotations: _Annotations
+    producer_id: str = ""
+    thread_id: int = 0
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept_annotations(section: bytes) -> _Annotations | None:
-    try:
-        annotations = _value(section)
-        return _Annotations(
-            named_kind(annotations, DESTINATION_KEYS),
-            named_kind(annotations, REPLY_TO_KEYS),
-            integer(annotations.get(MESSAGE_TYPE), "message type"),
-            integer(annotations.get(DELIVERY_TIME), str(DELIVERY_TIME)),
-            integer(annotations.get(DELIVERY_DELAY), str(DELIVERY_DELAY)),
-            identity_of(annotations),
-        )
-    except _FAULTS:
-        return None
+def _known(ahead: bytes, *, ends_with_sequence: bool) -> _Known | None:
+    """What the sections ahead of the properties say.
 
+    Args:
+        ahead: their bytes.
+        ends_with_sequence: whether they would end with the eight bytes of an identity's sequence, which are missing.
 
-def _annotations(section: bytes) -> _Annotations:
-    found = _kept_annotations(section) if len(section) <= MOST_KEPT_BYTES else None
-    if found is None:
-        raise ValueError("annotations of another form")
-    return found
-
-
-@lru_cache(maxsize=_KEPT)
-def _identified(section: bytes) -> tuple[_Annotations, str, int] | None:
-    """What annotations say that end with the eight bytes of a sequence, which are missing here; the producer, thread.
-
-    None where they end with something else.
+    Returns:
+        This, or None where they are of another form, or would not end so.
     """
-    found = [_kept_annotations.__wrapped__(section + each.to_bytes(8)) for each in _SOME_SEQUENCES]
-    identities = [each.identity for each in found if each is not None and each.identity is not None]
-    if [each.sequence for each in identities] != list(_SOME_SEQUENCES):
+    try:
+        if not ends_with_sequence:
+            return _decoded(ahead)
+        first, second = [_decoded(ahead + each.to_bytes(8)) for each in _SOME_SEQUENCES]
+    except _FAULTS:
         return None
-    assert found[0] is not None
-    return found[0], identities[0].producer_id, identities[0].thread_id
+    identities = [each.annotations.identity for each in (first, second)]
+    if [each and each.sequence for each in identities] != list(_SOME_SEQUENCES):
+        return None
+    assert identities[0] is not None
+    return first._replace(producer_id=identities[0].producer_id, thread_id=identities[0].thread_id)
 
 
-def _value(section: bytes) -> Any:
-    """The value of a section of this form, with the limits of :mod:`broker_adapter.amqp.values`."""
-    reader = Reader(section, 3)
-    value = reader.value()
-    if reader.position != len(section):
-        raise ValueError("the value ends early")
-    return value
+def _decoded(ahead: bytes) -> _Known:
+    """What the sections ahead of the properties say, with the limits of :mod:`broker_adapter.amqp.values`."""
+    header, annotations = _NO_HEADER, _NO_ANNOTATIONS
+    reader = Reader(ahead)
+    while reader.position < len(ahead):
+        code = ahead[reader.position + 2]
+        reader.position += 3
+        value = reader.value()
+        if code == HEADER:
+            fields = [*value, None, None, None]
+            header = _Header(fields[0] is True, clamped(integer(fields[1], "priority")), integer(fields[2], "ttl"))
+        elif code == MESSAGE_ANNOTATIONS:
+            annotations = _Annotations(
+                named_kind(value, DESTINATION_KEYS),
+                named_kind(value, REPLY_TO_KEYS),
+                integer(value.get(MESSAGE_TYPE), "message type"),
+                integer(value.get(DELIVERY_TIME), str(DELIVERY_TIME)),
+                integer(value.get(DELIVERY_DELAY), str(DELIVERY_DELAY)),
+                identity_of(value),
+            )
+    return _Known(header, annotations)
+
+
+@lru_cache(maxsize=_KEPT)
+def _between(fields: bytes) -> Sequence[Any] | None:
+    """The fields of the properties behind the message id, up to the time of sending, of which only the type is here."""
+    try:
+        return tuple(_plain(fields, 0, len(fields) - 1, _SENT - 2))
+    except _FAULTS:
+        return None
 
 
 @lru_cache(maxsize=_KEPT)
@@ -424,4 +482,4 @@ def _destination(name: Any, kind: DestinationKind | None) -> Destination:
 
 
 #: All that keeps something of messages.
-KEPT: Final = (_kept_header, _kept_annotations, _identified, _kept_destination)
+KEPT: Final = (_known, _between, _kept_destination)
