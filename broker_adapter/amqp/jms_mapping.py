@@ -91,7 +91,8 @@ def encoded_body(kind: BodyKind, body: Any) -> bytes:
 
 def duplicate_id(identity: Identity) -> str:
     """The identity of a message in the form that ActiveMQ Artemis knows."""
-    return ":".join(map(str, identity))
+    producer_id, thread_id, sequence = identity
+    return f"{producer_id}:{thread_id}:{sequence}"
 
 
 # From a message that came in.

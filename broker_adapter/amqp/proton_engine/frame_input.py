@@ -64,6 +64,8 @@ class FrameInput:
         self._disposed = events.disposed
         self._most_settled = connection.limits.settled_at_once or sys.maxsize
         self._bare_states = connection.limits.bare_states
+        #: The fields of a disposition of fewer bytes are not read one by one.
+        self._light_bytes = LIGHT_BYTES if self._bare_states else _SHORT_BYTES
         self._settled = 0  # deliveries of the ranges of the input under way, but for one of each
         self._settles_first = False  # whether what is held waits until it was told what the input ahead of it settled
         self._header_seen = False
@@ -169,6 +171,7 @@ class FrameInput:
         limit = self._connection.limits.max_frame_bytes
         sending, disposing = self._rules.sending, self._rules.disposing
         most = self._pushed + _PUSHED_BYTES
+        light_bytes = self._light_bytes
         while end - position >= 8:
             size = int.from_bytes(data[position : position + 4])
             if size > limit:
@@ -211,8 +214,10 @@ class FrameInput:
                 else:
                     count, first, stop = long_list(data, position + 12)
                 which = None
-                if stop <= after and stop - first < LIGHT_BYTES > count:
+                if stop <= after and stop - first < light_bytes > count:
                     which = disposed(data[first:stop])
+                    if which is not None and stop - first >= LIGHT_BYTES and which[1] != which[2]:
+                        which = None  # such a state costs for each delivery
                 if which is not None:
                     most = self._tell_earlier(data, position, most, *which)
                     if self._connection.failure is not None:

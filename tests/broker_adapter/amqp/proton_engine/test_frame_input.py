@@ -205,3 +205,25 @@ def test_a_long_form_with_other_octets_is_taken_or_fails_the_connection(which: i
         pair.server.receive(sent[:place] + bytes((octet,)) + sent[place + 1 :] + disposition(0, True, 1))
         events = pair.server.events()
         assert every(events, TransportFailed) or every(events, Dispositions)
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_a_larger_state_is_told_by_its_octets_only_of_one_delivery_and_at_a_client(
+    monkeypatch: pytest.MonkeyPatch, is_server: bool
+) -> None:
+    """Artemis has ids of transactions of 36 bytes; a server gives proton only what it reads of such a state."""
+    pair = outgoing(3, bare_states=is_server)
+    read, reads = FrameRules.read, list[int]()
+
+    def noted(rules: FrameRules, data: bytes, start: int, end: int) -> tuple[int, int, list[Any], int] | None:
+        reads.append(end - start)
+        return read(rules, data, start, end)
+
+    monkeypatch.setattr(FrameRules, "read", noted)
+    state = Described(ULong(0x34), [b"t" * 36, Described(ULong(ACCEPTED), [])])
+    for first, through in ((0, 0), (1, 2)):
+        pair.server.receive(frame(0, DISPOSITION, True, UInt(first), UInt(through), True, state))
+    (dispositions,) = every(pair.server.events(), Dispositions)
+    assert len(dispositions.numbers) == 3
+    assert dispositions.state == State(TRANSACTIONAL, txn_id=b"t" * 36, outcome=State(ACCEPTED))
+    assert len(reads) == (2 if is_server else 1)
