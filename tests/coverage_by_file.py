@@ -154,6 +154,12 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         "tests/broker_adapter/amqp/test_stored_message.py",
         "tests/broker_adapter/server/test_strange_messages.py",
     ),
+    "broker_adapter/amqp/jms_mapping.py": (
+        "tests/broker_adapter/amqp/test_amqp_message.py",
+        "tests/broker_adapter/amqp/test_messages_with_proton.py",
+        "tests/broker_adapter/amqp/test_quick_reader.py",
+        "tests/broker_adapter/server/test_strange_messages.py",
+    ),
     "broker_adapter/amqp/amqp_message.py": (
         "tests/broker_adapter/amqp/test_sections.py",
         "tests/broker_adapter/amqp/test_payloads.py",

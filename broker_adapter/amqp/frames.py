@@ -10,11 +10,13 @@ Theory of operation
     other type as its default, so a frame that was read in two ways would be a way past these rules.
 
     Transfers and dispositions, of which there are many, are told by their first octets: ``sending`` and ``disposing``
-    are kept up to date for that, and hold the first octets of such frames on each channel that is in use.
+    are kept up to date for that, and hold the first octets of such frames on each channel that is in use, with the list
+    of their fields in its short form and in its long one, which Qpid JMS uses for a list with a state in it.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
@@ -155,8 +157,8 @@ class FrameRules:
     """What the other side of a connection has in use, and so may send.
 
     Attributes:
-        sending: first octets of a short transfer on a channel → handles of its links on which the other side sends.
-        disposing: first octets of a short disposition on each channel.
+        sending: first octets of a transfer on a channel → handles of its links on which the other side sends.
+        disposing: first octets of a disposition on each channel.
         attach_bytes: sizes of the attaches that were let through, in order, until they are taken.
         closed: whether it has closed the connection.
     """
@@ -287,8 +289,9 @@ class FrameRules:
         elif code == END:
             self._links -= len(found.handles)
             del self._channels[channel]
-            del self.sending[_first_octets(channel, TRANSFER)]
-            self.disposing.discard(_first_octets(channel, DISPOSITION))
+            for octets in _first_octets(channel, TRANSFER):
+                del self.sending[octets]
+            self.disposing.difference_update(_first_octets(channel, DISPOSITION))
 
     def _open(self, channel: int) -> None:
         if self._opened:
@@ -312,8 +315,8 @@ class FrameRules:
                 raise FrameError("amqp:invalid-field", reason)
             self._unanswered.discard(answered)
         found = self._channels[channel] = _Channel()
-        self.sending[_first_octets(channel, TRANSFER)] = found.sending
-        self.disposing.add(_first_octets(channel, DISPOSITION))
+        self.sending.update(dict.fromkeys(_first_octets(channel, TRANSFER), found.sending))
+        self.disposing.update(_first_octets(channel, DISPOSITION))
 
     def _attach(self, channel: int, found: _Channel, values: list[Any], size: int) -> None:
         _, handle, receives = values[:3]
@@ -339,9 +342,10 @@ class FrameRules:
             raise FrameError("amqp:session:unattached-handle", reason)
 
 
-def _first_octets(channel: int, code: int) -> bytes:
-    """Octets 4 to 11 of a frame without an extended header, whose performative is a list in its short form."""
-    return b"\x02\x00" + channel.to_bytes(2) + bytes((0x00, 0x53, code, 0xC0))
+def _first_octets(channel: int, code: int) -> tuple[bytes, bytes]:
+    """Octets 4 to 11 of a frame without an extended header, whose performative is a list in its short or long form."""
+    octets = b"\x02\x00" + channel.to_bytes(2) + bytes((0x00, 0x53, code))
+    return octets + b"\xc0", octets + b"\xd0"
 
 
 def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], int]:
@@ -455,8 +459,17 @@ def _uint(fields: bytes, position: int) -> tuple[int | None, int]:
 _UINT_BYTES: Final = {b"\x52": 1, b"\x70": 4}
 
 
+def long_list(data: bytes, position: int) -> tuple[int, int, int]:
+    """Of a list in its long form, whose size is here: how many values it has, where the first one begins, its end."""
+    size, count = _long_list(data, position)
+    return count, position + 8, position + 4 + size
+
+
+_long_list: Final = struct.Struct(">II").unpack_from
+
+
 def has_no_array(data: bytes, start: int, end: int) -> bool:
-    """Whether a performative of at most 255 bytes cannot stand for much: only an array has values without bytes."""
+    """Whether a performative of few bytes cannot stand for much: only an array has values without bytes."""
     body = data[start:end]
     return 0xE0 not in body and 0xF0 not in body
 

@@ -51,9 +51,19 @@ def _read_data(data: Any) -> Any:
     return decode(encoded) if encoded else None
 
 
-def _encoded(data: Any) -> bytes:
-    """What is in a ``pn_data_t``, encoded; nothing where it is empty."""
+def _encoded(data: Any, memory: Any = None, room: int = 0) -> bytes:
+    """What is in a ``pn_data_t``, encoded; nothing where it is empty.
+
+    Args:
+        data: it.
+        memory: where it may be encoded, if it fits there.
+        room: the size of the memory.
+    """
     lib.pn_data_rewind(data)
+    if room:
+        written = lib.pn_data_encode(data, memory, room)
+        if written >= 0:
+            return ffi.unpack(memory, written) if written else b""
     size = lib.pn_data_encoded_size(data)
     if size <= 0:
         return b""
@@ -182,7 +192,18 @@ def write_terminus(terminus: Any, value: Terminus | None, kind: int) -> None:
     write_names(lib.pn_terminus_capabilities(terminus), value.capabilities)
 
 
-def read_disposition(disposition: Any, code: int) -> State:
+def read_disposition(disposition: Any, code: int, memory: Any = None, room: int = 0) -> State:
+    """The state in a disposition of proton's.
+
+    Args:
+        disposition: it.
+        code: of the state.
+        memory: scratch memory, which makes it quicker.
+        room: the size of the memory.
+
+    Raises:
+        ValueError: it cannot be decoded.
+    """
     plain = PLAIN_STATES.get(code)
     if plain is not None:
         return plain
@@ -196,7 +217,7 @@ def read_disposition(disposition: Any, code: int) -> State:
             annotations=read_mapping(lib.pn_disposition_annotations(disposition)) or None,
         )
     data = lib.pn_disposition_data(disposition)
-    encoded = _encoded(data) if data != ffi.NULL else b""
+    encoded = _encoded(data, memory, room) if data != ffi.NULL else b""
     return (_kept_state if len(encoded) <= _MAX_KEPT_BYTES else _decoded_state)(code, encoded)
 
 
@@ -253,9 +274,18 @@ def write_disposition(disposition: Any, state: State) -> None:
         if state.annotations:
             write_mapping(lib.pn_disposition_annotations(disposition), state.annotations)
     elif code in (DECLARED, TRANSACTIONAL):
-        plain = state.outcome is None or state.outcome.code in PLAIN_STATES
-        encoded = (_kept_fields if plain else _encoded_fields)(state.txn_id, state.outcome)
-        _write_encoded(lib.pn_disposition_data(disposition), encoded)
+        write_fields(disposition, fields_of(state))
+
+
+def fields_of(state: State) -> bytes:
+    """The fields of the state of a delivery in a transaction, as ``write_fields`` takes them."""
+    plain = state.outcome is None or state.outcome.code in PLAIN_STATES
+    return (_kept_fields if plain else _encoded_fields)(state.txn_id, state.outcome)
+
+
+def write_fields(disposition: Any, encoded: bytes) -> None:
+    """Put the fields of a state into a disposition of proton's; its code is given with the update."""
+    _write_encoded(lib.pn_disposition_data(disposition), encoded)
 
 
 def _encoded_fields(txn_id: bytes | None, outcome: State | None) -> bytes:

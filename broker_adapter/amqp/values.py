@@ -128,11 +128,11 @@ class Reader:
         self._budget -= 1
         if self._budget < 0:
             raise ValueError(f"more values than the limit of {self._most}")
-        fixed = _FIXED.get(code)
+        fixed = FIXED.get(code)
         if fixed is not None:
             size, read = fixed
             return read(self.data, self._take(size))
-        constant = _CONSTANTS.get(code, _MISSING)
+        constant = CONSTANTS.get(code, _MISSING)
         if constant is not _MISSING:
             return constant
         kind = code >> 4
@@ -220,7 +220,7 @@ class Reader:
             if len(descriptors) > depth:
                 raise ValueError(f"nested deeper than the limit of {MAX_DEPTH}")
             code = self.data[self._take(1)]
-        if code in _CONSTANTS or code == 0x45:
+        if code in CONSTANTS or code == 0x45:
             if count:
                 raise ValueError(f"an array of {count} values without bytes")
         elif count > self.end - self.position:
@@ -263,8 +263,10 @@ def _no_char(number: int) -> str:
 _SALTED_KEYS: Final = frozenset((str, Symbol, bytes))
 _NUMBER_KEYS: Final = frozenset((int, float, bool, type(None), Timestamp))
 _MISSING: Final = object()
-_CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
-_FIXED: Final[dict[int, tuple[int, Callable[[bytes, int], Any]]]] = {
+#: Values without bytes, by their type codes.
+CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+#: Values of a fixed size: their bytes, and what reads them, by their type codes.
+FIXED: Final[dict[int, tuple[int, Callable[[bytes, int], Any]]]] = {
     0x50: (1, lambda data, start: data[start]),
     0x51: (1, lambda data, start: _i8(data, start)[0]),
     0x52: (1, lambda data, start: data[start]),

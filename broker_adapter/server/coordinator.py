@@ -72,6 +72,7 @@ class Transaction:
     """What a client has put into a transaction so far."""
 
     coordinator: int  #: the link that it was declared on
+    taken: State  #: answers a message that was put into it
     sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
     settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
     send_bytes: int = 0  #: of the messages alone
@@ -190,7 +191,7 @@ class Coordinator:
                 f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option max_transaction_bytes)"
             )
             self._refuse(transaction, ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded"))
-        return State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE)
+        return transaction.taken
 
     def add_settlements(self, state: State, consumer: int, numbers: Sequence[int]) -> bool:
         """Put settlements into the transaction that their state names.
@@ -295,7 +296,8 @@ class Coordinator:
             return
         txn_id = self._next_transaction.to_bytes(8, "big")
         self._next_transaction += 1
-        self._transactions[txn_id] = Transaction(link)
+        taken = State(TRANSACTIONAL, txn_id=txn_id, outcome=ACCEPTED_STATE)
+        self._transactions[txn_id] = Transaction(link, taken)
         self._peer.settle(link, (number,), State(DECLARED, txn_id=txn_id))
 
     def _discharge(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
@@ -347,7 +349,7 @@ class Coordinator:
 
     def _refuse_unknown(self, link: int, number: int, txn_id: Any, settled: Any) -> None:
         """There is no such transaction: what was to be settled in it is given back."""
-        unknown = Transaction(link)
+        unknown = Transaction(link, ACCEPTED_STATE)
         self._settle_with(unknown, settled)
         self._budget.transactions -= unknown.kept_bytes
         self._roll_back(unknown)

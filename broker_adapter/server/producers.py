@@ -139,6 +139,8 @@ class Producers:
         self._producers: dict[int, _Producer] = {}
         self._allowed: set[Destination] = set()  #: where links without a destination may send; names are checked
         self._input_bytes = settings.max_input_bytes  #: of each producer's messages on their way to us
+        self._taken_numbers: list[int] = []  #: transfers of the input under way that are answered alike
+        self._taken: State = ACCEPTED_STATE  #: how
 
     def __len__(self) -> int:
         """How many there are."""
@@ -259,6 +261,8 @@ class Producers:
             total += _MESSAGE_BYTES * len(payloads)
             self._take(producer, runs, _Batch(number, len(payloads)), payloads, state, now_ms)
         self._count_in(producer, len(event.deliveries), total)
+        if self._taken_numbers:
+            self._answer_taken(producer)
         for run in runs:
             run.size = sum([len(message.payload) for message in run.messages])
             self._budget.unanswered += run.size
@@ -340,7 +344,7 @@ class Producers:
         """Put messages of a transfer, the first of them at the place ``begin``, into the transaction of its state."""
         answer = self._coordinator.add_sends(state, sends)
         for place in range(begin, begin + len(sends)):
-            self._answer_one(producer, transfer, place, answer)
+            self._answer_with_others(producer, transfer, place, answer)
 
     def _begin_run(self, producer: _Producer, destination: Destination) -> _Run:
         """Begin to collect messages for the engine: they go there at the end of this input."""
@@ -407,6 +411,21 @@ class Producers:
         if transfer.left == 0:
             self._answer(producer, (transfer.number,), transfer.answer)
 
+    def _answer_with_others(self, producer: _Producer, transfer: _Transfer, place: int, state: State) -> None:
+        """Answer a message: with those next to it that are answered alike, at the end of this input at the latest."""
+        if isinstance(transfer, _Batch):
+            self._answer_one(producer, transfer, place, state)
+            return
+        if self._taken_numbers and state is not self._taken:
+            self._answer_taken(producer)
+        self._taken = state
+        self._taken_numbers.append(transfer)
+
+    def _answer_taken(self, producer: _Producer) -> None:
+        """Answer the messages that wait for others which are answered alike."""
+        numbers, self._taken_numbers = self._taken_numbers, []
+        self._answer(producer, numbers, self._taken)
+
     def _answer(self, producer: _Producer, numbers: Sequence[int], state: State) -> None:
         """Settle transfers, and give the credit for them back, now or a little later."""
         self._peer.settle(producer.link, numbers, state)
@@ -433,5 +452,7 @@ class Producers:
         self, producer: _Producer, transfer: _Transfer, place: int, state: State | None, error: AmqpError
     ) -> None:
         """Refuse a message, and with it the transaction that it was to be part of."""
+        if self._taken_numbers:
+            self._answer_taken(producer)  # the answers keep their order
         self._coordinator.refuse_named(state, error)
         self._answer_one(producer, transfer, place, State(REJECTED, error=error))

@@ -26,7 +26,7 @@ from typing import (
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from ack_modes import Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
+from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client.brokers import servers_of
 from broker_adapter.amqp.client.callbacks import Done
@@ -203,7 +203,8 @@ class AmqpTransport:
     def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
         addresses = protocol.addresses
         if protocol.traits.needs_duplicate_ids:
-            return lambda envelope: encode_amqp(addresses.outward(with_duplicate_id(envelope)))
+            encode = partial(encode_amqp, has_duplicate_id=True)
+            return (lambda envelope: encode(addresses.outward(envelope))) if addresses else encode
         if addresses:
             return lambda envelope: encode_amqp(addresses.outward(envelope))
         version = protocol.envelope_version

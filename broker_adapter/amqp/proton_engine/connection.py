@@ -172,7 +172,7 @@ class ProtonConnection:
             UndecodableError: it cannot be decoded, which fails the connection.
         """
         try:
-            return read_disposition(lib.pn_delivery_remote(delivery), code)
+            return read_disposition(lib.pn_delivery_remote(delivery), code, self.scratch, self.scratch_bytes)
         except ValueError as error:
             self.fail(AmqpError("amqp:decode-error", str(error)))
             raise UndecodableError(str(error)) from error

@@ -19,14 +19,18 @@ from typing import Final
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.dispositions import LIGHT_BYTES, bare_frame, too_costly
-from broker_adapter.amqp.frames import disposed, has_no_array
+from broker_adapter.amqp.frames import disposed, has_no_array, long_list
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.event_reader import EventReader
 from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
 from broker_adapter.settings import KIB
 
-#: A transfer of fewer bytes is read field by field.
+#: A transfer, or a disposition, of fewer bytes is read field by field.
 _LEAST_TRANSFER_BYTES: Final = 24
+_LEAST_DISPOSITION_BYTES: Final = 20
+#: Type code of a list in its short form, and the bytes that it has at most.
+_SHORT_LIST: Final = 0xC0
+_SHORT_BYTES: Final = 256
 #: A frame of more bytes goes to proton without its payload.
 _LARGE_FRAME_BYTES: Final = 32 * KIB
 #: Most bytes of frames that proton gets before its events are taken: what they bring stays in its buffers until then.
@@ -60,6 +64,8 @@ class FrameInput:
         self._disposed = events.disposed
         self._most_settled = connection.limits.settled_at_once or sys.maxsize
         self._bare_states = connection.limits.bare_states
+        #: The fields of a disposition of fewer bytes are not read one by one.
+        self._light_bytes = LIGHT_BYTES if self._bare_states else _SHORT_BYTES
         self._settled = 0  # deliveries of the ranges of the input under way, but for one of each
         self._settles_first = False  # whether what is held waits until it was told what the input ahead of it settled
         self._header_seen = False
@@ -165,6 +171,7 @@ class FrameInput:
         limit = self._connection.limits.max_frame_bytes
         sending, disposing = self._rules.sending, self._rules.disposing
         most = self._pushed + _PUSHED_BYTES
+        light_bytes = self._light_bytes
         while end - position >= 8:
             size = int.from_bytes(data[position : position + 4])
             if size > limit:
@@ -177,27 +184,40 @@ class FrameInput:
             head = data[position + 4 : position + 12]
             handles = sending.get(head)
             if handles is not None:
-                # A transfer in its short form.  Without a state (its eighth field) it has nothing that nests.
-                listed = data[position + 12] if size >= _LEAST_TRANSFER_BYTES else 0
-                if listed > 5 and position + 13 + listed <= after:
-                    kind = data[position + 14]
+                # A transfer.  Without a state (its eighth field) it has nothing that nests.
+                if size < _LEAST_TRANSFER_BYTES:
+                    first = stop = after
+                    count = 0
+                elif head[7] == _SHORT_LIST:
+                    count, first, stop = data[position + 13], position + 14, position + 13 + data[position + 12]
+                else:
+                    count, first, stop = long_list(data, position + 12)
+                if first + 4 < stop <= after:
+                    kind = data[first]
                     if kind == 0x52:
-                        handle = data[position + 15]
+                        handle = data[first + 1]
                     elif kind == 0x70:
-                        handle = int.from_bytes(data[position + 15 : position + 19])
+                        handle = int.from_bytes(data[first + 1 : first + 5])
                     else:
                         handle = 0 if kind == 0x43 else -1
                     if handle in handles and (
-                        0 < data[position + 13] <= 7 or has_no_array(data, position + 14, position + 13 + listed)
+                        0 < count <= 7 or (count < _SHORT_BYTES > stop - first and has_no_array(data, first, stop))
                     ):
                         if after > most:
-                            self._push_apart(data, position, position + 13 + listed, after)
+                            self._push_apart(data, position, stop, after)
                             most = after + _PUSHED_BYTES
                         position = after
                         continue
-            elif head in disposing and size > 14 and data[position + 12] <= LIGHT_BYTES:
-                stop = position + 13 + data[position + 12]
-                which = disposed(data[position + 14 : stop]) if stop <= after else None
+            elif head in disposing and size >= _LEAST_DISPOSITION_BYTES:
+                if head[7] == _SHORT_LIST:
+                    count, first, stop = data[position + 13], position + 14, position + 13 + data[position + 12]
+                else:
+                    count, first, stop = long_list(data, position + 12)
+                which = None
+                if stop <= after and stop - first < light_bytes > count:
+                    which = disposed(data[first:stop])
+                    if which is not None and stop - first >= LIGHT_BYTES and which[1] != which[2]:
+                        which = None  # such a state costs for each delivery
                 if which is not None:
                     most = self._tell_earlier(data, position, most, *which)
                     if self._connection.failure is not None:

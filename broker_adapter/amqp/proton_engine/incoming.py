@@ -31,7 +31,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection, UndecodableError
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LinkEndpoint, UnfinishedMessages
-from broker_adapter.amqp.proton_memory import MAX_DESCRIPTION, write_disposition
+from broker_adapter.amqp.proton_memory import MAX_DESCRIPTION, fields_of, write_disposition, write_fields
 from broker_adapter.settings import KIB
 
 #: What proton keeps of a message that was settled until it has written that, in bytes.
@@ -260,6 +260,7 @@ class IncomingTransfers:
         update, settle = engine.pn_delivery_update, engine.pn_delivery_settle
         code = state.code
         plain = PLAIN_STATES.get(code) == state
+        fields = fields_of(state) if code == TRANSACTIONAL else b""
         answer_bytes = _ANSWER_BYTES if plain or state.error is None else _answer_bytes(state.error)
         unwritten_bytes = 0
         for number in numbers:
@@ -267,7 +268,9 @@ class IncomingTransfers:
             if delivery is None:
                 continue
             unwritten_bytes += answer_bytes
-            if not plain:
+            if fields:
+                write_fields(lib.pn_delivery_local(delivery), fields)
+            elif not plain:
                 write_disposition(lib.pn_delivery_local(delivery), state)
             update(delivery, code)
             settle(delivery)

@@ -18,6 +18,14 @@ def frame(channel: int, code: int, *fields: Any, payload: bytes = b"", kind: int
     return raw_frame(channel, encode(Described(ULong(code), list(fields))) + payload, kind)
 
 
+def in_long_form(sent: bytes) -> bytes:
+    """A frame with the list of its fields in the long form, as Qpid JMS writes it where it has a state in it."""
+    assert sent[8:10] + sent[11:12] == b"\x00\x53\xc0"
+    size, count, rest = sent[12], sent[13], sent[14:]
+    body = sent[8:11] + b"\xd0" + (size + 3).to_bytes(4) + count.to_bytes(4) + rest
+    return (8 + len(body)).to_bytes(4) + sent[4:8] + body
+
+
 def raw_frame(channel: int, body: bytes, kind: int = 0) -> bytes:
     """A frame with this body."""
     return (8 + len(body)).to_bytes(4) + bytes((2, kind)) + channel.to_bytes(2) + body

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.frames import MAX_PERFORMATIVE_BYTES, FrameError, FrameRules, disposed, has_no_array
+from broker_adapter.amqp.frames import MAX_PERFORMATIVE_BYTES, FrameError, FrameRules, disposed, has_no_array, long_list
 from broker_adapter.amqp.frames import begins as begins_in
 from broker_adapter.amqp.values import Described, Symbol, UByte, UInt, ULong, UShort
 from tests.broker_adapter.amqp import frames
@@ -19,6 +19,7 @@ from tests.broker_adapter.amqp.frames import (
     end,
     flow,
     frame,
+    in_long_form,
     open_frame,
     raw_frame,
     transfer,
@@ -228,9 +229,11 @@ def test_the_tables_of_first_octets_say_the_same_as_the_check(steps: list[bytes]
         for channel in range(5):
             for handle in range(4):
                 sent = transfer(channel, handle, 0, b"t", b"x")
-                assert (handle in rules.sending.get(sent[4:12], ())) is _passes(rules, sent)
+                for form in (sent, in_long_form(sent)):
+                    assert (handle in rules.sending.get(form[4:12], ())) is _passes(rules, form)
             sent = disposition(channel, True, 0)
-            assert (sent[4:12] in rules.disposing) is _passes(rules, sent)
+            for form in (sent, in_long_form(sent)):
+                assert (form[4:12] in rules.disposing) is _passes(rules, form)
 
 
 def _passes(rules: FrameRules, sent: bytes) -> bool:
@@ -274,6 +277,12 @@ def test_a_performative_may_stand_for_much_only_where_it_may_have_an_array() -> 
     assert has_no_array(b"\xe0\x01\x02\xf0", 1, 3)
     assert not has_no_array(b"\xe0\x01\x02\xf0", 0, 3)
     assert not has_no_array(b"\xe0\x01\x02\xf0", 1, 4)
+
+
+def test_a_list_in_its_long_form_says_where_it_ends() -> None:
+    sent = in_long_form(transfer(1, 2, 3, b"t", b"payload"))
+    count, first, stop = long_list(sent, 12)
+    assert (count, sent[first : first + 2], sent[stop:]) == (10, b"\x52\x02", b"payload")
 
 
 def test_begins_of_ours_that_answer_none_are_found_by_their_octets() -> None:

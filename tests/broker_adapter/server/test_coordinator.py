@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -93,6 +93,29 @@ def test_presettled_messages_may_be_part_of_a_transaction(client: Client, broker
     assert depth(broker, "q") == 0
     assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
     assert waiting(broker, "q") == ["x"]
+
+
+def test_messages_of_a_transaction_that_came_together_are_answered_together(
+    client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of others in between by themselves, in order."""
+    producer, coordinator = client.sender("q"), client.coordinator()
+    one, other = client.declare(coordinator), client.declare(coordinator)
+    settle, settled = client.server._peer.settle, list[tuple[int, bytes | None]]()
+
+    def noted(link: int, numbers: Sequence[int], state: State) -> None:
+        settled.append((len(numbers), state.txn_id))
+        settle(link, numbers, state)
+
+    monkeypatch.setattr(client.server._peer, "settle", noted)
+    bad = b"\x00\x53\x70\xc0\x05\x02\x41\x50"
+    for payload, txn_id in ((b"", one), (b"", one), (b"", other), (bad, other), (b"", one), (b"", one), (b"", one)):
+        client.peer.send(producer, payload, state=in_transaction(txn_id))
+    client.pump()
+    assert settled == [(2, one), (1, other), (1, None), (3, one)]
+    assert client.discharge(coordinator, one) == ACCEPTED_STATE
+    assert code_of(client.discharge(coordinator, other)) == (REJECTED, "amqp:decode-error")
+    assert depth(broker, "q") == 5
 
 
 def test_an_unknown_transaction_is_refused_wherever_it_is_named(client: Client, broker: Broker) -> None:

@@ -11,15 +11,18 @@ from broker_adapter.amqp.events import (
     ACCEPTED,
     MODIFIED,
     RELEASED,
+    TRANSACTIONAL,
     Dispositions,
     Event,
     SessionRemoteClose,
     State,
+    Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.frames import FrameRules
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, UInt, ULong
-from tests.broker_adapter.amqp.frames import DISPOSITION, begin, disposition, end, frame
+from tests.broker_adapter.amqp.frames import DISPOSITION, begin, disposition, end, frame, in_long_form, transfer
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -164,3 +167,63 @@ def test_only_a_server_is_not_given_the_annotations_of_a_state(bare: bool) -> No
     first, second, third = every(pair.server.events(), Dispositions)
     assert (first.state, third.state) == (State(ACCEPTED), State(ACCEPTED))
     assert second.state == State(MODIFIED, failed=True, annotations=None if bare else annotations)
+
+
+def in_a_transaction() -> list[bytes]:
+    """A transfer, and dispositions, as Qpid JMS writes them in a transaction."""
+    settled = Described(ULong(0x34), [b"t" * 8, Described(ULong(ACCEPTED), [])])
+    return [
+        in_long_form(transfer(1, 0, 0, b"t", b"payload", txn_id=b"t" * 8)),
+        in_long_form(frame(0, DISPOSITION, True, UInt(0), UInt(0), True, settled)),
+        in_long_form(frame(0, DISPOSITION, True, UInt(1), UInt(1), True, settled)),
+    ]
+
+
+def test_frames_of_a_transaction_are_told_by_their_octets(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = outgoing(2)
+    pair.sender()
+    monkeypatch.setattr(FrameRules, "read", None)  # what reads field by field
+    for each in in_a_transaction():
+        pair.server.receive(each)
+    events = pair.server.events()
+    (transfers,) = every(events, Transfers)
+    (dispositions,) = every(events, Dispositions)
+    assert [(each.payload, each.state) for each in transfers.deliveries] == [
+        (b"payload", State(TRANSACTIONAL, txn_id=b"t" * 8))
+    ]
+    assert len(dispositions.numbers) == 2
+    assert dispositions.state == State(TRANSACTIONAL, txn_id=b"t" * 8, outcome=State(ACCEPTED))
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("place", range(11, 34))
+def test_a_long_form_with_other_octets_is_taken_or_fails_the_connection(which: int, place: int) -> None:
+    """Above all sizes and counts that do not fit: nothing is read beyond the frame."""
+    sent = in_a_transaction()[which]
+    for octet in (0x00, 0x01, 0x45, 0x7F, 0xC0, 0xD0, 0xE0, 0xF0, 0xFF):
+        pair = outgoing(2)
+        pair.server.receive(sent[:place] + bytes((octet,)) + sent[place + 1 :] + disposition(0, True, 1))
+        events = pair.server.events()
+        assert every(events, TransportFailed) or every(events, Dispositions)
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_a_larger_state_is_told_by_its_octets_only_of_one_delivery_and_at_a_client(
+    monkeypatch: pytest.MonkeyPatch, is_server: bool
+) -> None:
+    """Artemis has ids of transactions of 36 bytes; a server gives proton only what it reads of such a state."""
+    pair = outgoing(3, bare_states=is_server)
+    read, reads = FrameRules.read, list[int]()
+
+    def noted(rules: FrameRules, data: bytes, start: int, end: int) -> tuple[int, int, list[Any], int] | None:
+        reads.append(end - start)
+        return read(rules, data, start, end)
+
+    monkeypatch.setattr(FrameRules, "read", noted)
+    state = Described(ULong(0x34), [b"t" * 36, Described(ULong(ACCEPTED), [])])
+    for first, through in ((0, 0), (1, 2)):
+        pair.server.receive(frame(0, DISPOSITION, True, UInt(first), UInt(through), True, state))
+    (dispositions,) = every(pair.server.events(), Dispositions)
+    assert len(dispositions.numbers) == 3
+    assert dispositions.state == State(TRANSACTIONAL, txn_id=b"t" * 36, outcome=State(ACCEPTED))
+    assert len(reads) == (2 if is_server else 1)
