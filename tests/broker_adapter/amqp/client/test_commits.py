@@ -427,7 +427,7 @@ def test_a_commit_under_way_is_answered_though_no_further_transaction_can_be_dec
     if outcome == ACCEPTED_STATE:
         assert results[0].value is None
     else:
-        with pytest.raises(TransactionRolledBackException, match="has ended since"):
+        with pytest.raises(TransactionRolledBackException, match="stale"):
             _ = results[0].value
     with pytest.raises(TransactionRolledBackException, match="too many transactions"):
         _ = results[1].value
