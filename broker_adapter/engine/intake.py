@@ -14,7 +14,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.identities import Sequences
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import encode_sequences, stream_key
+from broker_adapter.engine.records import FLAG_PERSISTENT, LATEST_EXPIRY_MS, RawEntry, encode_sequences, stream_key
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.settings import EngineSettings
 
@@ -81,6 +81,17 @@ class Intake:
             is_shared = (durable if in_durable else len(queues) - durable) > 1
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, is_shared, now_ms, effects, added)
+
+    def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
+        """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""
+        entries = []
+        for number, message in enumerate(messages, self.next_message):
+            effects.durable.messages[number] = message
+            expires_at_ms = min(message.expires_at_ms or 0, LATEST_EXPIRY_MS)
+            lane, size = 9 - message.priority, len(message.payload)
+            entries.append(RawEntry(0, lane, 0, number, 0, FLAG_PERSISTENT, expires_at_ms, size, message.group))
+        self.next_message += len(messages)
+        queue.add_behind(entries, effects)
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""

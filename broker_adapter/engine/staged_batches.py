@@ -21,7 +21,7 @@ from broker_adapter.engine.identities import LastNumbers, checked_number
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import CatalogRecord
+from broker_adapter.engine.records import CatalogRecord, RawEntry
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
@@ -60,7 +60,7 @@ class StagedBatches:
         self._removal = removal
         self._blocked = blocked_sends
         self._wait_queues = wait_queues
-        self._store = intake.store
+        self._intake = intake
         self._published = published
         self._totals = totals
         self.staging = Staging(int(directory.settings.staged_timeout_seconds * 1000))
@@ -99,8 +99,11 @@ class StagedBatches:
                 self._end(name, effects)
         elif self.staging.used(command.transaction, age_ms):
             self._note_use(queue, age_ms, effects)
-        for message in new:
-            self._store(message._replace(persistent=True), (queue,), now_ms, effects)
+        if queue.durable:
+            self._intake.store_behind(new, queue, effects)
+        else:
+            for message in new:
+                self._intake.store(message, (queue,), now_ms, effects)
         self._changed[queue.id] = queue
         effects.answer(command, True)
 
@@ -123,7 +126,8 @@ class StagedBatches:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
-        return command.messages[have - command.first :]
+        new = command.messages[have - command.first :]
+        return new if all(message.persistent for message in new) else [each._replace(persistent=True) for each in new]
 
     def _take_room(self, command: c.Stage, queue: QueueState | None, sizes: Sequence[int]) -> None:
         """Take the room for messages of these sizes, or raise."""
@@ -267,12 +271,23 @@ class StagedBatches:
         if source is None:
             raise InvalidDestinationException(f"there is no queue of number {command.queue}")
         target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
-        for raw in command.entries:
+        run, others = source.split_run(command.entries, effects)
+        if others:  # all of them, one by one: they keep their order
+            self._move_one_by_one(command.entries, source, target, effects)
+        else:
+            source.remove_run(run, effects, keep_messages=True)
+            target.adopt_run(run, effects)
+            self._totals.enqueued += len(run)
+        self._changed[source.id] = source
+        self._changed[target.id] = target
+        effects.answer(command, None)
+
+    def _move_one_by_one(
+        self, entries: Sequence[RawEntry], source: QueueState, target: QueueState, effects: Effects
+    ) -> None:
+        for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
                 target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
                 self._totals.enqueued += 1
-        self._changed[source.id] = source
-        self._changed[target.id] = target
-        effects.answer(command, None)
