@@ -66,7 +66,13 @@ class JmsRegionStreamReader(JmsStreamReader):
     def __init__(self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None) -> None:
         self._region_columns = columns
         self._region_options = options
-        topic = attrs.evolve(options, region=None, topic=region_of(options), max_messages_per_partition=_ALL)
+        topic = attrs.evolve(
+            options,
+            region=None,
+            topic=region_of(options),
+            max_messages_per_partition=_ALL,
+            max_bytes_per_partition=None,
+        )
         super().__init__(topic, columns.names, log)
 
     # In the driver.
