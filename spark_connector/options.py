@@ -197,7 +197,7 @@ class SourceOptions(ConnectionOptions):
         " else spark.driver.host",
     )
     head_refresh_seconds: float = _option(
-        "headRefreshSeconds", 0.1, "shortest time between two requests of a streaming query for new messages", least=0
+        "headRefreshSeconds", 0.05, "shortest time between two requests of a streaming query for new messages", least=0
     )
 
 

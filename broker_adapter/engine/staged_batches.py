@@ -1,7 +1,8 @@
 """How messages are staged, and staged transactions published: all of a batch or none, and once for each number.
 
 A staged transaction is a queue that has no consumers.  Publishing says that its messages belong to its target, in one
-step; a background job then moves them there, and what is on its way counts as there.  Which transactions belong
+step.  Few messages are moved in that step; otherwise a background job then moves them there, and what is on its way
+counts as there.  Which transactions belong
 together, and when they are dropped, is in :mod:`broker_adapter.engine.staging`.
 """
 
@@ -191,8 +192,9 @@ class StagedBatches:
                 if self.staging.used(queue.record.name, self._time.age_ms):
                     self._note_use(queue, self._time.age_ms, effects)
             return not waits
-        for queue in found:
-            self._begin_publishing(queue, effects)
+        if not self._move_at_once(command.found, found, now_ms, effects):
+            for queue in found:
+                self._begin_publishing(queue, effects)
         for name in self.staging.through(command.group, command.number):
             self._end(name, effects)  # of attempts that do not count
         self._published.note(command.group, command.number, effects.durable)
@@ -238,6 +240,30 @@ class StagedBatches:
             made.append(self._directory.queue(target, effects))
         return self._admission.ask_for_batches(found)
 
+    def _move_at_once(
+        self, entries: Sequence[RawEntry], found: Sequence[QueueState], now_ms: int, effects: Effects
+    ) -> bool:
+        """Move what is staged in this decision; returns False, with nothing done, where a job has to do that.
+
+        That is so where there is too much, where it has changed since it was read, and where earlier publications are
+        still on their way into a target.
+        """
+        by_queue: dict[int, list[RawEntry]] = {queue.id: [] for queue in found}
+        for raw in entries:
+            if raw.queue in by_queue:
+                by_queue[raw.queue].append(raw)
+        for queue in found:
+            own = by_queue[queue.id]
+            if len(own) != queue.depth or (queue.record.target or "") in self._admission.publishing:
+                return False
+            if queue.split_run(own, effects)[1]:
+                return False
+        for queue in found:
+            self.staging.end(queue.record.name)
+            self._move_run(by_queue[queue.id], queue, effects)
+            self._removal.drop(c.Drop(queue.id), now_ms, effects)
+        return True
+
     def _begin_publishing(self, queue: QueueState, effects: Effects) -> None:
         self.staging.end(queue.record.name)
         self._admission.begin_publishing(queue)
@@ -270,21 +296,27 @@ class StagedBatches:
         source = self._directory.queues.get(command.queue)
         if source is None:
             raise InvalidDestinationException(f"there is no queue of number {command.queue}")
-        target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
         run, others = source.split_run(command.entries, effects)
         if others:  # all of them, one by one: they keep their order
-            self._move_one_by_one(command.entries, source, target, effects)
+            self._move_one_by_one(command.entries, source, effects)
         else:
-            source.remove_run(run, effects, keep_messages=True)
-            target.adopt_run(run, effects)
-            self._totals.enqueued += len(run)
+            self._move_run(run, source, effects)
         self._changed[source.id] = source
-        self._changed[target.id] = target
         effects.answer(command, None)
 
-    def _move_one_by_one(
-        self, entries: Sequence[RawEntry], source: QueueState, target: QueueState, effects: Effects
-    ) -> None:
+    def _target_of(self, source: QueueState, effects: Effects) -> QueueState:
+        target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
+        self._changed[target.id] = target
+        return target
+
+    def _move_run(self, run: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
+        target = self._target_of(source, effects)
+        source.remove_run(run, effects, keep_messages=True)
+        target.adopt_run(run, effects)
+        self._totals.enqueued += len(run)
+
+    def _move_one_by_one(self, entries: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
+        target = self._target_of(source, effects)
         for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import background
+from broker_adapter.engine import background, command_inputs
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queue_entries import QueueEntries
-from broker_adapter.envelope import Envelope, pack, unpack
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.asking import ask
 from tests.broker_adapter.engine.driving import (
@@ -72,6 +72,7 @@ def test_what_is_published_comes_in_order_and_once_however_it_was_moved(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr(background, "CHUNK_ENTRIES", chunk)
+        patch.setattr(command_inputs, "MOVED_AT_ONCE", data.draw(st.sampled_from([0, 20, 1000]), "moved at once"))
         engines, limits = Engines(Path(name)), {"window_messages": window, "expiry_queue": "expired"}
         broker = engines.start(**limits)
         client = connect(broker)
@@ -150,6 +151,52 @@ def test_a_consumer_that_waits_gets_also_what_came_behind_the_window_in_the_same
         ask(broker, "publish", group="g", number=1, transactions=["g/1/t"])
         come_to_rest(broker)
         assert [unpack(each.payload).body for each in inbox.handouts] == [body for _, body in sent[:30]]
+        assert broker.check() == []
+    finally:
+        broker.close()
+
+
+def test_few_messages_are_published_in_one_commit_and_none_overtakes_an_earlier_publication(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    try:
+        stage(broker, "g/1/t", [(4, False, None)] * 3000)
+        stage(broker, "h/2/t", [(4, False, None)] * 3)
+        replies: list[object] = []
+        # In one cycle: the first one is still on its way when the second is decided.
+        broker.submit_all(
+            (
+                c.Publish("g", 1, ["g/1/t"], reply=replies.append),
+                c.Publish("h", 2, ["h/2/t"], reply=replies.append),
+            )
+        )
+        come_to_rest(broker)
+        assert replies == [True, True]
+        assert [body.split("-")[0] for body in bodies(broker)] == ["g/1/t"] * 3000 + ["h/2/t"] * 3
+        stage(broker, "g/3/t", [(4, False, None)] * 3)
+        come_to_rest(broker)
+        before = broker._state.totals.commits
+        ask(broker, "publish", group="g", number=3, transactions=["g/3/t"])
+        assert broker._state.totals.commits == before + 1
+        assert broker.check() == []
+    finally:
+        broker.close()
+
+
+def test_what_was_staged_behind_what_the_publication_has_read_is_published_as_well(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    try:
+        stage(broker, "g/1/t", [(4, False, None)] * 3)
+        replies: list[object] = []
+        more = [c.NewMessage(ENVELOPE_FORMAT, payload("more"))]
+        broker.submit_all(
+            (
+                c.Stage("g/1/t", queue("target"), 3, more, replies.append),
+                c.Publish("g", 1, ["g/1/t"], reply=replies.append),
+            )
+        )
+        come_to_rest(broker)
+        assert replies == [True, True]
+        assert bodies(broker) == ["g/1/t-0", "g/1/t-1", "g/1/t-2", "more"]
         assert broker.check() == []
     finally:
         broker.close()
