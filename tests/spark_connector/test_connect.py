@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 from spark_connector import register
 
 url, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.remote("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+builder = SparkSession.builder.remote("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.connect.grpc.binding.address", "127.0.0.1").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 try:
     register(spark)
@@ -39,7 +40,8 @@ finally:
 
 def test_a_client_of_spark_connect_writes_reads_and_streams(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
-    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    # SPARK_TESTING: the server listens at any port that is free.
+    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_TESTING": "1"}
     with ServerProcess(tmp_path / "broker") as server:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, server.url, str(tmp_path / "checkpoint")],
