@@ -155,14 +155,15 @@ def holdfast_lines(spark: SparkSession, directory: Path, rows: int, warm_up: int
             return meter.measured(number, writer.save)
 
         def read(queue: str, number: int, schema: str | None = None) -> Cost:
-            reader = spark.read.format("jms").options(url=url, queue=queue)
+            reader = spark.read.format("jms").options(url=url, queue=queue, minPartitions="2")
             found = (reader if schema is None else reader.schema(schema)).load()
             return meter.measured(number, lambda: drain(found))
 
         def stream(source: str, target: str, number: int) -> Cost:
             reader = spark.readStream.format("jms").options(url=url, queue=source, maxMessagesPerTrigger=str(PER_BATCH))
-            # Two tasks a batch, as the other side has two partitions.
-            found = reader.option("maxMessagesPerPartition", str(PER_BATCH // 2)).schema(TEXT_ONLY).load()
+            # Two tasks a batch, as the other side has two partitions; also of the first, smaller ones, so that all of
+            # Spark's workers have started.
+            found = reader.option("minPartitions", "2").schema(TEXT_ONLY).load()
             return meter.measured(number, lambda: stream_through(found, "jms", {"url": url, "queue": target}))
 
         def all_of(name: str, number: int) -> dict[str, Cost]:

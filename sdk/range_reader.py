@@ -63,6 +63,7 @@ class Bounds:
             below ``kept`` should keep ``run`` with them instead.
         events: position of the last event of all regions at the same moment (0: there is none); None where the broker
             does not say.
+        message_bytes: of a message on average, rounded up; None where there is none, or the broker does not say.
     """
 
     incarnation: str
@@ -73,6 +74,7 @@ class Bounds:
     settled: int
     aging: bool = False
     events: int | None = None
+    message_bytes: int | None = None
 
 
 @attrs.frozen
@@ -157,6 +159,7 @@ class RangeReader:
             answer.get("settled", 0),
             answer.get("aging", False),
             answer.get("events"),
+            -(-answer["bytes"] // answer["messages"]) if answer.get("messages") else None,
         )
 
     def read(

@@ -17,7 +17,7 @@ from sdk.range_reader import Bounds, RangeReader
 from spark_connector.ahead import one_ahead
 from spark_connector.block_rows import batch_of_block
 from spark_connector.connections import connection_for, drop_connection, with_retries
-from spark_connector.offsets import part_of, split
+from spark_connector.offsets import part_of, positions_of_task, split
 from spark_connector.options import SourceOptions, queues_of
 from spark_connector.positions import EARLIEST, LATEST
 from spark_connector.rows import Readable, batch_of
@@ -108,11 +108,16 @@ def partitions_of(
     first: int,
     end: int,
     least: int | None = None,
+    message_bytes: int | None = None,
 ) -> list[InputPartition]:
-    """Tasks for the positions [first, end): ``least`` or more, as far as there are positions."""
+    """Tasks for the positions [first, end): ``least`` or more, as far as there are positions.
+
+    Of messages of ``message_bytes`` on average (None: not known), as many as the options allow by number and bytes.
+    """
+    most = positions_of_task(options.max_messages_per_partition, options.max_bytes_per_partition, message_bytes)
     return [
         RangePartition(options, columns, incarnation, run, low, high)
-        for low, high in split(first, end, options.max_messages_per_partition, least or 1)
+        for low, high in split(first, end, most, least or 1)
     ]
 
 
@@ -252,6 +257,7 @@ class JmsBatchReader(DataSourceReader):
                 for task in partitions_of(
                     *(one, self._columns, bounds.incarnation, bounds.run, first, end),
                     part_of(options.min_partitions, end - first, total),
+                    bounds.message_bytes,
                 )
             ]
 

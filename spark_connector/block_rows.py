@@ -36,6 +36,7 @@ from broker_adapter import (
     unpack_properties,
 )
 from sdk.range_reader import RangeMessage, messages_of
+from spark_connector.arrow_arrays import MOST_BYTES, of_flags, of_numbers, of_one_text, of_texts
 from spark_connector.rows import ARROW_TYPES, BODY_TYPES, INSTANT, LIMITS, batch_of, decoded, shown_properties
 
 _Numbers = npt.NDArray[Any]
@@ -55,8 +56,6 @@ _IS_PLAIN: Final = np.zeros((256, 256), bool)
 _IS_PLAIN[list(BodyKind), BodyForm.NONE] = True
 _IS_PLAIN[BodyKind.TEXT, BodyForm.TEXT] = _IS_PLAIN[BodyKind.BYTES, BodyForm.BYTES] = True
 _LAST_POSITION: Final = (1 << 63) - 1
-#: Arrow's offsets have 31 bits.
-_MOST_BYTES: Final = (1 << 31) - 1
 
 
 def batch_of_block(block: RangeBlock, queue: str, columns: Sequence[str]) -> pa.RecordBatch:
@@ -67,7 +66,7 @@ def batch_of_block(block: RangeBlock, queue: str, columns: Sequence[str]) -> pa.
         queue: the name of their queue or topic.
         columns: names of the batch's, of :data:`spark_connector.rows.COLUMNS`.
     """
-    found = _PlainMessages(block, frozenset(columns)) if len(block.payloads) <= _MOST_BYTES else None
+    found = _PlainMessages(block, frozenset(columns)) if len(block.payloads) <= MOST_BYTES else None
     if found is None or not len(found.rows):
         return _one_by_one(messages_of(block), queue, columns)
     batch = found.batch(queue, columns)
@@ -75,14 +74,14 @@ def batch_of_block(block: RangeBlock, queue: str, columns: Sequence[str]) -> pa.
     if found.failed:
         keep = np.ones(len(plain), bool)
         keep[list(found.failed)] = False
-        batch, plain = batch.filter(pa.array(keep)), plain[keep]
+        batch, plain = batch.filter(of_flags(keep)), plain[keep]
     if len(plain) == block.length:
         return batch
     others = np.setdiff1d(np.arange(block.length), plain)
     rows = block.rows()
     rest = _one_by_one([RangeMessage(*rows[index]) for index in others], queue, columns)
     # The others stand behind the plain ones: where is each row?
-    places = pa.array(np.argsort(np.concatenate((plain, others))))
+    places = of_numbers(np.argsort(np.concatenate((plain, others))), pa.int64())
     arrays = [pa.concat_arrays(pair).take(places) for pair in zip(batch.columns, rest.columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
@@ -139,7 +138,7 @@ class _PlainMessages:
     def batch(self, queue: str, columns: Sequence[str]) -> pa.RecordBatch:
         """The messages as a batch."""
         made = dict(self._decoded_columns())
-        made["queue"] = pa.repeat(pa.scalar(queue, pa.string()), len(self.rows))
+        made["queue"] = of_one_text(queue, len(self.rows))
         arrays = [made[name] if name in made else self._column(name) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, ARROW_TYPES[name]) for name in columns]))
 
@@ -150,14 +149,14 @@ class _PlainMessages:
         heads = self._heads
         match name:
             case "position":
-                return pa.array(self._positions.astype(np.int64))
+                return of_numbers(self._positions, pa.int64())
             case "timestamp" | "expiration":
                 flag, field = _INSTANTS[name]
-                return pa.array(heads[field].astype(np.int64) * 1000, mask=~self._has(flag)).cast(INSTANT)
+                return of_numbers(heads[field].astype(np.int64) * 1000, pa.int64(), ~self._has(flag)).cast(INSTANT)
             case "priority":
-                return pa.array(np.minimum(heads["priority"], 9).astype(np.int32))
+                return of_numbers(np.minimum(heads["priority"], 9), pa.int32())
             case "bodyType":
-                return _BODY_TYPE_NAMES.take(pa.array(heads["body_kind"]))
+                return _BODY_TYPE_NAMES.take(of_numbers(heads["body_kind"], pa.uint8()))
             case "body":
                 return self._part("body_bytes", heads["form"] == BodyForm.BYTES)
         return pa.nulls(len(heads), ARROW_TYPES[name])  # problem and _corrupt_record: nothing is wrong
@@ -174,8 +173,8 @@ class _PlainMessages:
             yield "text", self._texts(self._part("body_bytes", self._heads["form"] == BodyForm.TEXT))
         if columns & _OF_FURTHER:
             found = self._decoded("further_bytes", _NO_FURTHER, _shown_further)
-            yield "correlationId", pa.array([each for each, _ in found], pa.string())
-            yield "type", pa.array([each for _, each in found], pa.string())
+            yield "correlationId", of_texts([each for each, _ in found])
+            yield "type", of_texts([each for _, each in found])
         if columns & _OF_PROPERTIES:
             yield "properties", _maps(self._decoded("property_bytes", [], _shown_properties))
 
@@ -228,11 +227,11 @@ class _PlainMessages:
         """What stands between these bounds of the block, which increase; null where it is not wanted."""
         count = len(bounds)
         if not count:
-            return pa.array([], pa.binary())
+            return pa.nulls(0, pa.binary())
         # As one array these are the slices, and what is between them.
         offsets = pa.py_buffer(np.ascontiguousarray(bounds, np.int32))
         pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, offsets, self._data])
-        return pieces.take(pa.array(np.arange(0, 2 * count, 2), mask=None if wanted is None else ~wanted))
+        return pieces.take(of_numbers(np.arange(0, 2 * count, 2), pa.int32(), None if wanted is None else ~wanted))
 
 
 def _heads(payloads: bytes, starts: _Numbers) -> _Numbers:
@@ -277,8 +276,8 @@ def _maps(properties: Sequence[list[tuple[str, str | None]]]) -> pa.Array:
     offsets = np.zeros(len(properties) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, properties), np.int32, len(properties)), out=offsets[1:])
     members = list(chain.from_iterable(properties))
-    names = pa.array([name for name, _ in members], pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets), names, pa.array([value for _, value in members], pa.string()))
+    names, values = of_texts([name for name, _ in members]), of_texts([value for _, value in members])
+    return pa.MapArray.from_arrays(of_numbers(offsets, pa.int32()), names, values)
 
 
 #: Columns of instants: the flag of messages that have one, and its field of the head.
@@ -293,4 +292,4 @@ _NAMES: Final = (
     ("", "producer_bytes", HeadFlag.IDENTIFIED),
     ("messageId", "id_bytes", HeadFlag.NAMED),
 )
-_BODY_TYPE_NAMES: Final = pa.array([BODY_TYPES[kind] for kind in sorted(BodyKind)])
+_BODY_TYPE_NAMES: Final = of_texts([BODY_TYPES[kind] for kind in sorted(BodyKind)])

@@ -196,6 +196,19 @@ def part_of(least: int | None, count: int, total: int) -> int | None:
     return None if least is None or count <= 0 else -(-least * count // total)
 
 
+def positions_of_task(most: int, most_bytes: int | None, message_bytes: int | None) -> int:
+    """How many positions a task has at most: one at least.
+
+    Args:
+        most: positions.
+        most_bytes: of messages, about; None: any number.
+        message_bytes: of a message on average; None: not known.
+    """
+    if most_bytes is None or not message_bytes:
+        return most
+    return max(1, min(most, most_bytes // message_bytes))
+
+
 def split(first: int, end: int, most: int, least_parts: int = 1) -> list[tuple[int, int]]:
     """[first, end) in ranges [first, last], alike in size.
 

@@ -140,6 +140,12 @@ class SourceOptions(ConnectionOptions):
     max_messages_per_partition: int = _option(
         "maxMessagesPerPartition", 100_000, "messages (positions), or keys of a region, that one task reads", least=1
     )
+    max_bytes_per_partition: int | None = _option(
+        "maxBytesPerPartition",
+        256 * 1024 * 1024,
+        "bytes of messages that one task reads, as far as the average size of those in the queue tells; none: no limit",
+        least=1,
+    )
     min_partitions: int | None = _option(
         "minPartitions", None, "tasks that a batch is read by at least, as far as it has messages; none: one", least=1
     )
@@ -191,7 +197,7 @@ class SourceOptions(ConnectionOptions):
         " else spark.driver.host",
     )
     head_refresh_seconds: float = _option(
-        "headRefreshSeconds", 0.1, "shortest time between two requests of a streaming query for new messages", least=0
+        "headRefreshSeconds", 0.05, "shortest time between two requests of a streaming query for new messages", least=0
     )
 
 

@@ -12,6 +12,10 @@ Theory of operation
     read again at any time, after restarts of the driver and of the server too.  P is in each offset, since Spark asks
     again where a query begins if its first batch was not completed, and has the end of that batch in its log.
 
+    A query that begins with the *latest* events passes over those that the subscription has, and settles them with the
+    first batch.  Where it began is in each offset, for the same reason.  If the driver is killed before Spark's log has
+    the first offset, nothing knows where that was: the query begins once more, with what is the latest then.
+
     The events of a batch are read by one task.  Tasks run at once, and what follows in Spark would get the events of a
     key in any order; a streaming query cannot sort them.
 """
@@ -19,7 +23,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import pyarrow as pa
@@ -33,8 +37,8 @@ from spark_connector.batch_reader import RangePartition, read_range
 from spark_connector.connections import with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import beginning
-from spark_connector.options import SNAPSHOT, SourceOptions
-from spark_connector.positions import EARLIEST
+from spark_connector.options import SourceOptions
+from spark_connector.positions import EARLIEST, LATEST
 from spark_connector.region_reader import KeyRangePartition, partitions_of_keys, read_key_range, region_of
 from spark_connector.region_rows import RegionColumns, batch_of_events
 from spark_connector.sentences import sentence_first
@@ -43,6 +47,8 @@ from spark_connector.stream_reader import JmsStreamReader
 #: In an offset: the position of the last event that the first batch has; and that this batch was not read yet.
 _POSITION = "snapshot"
 _AHEAD = "ahead"
+#: In an offset of a query that began with the events behind those that the subscription had: the first of them.
+_FROM = "from"
 #: Positions of one task: as many as a batch has, however many these are.
 _ALL = 1 << 62
 
@@ -60,7 +66,13 @@ class JmsRegionStreamReader(JmsStreamReader):
     def __init__(self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None) -> None:
         self._region_columns = columns
         self._region_options = options
-        topic = attrs.evolve(options, region=None, topic=region_of(options), max_messages_per_partition=_ALL)
+        topic = attrs.evolve(
+            options,
+            region=None,
+            topic=region_of(options),
+            max_messages_per_partition=_ALL,
+            max_bytes_per_partition=None,
+        )
         super().__init__(topic, columns.names, log)
 
     # In the driver.
@@ -76,36 +88,33 @@ class JmsRegionStreamReader(JmsStreamReader):
                 return start.to_json()
             # What the subscription has by now is passed over, and settled with the rest.
             start = start._replace(next=bounds.next)
-            if self._region_options.starting_position in (None, SNAPSHOT):
-                if bounds.events is None:
-                    raise ValueError(
-                        "the server is of a version without snapshots of regions: say startingPosition=latest"
-                    )
-                return {**start.to_json(), _POSITION: bounds.events, _AHEAD: True}
-            return start.to_json()
+            if self._region_options.starting_position == LATEST:
+                return {**start.to_json(), _FROM: bounds.next}
+            if bounds.events is None:
+                raise ValueError("the server is of a version without snapshots of regions: say startingPosition=latest")
+            return {**start.to_json(), _POSITION: bounds.events, _AHEAD: True}
 
         return with_retries(self._region_options, begin)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes: the first one ends where the events begin."""
-        begin, position, is_ahead = _split(start)
-        if is_ahead:
-            return _joined(begin, position)
-        found = super().latestOffset(begin, limit)
-        return start if found == begin else _joined(found, position)
+        begin = _split(start)
+        if begin.is_ahead:
+            return _joined(begin.events, begin)
+        found = super().latestOffset(begin.events, limit)
+        return start if found == begin.events else _joined(found, begin)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
-        begin, _, is_ahead = _split(start)
-        goal, position, ends_ahead = _split(end)
-        if is_ahead and not ends_ahead:
-            options, columns = self._region_options, self._region_columns
+        begin, goal = _split(start), _split(end)
+        if begin.is_ahead and not goal.is_ahead:
+            options, columns, position = self._region_options, self._region_columns, goal.position
             return with_retries(options, lambda connection: partitions_of_keys(connection, options, columns, position))
-        return super().partitions(begin, goal)
+        return super().partitions(_begun_again(begin, goal), goal.events)
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done: take its events out of the subscription."""
-        super().commit(_split(end)[0])
+        super().commit(_split(end).events)
 
     # In the executors.
 
@@ -118,18 +127,36 @@ class JmsRegionStreamReader(JmsStreamReader):
         return read_range(partition, lambda block: batch_of_events(messages_of(block), region, columns))
 
 
-def _split(fields: dict[str, Any]) -> tuple[dict[str, Any], int, bool]:
-    """The offset of the subscription, the position of the snapshot (0: none), and whether that was not read yet.
+class _Parts(NamedTuple):
+    """What an offset of a region's stream has."""
+
+    events: dict[str, Any]  #: the offset of the subscription
+    position: int  #: of the snapshot; 0: none
+    is_ahead: bool  #: whether the snapshot was not read yet
+    first: int | None  #: of the events, where the query began with the latest ones
+
+
+def _split(fields: dict[str, Any]) -> _Parts:
+    """The parts of an offset.
 
     Raises:
         ValueError: it is no offset of a region's stream.
     """
-    rest = {name: value for name, value in fields.items() if name not in (_POSITION, _AHEAD)}
-    position, is_ahead = fields.get(_POSITION, 0), fields.get(_AHEAD, False)
-    if type(position) is not int or type(is_ahead) is not bool:
+    rest = {name: value for name, value in fields.items() if name not in (_POSITION, _AHEAD, _FROM)}
+    position, is_ahead, first = fields.get(_POSITION, 0), fields.get(_AHEAD, False), fields.get(_FROM)
+    if type(position) is not int or type(is_ahead) is not bool or not (first is None or type(first) is int):
         raise ValueError(f"{fields!r} is not an offset of this source; was the checkpoint made by another one?")
-    return rest, position, is_ahead
+    return _Parts(rest, position, is_ahead, first)
 
 
-def _joined(offset: dict[str, Any], position: int) -> dict[str, Any]:
-    return {**offset, _POSITION: position} if position else offset
+def _joined(offset: dict[str, Any], begin: _Parts) -> dict[str, Any]:
+    offset = {**offset, _POSITION: begin.position} if begin.position else offset
+    return offset if begin.first is None else {**offset, _FROM: begin.first}
+
+
+def _begun_again(begin: _Parts, goal: _Parts) -> dict[str, Any]:
+    """Where a batch begins: if it is the first one, where its end says, since Spark may have asked again meanwhile."""
+    events = begin.events
+    if begin.first is None or goal.first is None or events["next"] != begin.first:
+        return events
+    return {**events, "next": goal.first}

@@ -3,9 +3,10 @@
 Theory of operation
     The broker drops what is staged for a batch that was not used for a time-out.  Staging rows is a use, but a task may
     compute for longer than that before its first row, or between two of them, and rows that Spark still gathers are not
-    staged.  Spark calls the writer before it has the first row.  So a thread of its own renews it at once, and then
-    every tenth of the time-out, which is in the broker's answer.  It ends with the attempt: what a
-    task has staged that failed, or whose process was killed, is dropped after the time-out as before.
+    staged.  Spark calls the writer before it has the first row.  So a thread of its own renews it: first after a tenth
+    of the shortest time-out, before which most tasks of small batches end, and then every tenth of the time-out, which
+    is in the broker's answer.  It ends with the attempt: what a task has staged that failed, or whose process was
+    killed, is dropped after the time-out as before.
 
     The connections of a process are for one thing at a time, and a thread that fails closes the one that it had.  So
     the thread and the task take turns.
@@ -27,6 +28,8 @@ from spark_connector.options import SinkOptions
 _log = logging.getLogger(f"holdfast.{__name__}")
 #: Renewals in one time-out.
 _RENEWALS: Final = 10
+#: Pause before the first one, in seconds: a tenth of the shortest time-out that a broker can have.
+_FIRST_PAUSE: Final = 0.1
 #: Longest pause between two of them, in seconds: the time-out may be a shorter one after a restart of the broker.
 _LONGEST_PAUSE: Final = 60.0
 #: Shortest and longest pause after one that failed, in seconds.
@@ -67,7 +70,7 @@ class Renewal:
             yield
 
     def _run(self) -> None:
-        pause, failures = 0.0, 0
+        pause, failures = _FIRST_PAUSE, 0
         while not self._ended.wait(pause):
             with self._turn:
                 if self._ended.is_set():

@@ -169,6 +169,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(
             *(self._options, self._columns, goal.incarnation, goal.run, first, stop),
             least,
+            None if bounds is None else bounds.message_bytes,
         )
 
     def _tell(self, loss: Loss, offset: Offset) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 import attrs
@@ -55,6 +55,8 @@ from spark_connector.rows import RowError, envelopes_of, largest_cell
 from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+K = TypeVar("K")
+V = TypeVar("V")
 
 #: Most messages that are under way at once at least once, and their bytes, unless one has more.
 _SENT_AT_ONCE = 1000
@@ -63,6 +65,19 @@ _BYTES_AT_ONCE = 4 * 1024 * 1024
 _LONGEST_LIFE = 100 * 365 * 86400.0
 #: Longest wait for the broker to drop what is of no use any more, in seconds.
 _DISCARD_SECONDS = 5.0
+
+#: (group, URL) → the run of the query for which this process has dropped what an earlier run left.
+_begun: dict[tuple[str, str], str] = {}
+#: (group, URL) → the last batch that this process has published.
+_published: dict[tuple[str, str], int] = {}
+#: Groups that a process knows something of; beyond it all are forgotten, and asked for or dropped again.
+MAX_GROUPS = 100
+
+
+def _note(known: dict[K, V], key: K, value: V) -> None:
+    if key not in known and len(known) >= MAX_GROUPS:
+        known.clear()
+    known[key] = value
 
 
 @attrs.frozen
@@ -132,8 +147,11 @@ class TaskWriter:
                     "exactly once needs staged transactions, which only a Holdfast broker has: say"
                     " deliveryGuarantee=at_least_once for other brokers"
                 )
-            # What an earlier run of the query has left; and the connection, which is kept between tasks, is alive.
-            discard(connection, prefixes=[all_of_batch(group, self.batch)], keep=[own])
+            # What an earlier run of the query has left of this batch, which is the first one that this run writes.  Of
+            # later ones it has none, unless it runs still: that goes when they are published.
+            if _begun.get((group, options.url)) != self.attempt.run:
+                discard(connection, prefixes=[all_of_batch(group, self.batch)], keep=[own])
+                _note(_begun, (group, options.url), self.attempt.run)
             if earlier:
                 discard(connection, prefixes=earlier)
             return connection
@@ -268,14 +286,25 @@ class _Publishing:
             return
         group = written[0].group
         # Asked before: afterwards an earlier publication could not be told from one whose answer was lost.
-        last = with_retries(self._options, lambda connection: published(connection, group))
-        if last is None:
-            last = self._published_earlier(group)
+        last = _published.get((group, self._options.url))
+        if last is None or dropped:
+            last = with_retries(self._options, lambda connection: published(connection, group))
+            if last is None:
+                last = self._published_earlier(group)
+        answers: list[bool | None] = []
         if staged:
             names = [message.transaction for message in staged if message.transaction is not None]
             counts = [message.count for message in staged]
-            with_retries(self._options, lambda connection: publish(connection, group, number, names, counts))
-        if dropped or (last is not None and number <= last):
+
+            def publish_it(connection: Connection) -> None:
+                answers.append(None)  # until it is answered
+                answers[-1] = publish(connection, group, number, names, counts)
+
+            with_retries(self._options, publish_it)
+            _note(_published, (group, self._options.url), number)
+        # An answer to the first question is sure; one to a later question may tell of the first.
+        is_sure = answers[:1] == [False] or (last is not None and number <= last)
+        if dropped or (answers[-1:] == [False] and is_sure):
             count = sum(message.count for message in written)
             self._driver_log.warning(
                 f"batch {number} of the query was published to queue {self._options.queue!r} before, so its"

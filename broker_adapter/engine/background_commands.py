@@ -65,7 +65,11 @@ class BackgroundCommands:
         queue = self._directory.queues.get(command.range.queue)
         dropped = 0
         if queue is not None and (queue.record.kind == "ended") == command.of_ended:
-            for raw in command.found:
+            # What a lost connection had is counted one by one.
+            run, others = queue.split_run(command.found, effects) if command.token is None else ([], command.found)
+            queue.remove_run(run, effects)
+            dropped += len(run)
+            for raw in others:
                 entry = queue.find(raw, effects)
                 if entry is not None:
                     if entry.delivery_count and command.processed:

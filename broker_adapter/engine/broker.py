@@ -144,7 +144,8 @@ class Broker:
         self._measure_room = self._room_checks.measure
         self._event_reads = EventReads(self._stores, self._reads, state.events)
         self._supply = CommandInputs(
-            self._stores, self._reads, state.commits, state.published, state.deliveries, self._event_reads
+            *(self._stores, self._reads, state.commits, state.published, state.deliveries, self._event_reads),
+            state.directory.staged,
         ).supplied
         self._load = self._loading.load
         self._persist = self._stores.commit

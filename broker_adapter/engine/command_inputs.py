@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.deliveries import Deliveries
@@ -10,9 +11,13 @@ from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.event_reads import EventReads
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.losses import Place
-from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import LAST_POSITION, RawEntry
 from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.stores import Stores
+
+#: Messages, and transactions, that a publication moves in its own commit; more are moved by a background job.
+MOVED_AT_ONCE: Final = 1000
 
 
 class CommandInputs:
@@ -25,6 +30,7 @@ class CommandInputs:
         published: the batches that were published.
         deliveries: knows what lost connections had.
         events: reads what commands about regions and durable clients ask for.
+        staged: the staged transactions by name.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class CommandInputs:
         published: LastNumbers,
         deliveries: Deliveries,
         events: EventReads,
+        staged: Mapping[str, QueueState],
     ) -> None:
         self._stores = stores
         self._reads = reads
@@ -43,6 +50,7 @@ class CommandInputs:
         self._deliveries = deliveries
         self._look_up = stores.look_up
         self._event_reads = events.by_kind
+        self._staged = staged
 
     def supplied(self, command: c.Command) -> c.Command:
         """The command with the entries that it asks for, as the stores have them in this cycle."""
@@ -63,6 +71,7 @@ class CommandInputs:
                 self._look_up(self._commits, command.commit_id.session)
         elif type(command) is c.Publish:
             self._look_up(self._published, command.group)
+            return command._replace(found=self._staged_by(command.transactions))
         elif type(command) is c.Stage:
             group, number = batch_of(command.transaction)
             if number is not None:
@@ -70,6 +79,18 @@ class CommandInputs:
         elif (read := self._event_reads.get(type(command))) is not None:
             return read(command)
         return command
+
+    def _staged_by(self, transactions: Sequence[str]) -> list[RawEntry]:
+        """All entries of some staged transactions, one behind the other; none where there are many."""
+        if len(transactions) > MOVED_AT_ONCE:
+            return []
+        queues = [queue for queue in map(self._staged.get, dict.fromkeys(transactions)) if queue is not None]
+        if sum(queue.depth for queue in queues) > MOVED_AT_ONCE:
+            return []
+        found: list[RawEntry] = []
+        for queue in queues:
+            found += self._reads.of_range(c.Range(queue.id, 0, LAST_POSITION, MOVED_AT_ONCE + 1))[0]
+        return found
 
     def _entries_at(self, places: Sequence[Place]) -> list[RawEntry]:
         found: list[RawEntry] = []

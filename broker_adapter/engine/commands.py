@@ -520,9 +520,9 @@ class Renew(NamedTuple):
 class Publish(NamedTuple):
     """Decide that these staged transactions are published, as number ``number`` of ``group``.
 
-    Replies True, or False where that number was published before (they are then dropped).  The broker moves the
-    messages afterwards (:class:`Move`); a crash in between is made good at the next start.  Other transactions of the
-    group, up to that number, are dropped.
+    Replies True, or False where that number was published before (they are then dropped).  Few messages are moved at
+    once; more of them the broker moves afterwards (:class:`Move`), and a crash in between is made good at the next
+    start.  Other transactions of the group, up to that number, are dropped.
 
     ``counts`` has the number of messages of each transaction: nothing is published where one of them has another.
     """
@@ -532,6 +532,7 @@ class Publish(NamedTuple):
     transactions: Sequence[str]
     counts: Sequence[int] | None = None
     reply: Reply | None = None
+    found: Sequence[RawEntry] = ()  #: all that is staged by them, where that is little; supplied by the driver
 
 
 class Discard(NamedTuple):

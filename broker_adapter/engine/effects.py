@@ -15,12 +15,29 @@ from broker_adapter.engine.commands import NewMessage
 class EntryRecord(Protocol):
     """What a store keeps of an entry beside its key."""
 
-    number: int
-    delivery_count: int
-    flags: int
-    expires_at_ms: int
-    size: int
-    group: int
+    @property
+    def number(self) -> int:
+        """Number of the message."""
+
+    @property
+    def delivery_count(self) -> int:
+        """Failed deliveries."""
+
+    @property
+    def flags(self) -> int:
+        """What it is."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """0: never."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+
+    @property
+    def group(self) -> int:
+        """Number of its message group; 0: none."""
 
 
 class StoreBatch:

@@ -16,7 +16,14 @@ from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.identities import Sequences
 from broker_adapter.engine.message_runs import MessageRun
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import encode_sequences, short_name, stream_key
+from broker_adapter.engine.records import (
+    FLAG_PERSISTENT,
+    LATEST_EXPIRY_MS,
+    RawEntry,
+    encode_sequences,
+    short_name,
+    stream_key,
+)
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.settings import EngineSettings
 
@@ -117,6 +124,17 @@ class Intake:
         queue.append_run(number, run, store)
         self._totals.enqueued += len(run.messages)
         return True
+
+    def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
+        """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""
+        entries = []
+        for number, message in enumerate(messages, self.next_message):
+            effects.durable.messages[number] = message
+            expires_at_ms = min(message.expires_at_ms or 0, LATEST_EXPIRY_MS)
+            lane, size = 9 - message.priority, len(message.payload)
+            entries.append(RawEntry(0, lane, 0, number, 0, FLAG_PERSISTENT, expires_at_ms, size, message.group))
+        self.next_message += len(messages)
+        queue.add_behind(entries, effects)
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""

@@ -59,6 +59,8 @@ class Pending:
                 if isinstance(entry, Entry):
                     queue = int.from_bytes(key[:4])
                     self._new.setdefault(key[:5], []).append(raw_entry(queue, entry))
+                elif isinstance(entry, RawEntry):
+                    self._new.setdefault(key[:5], []).append(entry)
 
 
 def raw_entry(queue: int, entry: Entry) -> RawEntry:

@@ -50,6 +50,8 @@ from broker_adapter.engine.records import (
     schedule_line,
 )
 
+_new = tuple.__new__  #: what a named tuple calls, without a function of Python
+
 
 class Entry:
     """A message's place in one queue."""
@@ -257,6 +259,10 @@ class QueueEntries:
         """The lane of this number; what the counters do not know of may still be in the store."""
         return self._by_number.get(number) or self._add_lane(Lane(number, at_end=False))
 
+    def _lane_for(self, number: int) -> Lane:
+        """The lane of this number for a message that comes in."""
+        return self._by_number.get(number) or self._add_lane(Lane(number))
+
     def _put_behind(self, entry: Entry) -> None:
         """An entry leaves the memory; it is in its store."""
         entry.lane.at_end = False
@@ -425,6 +431,98 @@ class QueueEntries:
             batch.unreferenced.append(entry.number)
         else:
             batch.gone.append(entry.number)
+
+    def split_run(self, raws: Sequence[RawEntry], effects: Effects) -> tuple[list[RawEntry], list[RawEntry]]:
+        """Those records that may be removed together, and those whose entries are to be found one by one.
+
+        Together may go what stands behind the window of its lane, is not shared, and was never delivered.
+
+        Args:
+            raws: as a store has them; read in this cycle.
+            effects: what the cycle has changed so far.
+        """
+        if self.suspects or self.backoff.failures:
+            return [], list(raws)
+        changed, number = effects.durable.entries, self.id
+        run, others = [], []
+        lane_number, lane = -1, self.delayed
+        for raw in raws:
+            if raw.lane != lane_number and raw.lane != DELAYED_LANE:
+                lane_number, lane = raw.lane, self._lane(raw.lane)
+            position = raw.position
+            if (
+                raw.lane == lane_number
+                and position > lane.loaded_through
+                and raw.flags == FLAG_PERSISTENT
+                and not raw.delivery_count
+                and position not in lane.early
+                and entry_key(number, lane_number, position) not in changed
+            ):
+                run.append(raw)
+            else:
+                others.append(raw)
+        return run, others
+
+    def remove_run(self, run: Sequence[RawEntry], effects: Effects, *, keep_messages: bool = False) -> None:
+        """Remove entries that ``split_run`` found; with ``keep_messages`` another place takes the messages over."""
+        if not run:
+            return
+        batch, number = effects.durable, self.id
+        counts: dict[int, int] = {}
+        size = 0
+        for raw in run:
+            lane = raw.lane
+            key = entry_key(number, lane, raw.position)
+            batch.entries[key] = None
+            counts[lane] = counts.get(lane, 0) + 1
+            size += raw.size
+            if raw.expires_at_ms:
+                batch.put("schedule", schedule_key(raw.expires_at_ms, KIND_EXPIRE, key), None)
+        if not keep_messages:
+            batch.gone += [raw.number for raw in run]
+        for lane_number, count in counts.items():
+            found = self._lane(lane_number)
+            found.behind -= count
+            found.stored = max(0, found.stored - count)
+        self._behind_bytes -= size
+        self.stored_bytes = max(0, self.stored_bytes - size)
+        self.bytes = max(0, self.bytes - size)
+        self.depth = max(0, self.depth - len(run))
+        self.counters_due = True
+        effects.touches_unloaded = True
+
+    def add_behind(self, run: Iterable[RawEntry], effects: Effects) -> None:
+        """Take persistent messages at new positions, behind what is in memory: lane by lane they are loaded later.
+
+        Args:
+            run: their records; the queue and the position of each are replaced.
+            effects: of the decision.
+        """
+        batch, number, position = effects.durable, self.id, self.next_position
+        first, size = position, 0
+        lane_number, lane = -1, self.delayed
+        for raw in run:
+            if raw.lane != lane_number:
+                lane_number = raw.lane
+                lane = self._lane_for(lane_number)
+                lane.at_end = False
+            key = entry_key(number, lane_number, position)
+            _, _, _, message, count, flags, expires_at_ms, length, group = raw
+            batch.entries[key] = _new(
+                RawEntry, (number, lane_number, position, message, count, flags, expires_at_ms, length, group)
+            )
+            lane.stored += 1
+            lane.behind += 1
+            position += 1
+            size += length
+            if expires_at_ms:
+                batch.put("schedule", *schedule_line(expires_at_ms, KIND_EXPIRE, key))
+        self.next_position = position
+        self.depth += position - first
+        self.bytes += size
+        self.stored_bytes += size
+        self._behind_bytes += size
+        self.counters_due = True
 
     def find(self, raw: RawEntry, effects: Effects) -> Entry | None:
         """The entry of a record that a store has in this cycle, taken out of what is ready.

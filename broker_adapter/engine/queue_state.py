@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
+from itertools import groupby
 from math import inf
 from typing import Any
 
@@ -28,7 +29,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import NeverDelivered, NewMessage
 from broker_adapter.engine.effects import Candidate, Effects, StoreBatch
 from broker_adapter.engine.message_runs import MessageRun
-from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect
+from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect, entry_of
 from broker_adapter.engine.queue_memory import QueueMemory
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
@@ -352,7 +353,7 @@ class QueueState(QueueEntries):
         """Take over a message that another place gave up (``remove`` with ``keep_message``), at a new position."""
         position = self.next_position
         self.next_position = position + 1
-        lane = self._by_number.get(lane.number) or self._add_lane(Lane(lane.number))
+        lane = self._lane_for(lane.number)
         key = entry_key(self.id, lane.number, position)
         flags &= ~FLAG_HANDED
         moved = Entry(key, lane, position, entry.number, delivery_count, flags, expires_at_ms, entry.size, entry.group)
@@ -360,6 +361,23 @@ class QueueState(QueueEntries):
         if self.searching:
             self._arrived(moved, effects)
         return moved
+
+    def adopt_run(self, run: Iterable[RawEntry], effects: Effects) -> None:
+        """Take over messages that another queue gave up (``remove_run`` with ``keep_messages``), in their order."""
+        for is_ready, part in groupby(run, key=self._is_for_memory):
+            if not is_ready:
+                self.add_behind(part, effects)
+                continue
+            for raw in part:
+                lane = self._lane_for(raw.lane)
+                entry = entry_of(raw, lane, raw.delivery_count)
+                self.adopt(entry, lane, raw.flags, raw.expires_at_ms, raw.delivery_count, effects)
+
+    def _is_for_memory(self, raw: RawEntry) -> bool:
+        """Whether a message that comes in now is of use in memory, or has to be offered to consumers one by one."""
+        if self.searching or not self.durable:
+            return True
+        return len(self.ready) < self.memory.window and self._lane_for(raw.lane).at_end
 
     def _arrived(self, entry: Entry, effects: Effects) -> None:
         """A message came in or came back: it is a candidate for the consumers that search."""

@@ -52,6 +52,8 @@ def bounds(arguments: Arguments) -> Steps:
             "aging": reader.is_aging(arguments["run"]),
             "events": reader.state.events.head,
             "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
+            "messages": queue.depth,
+            "bytes": queue.bytes,
         }
 
     return (yield bounds)

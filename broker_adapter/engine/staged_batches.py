@@ -1,7 +1,8 @@
 """How messages are staged, and staged transactions published: all of a batch or none, and once for each number.
 
 A staged transaction is a queue that has no consumers.  Publishing says that its messages belong to its target, in one
-step; a background job then moves them there, and what is on its way counts as there.  Which transactions belong
+step.  Few messages are moved in that step; otherwise a background job then moves them there, and what is on its way
+counts as there.  Which transactions belong
 together, and when they are dropped, is in :mod:`broker_adapter.engine.staging`.
 """
 
@@ -21,7 +22,7 @@ from broker_adapter.engine.identities import LastNumbers, checked_number
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import CatalogRecord
+from broker_adapter.engine.records import CatalogRecord, RawEntry
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
@@ -60,7 +61,7 @@ class StagedBatches:
         self._removal = removal
         self._blocked = blocked_sends
         self._wait_queues = wait_queues
-        self._store = intake.store
+        self._intake = intake
         self._published = published
         self._totals = totals
         self.staging = Staging(int(directory.settings.staged_timeout_seconds * 1000))
@@ -99,8 +100,11 @@ class StagedBatches:
                 self._end(name, effects)
         elif self.staging.used(command.transaction, age_ms):
             self._note_use(queue, age_ms, effects)
-        for message in new:
-            self._store(message._replace(persistent=True), (queue,), now_ms, effects)
+        if queue.durable:
+            self._intake.store_behind(new, queue, effects)
+        else:
+            for message in new:
+                self._intake.store(message, (queue,), now_ms, effects)
         self._changed[queue.id] = queue
         effects.answer(command, True)
 
@@ -123,7 +127,8 @@ class StagedBatches:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
-        return command.messages[have - command.first :]
+        new = command.messages[have - command.first :]
+        return new if all(message.persistent for message in new) else [each._replace(persistent=True) for each in new]
 
     def _take_room(self, command: c.Stage, queue: QueueState | None, sizes: Sequence[int]) -> None:
         """Take the room for messages of these sizes, or raise."""
@@ -187,8 +192,9 @@ class StagedBatches:
                 if self.staging.used(queue.record.name, self._time.age_ms):
                     self._note_use(queue, self._time.age_ms, effects)
             return not waits
-        for queue in found:
-            self._begin_publishing(queue, effects)
+        if not self._move_at_once(command.found, found, now_ms, effects):
+            for queue in found:
+                self._begin_publishing(queue, effects)
         for name in self.staging.through(command.group, command.number):
             self._end(name, effects)  # of attempts that do not count
         self._published.note(command.group, command.number, effects.durable)
@@ -234,6 +240,30 @@ class StagedBatches:
             made.append(self._directory.queue(target, effects))
         return self._admission.ask_for_batches(found)
 
+    def _move_at_once(
+        self, entries: Sequence[RawEntry], found: Sequence[QueueState], now_ms: int, effects: Effects
+    ) -> bool:
+        """Move what is staged in this decision; returns False, with nothing done, where a job has to do that.
+
+        That is so where there is too much, where it has changed since it was read, and where earlier publications are
+        still on their way into a target.
+        """
+        by_queue: dict[int, list[RawEntry]] = {queue.id: [] for queue in found}
+        for raw in entries:
+            if raw.queue in by_queue:
+                by_queue[raw.queue].append(raw)
+        for queue in found:
+            own = by_queue[queue.id]
+            if len(own) != queue.depth or (queue.record.target or "") in self._admission.publishing:
+                return False
+            if queue.split_run(own, effects)[1]:
+                return False
+        for queue in found:
+            self.staging.end(queue.record.name)
+            self._move_run(by_queue[queue.id], queue, effects)
+            self._removal.drop(c.Drop(queue.id), now_ms, effects)
+        return True
+
     def _begin_publishing(self, queue: QueueState, effects: Effects) -> None:
         self.staging.end(queue.record.name)
         self._admission.begin_publishing(queue)
@@ -266,13 +296,30 @@ class StagedBatches:
         source = self._directory.queues.get(command.queue)
         if source is None:
             raise InvalidDestinationException(f"there is no queue of number {command.queue}")
+        run, others = source.split_run(command.entries, effects)
+        if others:  # all of them, one by one: they keep their order
+            self._move_one_by_one(command.entries, source, effects)
+        else:
+            self._move_run(run, source, effects)
+        self._changed[source.id] = source
+        effects.answer(command, None)
+
+    def _target_of(self, source: QueueState, effects: Effects) -> QueueState:
         target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
-        for raw in command.entries:
+        self._changed[target.id] = target
+        return target
+
+    def _move_run(self, run: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
+        target = self._target_of(source, effects)
+        source.remove_run(run, effects, keep_messages=True)
+        target.adopt_run(run, effects)
+        self._totals.enqueued += len(run)
+
+    def _move_one_by_one(self, entries: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
+        target = self._target_of(source, effects)
+        for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
                 target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
                 self._totals.enqueued += 1
-        self._changed[source.id] = source
-        self._changed[target.id] = target
-        effects.answer(command, None)

@@ -45,7 +45,11 @@ def _parts(messages: Sequence[c.NewMessage]) -> Iterator[Sequence[c.NewMessage]]
 
 
 def _staged(payload: bytes) -> c.NewMessage:
-    return c.from_head(payload, read_head(payload))._replace(persistent=True, identity=None)
+    """A message that is stored whatever it says of that, and comes in once by its place in the transaction."""
+    head = read_head(payload)
+    return c.incoming(
+        *(head.format, payload, head.priority, True, head.expires_at_ms, head.deliver_at_ms, None, head.group_id)
+    )
 
 
 def renew(arguments: Arguments) -> Steps:

@@ -60,6 +60,8 @@ def test_a_range_is_read_and_settled(connection: Connection) -> None:
             producer.send(f"{number} {'x' * 1000}", priority=number % 10)
     bounds = reader.bounds()
     assert bounds.next - bounds.first == 20
+    assert empty.message_bytes is None
+    assert 1000 < (bounds.message_bytes or 0) < 1300
     chunks = list(reader.read(bounds.first, bounds.next - 1, bounds.incarnation, max_bytes=5000))
     assert len(chunks) > 3
     assert [int(message.envelope().body.split()[0]) for chunk in chunks for message in chunk] == list(range(20))

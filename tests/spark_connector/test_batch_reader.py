@@ -69,6 +69,17 @@ def test_tasks_read_parts_of_what_was_there_and_take_nothing(options: SourceOpti
     assert texts(options.url, "in") == [*numbers(10), "later"]
 
 
+def test_tasks_have_a_limit_of_bytes_as_well(options: SourceOptions) -> None:
+    fill(options.url, "in", ["x" * 1000] * 12)
+    some = attrs.evolve(options, max_messages_per_partition=100)
+    assert len(JmsBatchReader(some, COLUMNS).partitions()) == 1
+    by_bytes = JmsBatchReader(attrs.evolve(some, max_bytes_per_partition=4000), COLUMNS)
+    assert [each.value for each in by_bytes.partitions()] == [(1, 3), (4, 6), (7, 9), (10, 12)]
+    one_by_one = JmsBatchReader(attrs.evolve(some, max_bytes_per_partition=1), COLUMNS)
+    assert len(one_by_one.partitions()) == 12
+    assert [len(each) for each in read(one_by_one)] == [1] * 12
+
+
 def test_an_empty_queue_has_no_tasks_and_a_task_without_a_partition_no_rows(options: SourceOptions) -> None:
     fill(options.url, "in", [])
     with connection_for(options).create_session() as session:

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk.range_reader import Bounds
-from spark_connector.offsets import Offset, beginning, is_due, latest, lost, offset_from, renewed, shares, span, split
+from spark_connector.offsets import (
+    Offset,
+    beginning,
+    is_due,
+    latest,
+    lost,
+    offset_from,
+    positions_of_task,
+    renewed,
+    shares,
+    span,
+    split,
+)
 
 
 def bounds(first: int, next_: int, **fields: Any) -> Bounds:
@@ -209,3 +221,12 @@ def test_a_limit_is_used_up_and_nobody_gets_more_than_it_wants(most: int, wanted
 
 def test_a_limit_is_shared_in_proportion() -> None:
     assert shares(100, {"a": 900, "b": 90, "c": 0, "d": 1}) == {"a": 90, "b": 9, "c": 0, "d": 1}
+
+
+def test_a_task_has_as_many_positions_as_its_limits_of_number_and_bytes_allow_and_one_at_least() -> None:
+    assert positions_of_task(100, None, 1000) == 100
+    assert positions_of_task(100, 5000, None) == 100
+    assert positions_of_task(100, 5000, 0) == 100
+    assert positions_of_task(100, 5000, 1000) == 5
+    assert positions_of_task(3, 5000, 1000) == 3
+    assert positions_of_task(100, 999, 1000) == 1

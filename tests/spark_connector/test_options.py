@@ -154,10 +154,10 @@ def test_a_password_is_not_shown() -> None:
 #: error that says the new one.
 EVERY_NAME = """
     clientId deliveryGuarantee endingPosition failOnDataLoss failOnMissing fetchBytes headRefreshSeconds
-    includeProperties keyPattern maxMessagesPerPartition maxMessagesPerTrigger maxTriggerDelaySeconds
-    minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority producerId queue queuePattern
-    queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes spoolMaxMessages startingPosition
-    subscription timeToLive topic url username
+    includeProperties keyPattern maxBytesPerPartition maxMessagesPerPartition maxMessagesPerTrigger
+    maxTriggerDelaySeconds minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority
+    producerId queue queuePattern queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes
+    spoolMaxMessages startingPosition subscription timeToLive topic url username
 """
 
 

@@ -233,6 +233,37 @@ def test_a_stream_may_begin_with_the_next_event_or_with_the_oldest(served: Serve
     assert follow(latest, start)[0] == [("a", "update", "3")]
 
 
+def test_a_first_batch_of_the_latest_events_is_repeated_after_a_kill(served: Served, region: Region) -> None:
+    earlier = stream(served, starting_position="earliest")
+    earlier.initialOffset()  # from here on there is a subscription
+    region.put("a", "1")  # is passed over
+    reader = stream(served, starting_position="latest")
+    start = reader.initialOffset()
+    region.put("a", "2")
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    region.put("a", "3")
+    # The driver was killed: Spark asks again where the query begins, and has the end of the batch in its log.
+    reader = stream(served, starting_position="latest")
+    again = reader.initialOffset()
+    assert again != start
+    assert [row["text"] for row in rows(reader, reader.partitions(again, end))] == ["2"]
+    found, after = follow(reader, end)
+    assert found == [("a", "update", "3")]
+    reader.commit(after)
+    assert follow(reader, after) == ([], after)
+    assert follow(earlier, earlier.initialOffset())[0] == []  # what was passed over is settled as well
+
+
+def test_a_query_of_the_latest_events_that_has_logged_nothing_begins_once_more(served: Served, region: Region) -> None:
+    stream(served, starting_position="latest").initialOffset()
+    region.put("a", "1")
+    # The driver was killed before its first offset was in the checkpoint: only the next driver's question is known.
+    reader = stream(served, starting_position="latest")
+    start = reader.initialOffset()
+    region.put("a", "2")
+    assert follow(reader, start)[0] == [("a", "update", "2")]
+
+
 def test_an_offset_of_another_source_is_refused(served: Served, region: Region) -> None:
     with pytest.raises(ValueError, match="not an offset"):
         stream(served).latestOffset({"incarnation": "i", "next": 1, "snapshot": "x"}, ReadAllAvailable())

@@ -62,6 +62,15 @@ def test_batches_are_read_as_often_as_spark_wants_and_settled_when_the_next_one_
     reader.stop()
 
 
+def test_the_tasks_of_a_batch_have_a_limit_of_bytes_as_well(served: Served) -> None:
+    served.fill(0, 10)
+    reader = served.reader(max_bytes_per_partition=1)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    assert len(reader.partitions(begin, end)) == 10
+    assert len(rows(reader, begin, end)) == 10
+
+
 def test_what_is_in_the_log_of_spark_is_settled_when_nothing_new_comes(served: Served) -> None:
     served.fill(0, 3)
     reader = served.reader()

@@ -32,6 +32,7 @@ from sdk import (
 )
 from sdk.range_reader import discard, published, renew
 from sdk.range_reader import publish as publish_staged
+from spark_connector import writer as spark_writer
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
@@ -184,6 +185,35 @@ def test_a_batch_of_an_earlier_version_is_written_once_more_under_a_new_producer
     again = attrs.evolve(options, producer_id="again")
     publish(again, 7, writer(again, batch=7).write(iter([rows("a")])))
     assert texts(options.url, "out") == ["a"]
+
+
+def test_a_batch_that_another_driver_has_published_meanwhile_is_reported(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(options, 1, writer(options, batch=1).write(iter([rows("one")])))
+    written = writer(options, batch=2).write(iter([rows("two")]))
+    publish_staged(connection_for(options), written.group, 2, [])  # this process knows nothing of it
+    publish(options, 2, written)
+    assert texts(options.url, "out") == ["one"]
+    assert "batch 2 of the query was published to queue 'out' before, so its 1 message was dropped" in caplog.text
+
+
+def test_a_broker_that_has_forgotten_what_this_process_has_published_takes_it_without_a_word(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture, broker: Broker
+) -> None:
+    written = writer(options, batch=2).write(iter([rows("two")]))
+    spark_writer._published[written.group, options.url] = 5
+    publish(options, 2, written)
+    assert texts(options.url, "out") == ["two"]
+    assert caplog.text == ""
+
+
+def test_what_a_process_knows_of_groups_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_writer, "MAX_GROUPS", 2)
+    known: dict[str, int] = {}
+    for number, name in enumerate("abbc"):
+        spark_writer._note(known, name, number)
+    assert known == {"c": 3}
 
 
 def test_a_publication_whose_answer_was_lost_is_not_taken_for_an_earlier_one(

@@ -17,7 +17,8 @@ def inputs_of(engines: Engines) -> CommandInputs:
     send(broker, connect(broker), "q", "a", "b")
     state = broker._state
     return CommandInputs(
-        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads)
+        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads),
+        state.directory.staged,
     )
 
 
@@ -73,7 +74,8 @@ def test_names_are_looked_up_in_the_store(disk: Engines) -> None:
     broker = disk.start()
     state = broker._state
     inputs = CommandInputs(
-        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads)
+        *(broker._stores, broker._reads, state.commits, state.published, state.deliveries, broker._event_reads),
+        state.directory.staged,
     )
     assert state.published.needs("group")
     inputs.supplied(c.Stage("group/4/b", queue("q"), 0, []))
