@@ -22,7 +22,6 @@ from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import is_due, offset_from, part_of, shares, span
 from spark_connector.options import SourceOptions
-from spark_connector.positions import EARLIEST
 from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
 
@@ -78,7 +77,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begins = {name: starts[name] for name in names if name in starts}
         for name in names:
             if name not in begins:  # found since then
-                begins[name] = self._reader(name, found_later=True).initialOffset()
+                begins[name] = self._reader(name).oldestOffset()
         waiting = {name: self._reader(name).waiting(begin) for name, begin in begins.items()}
         waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
         is_one = self._is_frozen or is_due(
@@ -124,7 +123,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The query has ended."""
         drop_connection(self._options)
 
-    def _reader(self, name: str, *, found_later: bool = False) -> JmsStreamReader:
+    def _reader(self, name: str) -> JmsStreamReader:
         reader = self._readers.get(name)
         if reader is None:
             options = attrs.evolve(
@@ -132,8 +131,6 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             if self._options.queue_pattern is not None:
                 options = attrs.evolve(options, fail_on_missing=True)  # one that was deleted is not made again
-            if found_later:
-                options = attrs.evolve(options, starting_position=EARLIEST)
             reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
         return reader
 

@@ -101,6 +101,10 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return with_retries(self._options, begin)
 
+    def oldestOffset(self) -> dict[str, Any]:
+        """At the oldest message that is there, whatever the option ``startingPosition`` says."""
+        return beginning(with_retries(self._options, lambda connection: self._look(connection, None))).to_json()
+
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
         return None if self._bounds is None else beginning(self._bounds)._replace(next=self._bounds.next).to_json()

@@ -99,6 +99,38 @@ def test_a_pattern_finds_queues_also_later_and_reads_them_from_their_beginning(s
     assert again.latestOffset(end, ALL) == end
 
 
+@pytest.mark.parametrize("position", ["latest", "2999-01-01T00:00:00Z", "7"])
+def test_available_now_reads_a_queue_that_was_made_since_its_last_run_from_its_beginning(
+    served: Served, position: str
+) -> None:
+    changes = {"queue_pattern": r"in\..*", "starting_position": position}
+    fill(served, "in.a", 9)
+    first = reader_of(served, **changes)
+    first.prepareForTriggerAvailableNow()
+    begin = first.initialOffset()
+    begin = first.latestOffset(begin, ALL)
+    expected = fill(served, "in.b", 3)
+    reader = reader_of(served, **changes)
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(begin, ALL)
+    assert rows(reader, begin, end) == expected
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_queue_that_was_deleted_and_made_again_is_read_from_its_beginning(served: Served) -> None:
+    fill(served, "in.a", 1)
+    fill(served, "in.b", 1)
+    reader = reader_of(
+        served, queue_pattern=r"in\..*", starting_position="latest", fail_on_data_loss=False, head_refresh_seconds=0
+    )
+    begin = reader.initialOffset()
+    delete(served, "in.b")
+    without = reader.latestOffset(begin, ALL)
+    assert list(without["queues"]) == ["in.a"]
+    expected = fill(served, "in.b", 3)
+    assert rows(reader, without, reader.latestOffset(without, ALL)) == expected
+
+
 def test_available_now_takes_no_queue_that_is_found_later(served: Served) -> None:
     expected = fill(served, "in.a", 2)
     reader = reader_of(served, queue_pattern=r"in\..*")
