@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -26,6 +26,7 @@ from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+T = TypeVar("T")
 
 #: Shortest time between two questions for the names of the queues, in seconds.
 LISTING_SECONDS: Final = 5.0
@@ -61,12 +62,11 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins, in each queue."""
-        return _joined({name: self._reader(name).initialOffset() for name in self._queues()})
+        return _joined(self._of_each(lambda reader: reader.initialOffset()))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        for name in self._queues():
-            self._reader(name).prepareForTriggerAvailableNow()
+        self._of_each(lambda reader: reader.prepareForTriggerAvailableNow())
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -74,11 +74,15 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = _split(start)
         names = self._queues()
         self._tell_of_gone(starts, names)
-        begins = {name: starts[name] for name in names if name in starts}
+        begins, waiting = {}, {}
         for name in names:
-            if name not in begins:  # found since then
-                begins[name] = self._reader(name).oldestOffset()
-        waiting = {name: self._reader(name).waiting(begin) for name, begin in begins.items()}
+            try:
+                reader = self._reader(name)
+                begin = starts[name] if name in starts else reader.oldestOffset()  # it was found since then
+                waiting[name] = reader.waiting(begin)
+                begins[name] = begin
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=name in starts)
         waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
         is_one = self._is_frozen or is_due(
             sum(waiting.values()), least, waited, self._options.max_trigger_delay_seconds
@@ -91,7 +95,10 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 ends[name] = begin
             else:
                 part = ReadMaxRows(given[name]) if given[name] else ReadAllAvailable()
-                ends[name] = self._reader(name).latestOffset(begin, part)
+                try:
+                    ends[name] = self._reader(name).latestOffset(begin, part)
+                except InvalidDestinationException as error:
+                    self._leave_out(name, error, is_known=name in starts)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
         if ends == starts:
             return start
@@ -111,7 +118,10 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         total = sum(counts.values())
         tasks: list[InputPartition] = []
         for name, pair in pairs.items():
-            tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+            try:
+                tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=True)
         return tasks
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -134,6 +144,16 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
         return reader
 
+    def _of_each(self, ask: Callable[[JmsStreamReader], T]) -> dict[str, T]:
+        """What the readers answer, without those of queues that were deleted since their names were asked for."""
+        answers = {}
+        for name in self._queues():
+            try:
+                answers[name] = ask(self._reader(name))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=False)
+        return answers
+
     def _queues(self) -> tuple[str, ...]:
         """The queues that are read now."""
         now = time.monotonic()
@@ -141,20 +161,36 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._names is None or (may_change and now - self._listed >= LISTING_SECONDS):
             self._listed = now
             try:
-                found = with_retries(
-                    self._options,
-                    lambda connection: one_by_one(connection, self._options),
-                    seconds=None if self._names is None else 0,
-                )
-                self._names = tuple(each.queue or "" for each in found)
+                self._names = self._list(None if self._names is None else 0)
+                self._readers = {name: each for name, each in self._readers.items() if name in self._names}
             except (ConnectionLostException, OperationTimedOutException) as error:
                 if self._names is None:
                     raise
                 _log.warning("the broker does not tell its queues: %s", error)
         return self._names
 
-    def _tell_of_gone(self, starts: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
-        gone = sorted(starts.keys() - set(names))
+    def _list(self, seconds: float | None) -> tuple[str, ...]:
+        """The names of the queues, as the broker tells them now; ``seconds``: how long to try."""
+        found = with_retries(self._options, lambda connection: one_by_one(connection, self._options), seconds)
+        return tuple(each.queue or "" for each in found)
+
+    def _leave_out(self, name: str, error: InvalidDestinationException, *, is_known: bool) -> None:
+        """Go on without a queue that was deleted since its name was found; raise the error where it was not.
+
+        Args:
+            name: of the queue.
+            error: with which the broker has answered.
+            is_known: whether the offset has the queue, so that data is lost with it.
+        """
+        if self._options.queue_pattern is None or name in self._list(None):
+            raise error
+        self._names = tuple(each for each in self._names or () if each != name)
+        self._readers.pop(name, None)
+        if is_known:
+            self._tell_of_gone((name,), ())
+
+    def _tell_of_gone(self, known: Iterable[str], names: tuple[str, ...]) -> None:
+        gone = sorted(set(known) - set(names))
         if not gone:
             return
         if self._options.fail_on_data_loss:

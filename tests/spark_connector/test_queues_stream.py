@@ -156,6 +156,73 @@ def test_a_queue_that_was_deleted_is_a_loss_of_data(served: Served) -> None:
     assert list(end["queues"]) == ["in.a"]
 
 
+@pytest.fixture
+def rarely_listed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the queues are not asked for again while a test runs."""
+    monkeypatch.setattr(queues_stream, "LISTING_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+def test_a_query_goes_on_without_a_queue_that_was_deleted_since_the_names_were_asked_for(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    strict = reader_of(served, queue_pattern=r"in\..*")
+    begin = strict.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    delete(served, "in.b")
+    expected = fill(served, "in.a", 1)
+    again = reader.latestOffset(end, ALL)
+    assert rows(reader, end, again) == expected
+    assert list(again["queues"]) == ["in.a"]
+    assert reader.latestOffset(again, ALL) == again
+    assert caplog.text.count("going on without the queues that were deleted: 'in.b'") == 1
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    assert list(latest["queues"]) == ["in.a"]
+    with pytest.raises(InvalidDestinationException, match=r"the queue 'in\.b', which the checkpoint has, was deleted"):
+        strict.latestOffset(end, ALL)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+def test_the_deleted_queue_of_a_batch_that_was_not_completed_is_a_loss_of_data_or_has_no_rows(served: Served) -> None:
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    first = reader_of(served, queue_pattern=r"in\..*")
+    begin = first.initialOffset()
+    end = first.latestOffset(begin, ALL)
+    delete(served, "in.b")
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    assert rows(reader, begin, end) == expected
+    with pytest.raises(InvalidDestinationException, match=r"data is lost: the queue 'in\.b'"):
+        first.partitions(begin, end)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_queue_that_was_found_and_deleted_before_it_was_read_is_no_loss(served: Served, available_now: bool) -> None:
+    fill(served, "in.a", 2)
+    begin = reader_of(served, queue_pattern=r"in\..*").initialOffset()
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    else:
+        assert reader.latestOffset(begin, ReadMaxRows(1)) != begin
+    delete(served, "in.b")
+    end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.a"]
+    assert len(rows(reader, begin, end)) == 2
+
+
+def test_a_named_queue_that_is_missing_is_an_error_where_the_option_wants_it(served: Served) -> None:
+    fill(served, "a", 1)
+    with pytest.raises(InvalidDestinationException):
+        reader_of(served, queues="a,b", fail_on_missing=True, fail_on_data_loss=False).initialOffset()
+
+
 def test_a_batch_waits_for_enough_in_all_queues_together(served: Served) -> None:
     reader = reader_of(served, queues="a,b", min_messages_per_trigger=4, max_trigger_delay_seconds=3600)
     begin = reader.initialOffset()
