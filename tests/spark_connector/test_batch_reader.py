@@ -14,8 +14,8 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionLostException, InvalidDestinationException, JMSException
-from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, source_of
+from sdk import Connection, ConnectionFactory, ConnectionLostException, InvalidDestinationException, JMSException
+from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, matching, source_of
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import SourceOptions
 from tests.spark_connector.queues import fill, texts
@@ -67,6 +67,22 @@ def test_tasks_read_parts_of_what_was_there_and_take_nothing(options: SourceOpti
         assert [text for each in found for text in each["text"]] == numbers(10)
         assert [position for each in found for position in each["position"]] == list(range(1, 11))
     assert texts(options.url, "in") == [*numbers(10), "later"]
+
+
+def test_a_pattern_chooses_by_the_whole_name_and_no_temporary_queue() -> None:
+    names = ["orders.b", "temporary-queue/1-2", "orders.a", "my.orders.a", "DLQ"]
+    assert matching("orders[.].*", names) == ("orders.a", "orders.b")
+    assert matching(".*", names) == ("DLQ", "my.orders.a", "orders.a", "orders.b")
+    assert matching("temporary-queue/.*", names) == ()
+
+
+def test_the_replies_that_a_program_waits_for_are_not_read_by_a_pattern(options: SourceOptions) -> None:
+    fill(options.url, "in", ["0"])
+    with ConnectionFactory(options.url).create_connection() as connection, connection.create_session() as session:
+        session.create_producer(session.create_temporary_queue()).send("a reply")
+        everything = attrs.evolve(options, queue=None, queue_pattern=".*")
+        tasks = JmsBatchReader(everything, ("text",)).partitions()
+    assert [task.options.queue for task in tasks if isinstance(task, RangePartition)] == ["in"]
 
 
 def test_an_empty_queue_has_no_tasks_and_a_task_without_a_partition_no_rows(options: SourceOptions) -> None:
