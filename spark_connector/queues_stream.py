@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sdk import ConnectionLostException, InvalidDestinationException, OperationTimedOutException
 from spark_connector.batch_reader import RangePartition, one_by_one, read_range
@@ -94,9 +94,9 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             if waiting[name] and (not is_one or not given[name]):
                 ends[name] = begin
             else:
-                part = ReadMaxRows(given[name]) if given[name] else ReadAllAvailable()
+                # Not more than was counted: where nothing waits this settles what is below, and takes nothing.
                 try:
-                    ends[name] = self._reader(name).latestOffset(begin, part)
+                    ends[name] = self._reader(name).latestOffset(begin, ReadMaxRows(given[name]))
                 except InvalidDestinationException as error:
                     self._leave_out(name, error, is_known=name in starts)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}

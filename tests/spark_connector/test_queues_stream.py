@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
@@ -17,6 +17,7 @@ from spark_connector import queues_stream
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
 from spark_connector.queues_stream import JmsQueuesStreamReader
+from spark_connector.stream_reader import JmsStreamReader
 from tests.spark_connector.queues import texts
 from tests.spark_connector.served import Served
 
@@ -82,6 +83,46 @@ def test_a_limit_is_shared_and_every_queue_comes_to_its_end(served: Served) -> N
         start = end
     assert sorted(found) == sorted(expected)
     assert start != begin
+
+
+def positions(start: dict[str, Any], end: dict[str, Any]) -> int:
+    """How many positions a batch has."""
+    return sum(each["next"] - start["queues"][name]["next"] for name, each in end["queues"].items())
+
+
+def test_a_limit_holds_also_where_the_broker_was_away_for_a_moment(served: Served) -> None:
+    fill(served, "a", 50)
+    fill(served, "b", 50)
+    reader = reader_of(served, queues="a,b", head_refresh_seconds=3600)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadMaxRows(10))
+    assert positions(begin, end) == 10
+    for each in reader._readers.values():
+        each._refreshed = -3600.0  # what they know is too old
+    served.listener.stop()
+    assert reader.latestOffset(end, ReadMaxRows(10)) == end
+    served.start()
+    again = reader.latestOffset(end, ReadMaxRows(10))
+    assert positions(end, again) == 10
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(3)])
+def test_what_comes_after_the_waiting_messages_were_counted_is_for_the_next_batch(
+    served: Served, monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
+) -> None:
+    def counted(reader: JmsStreamReader, start: dict[str, Any]) -> int:
+        found = count(reader, start)
+        fill(served, "a", 9)
+        return found
+
+    fill(served, "b", 5)
+    reader = reader_of(served, queues="a,b", min_messages_per_trigger=3, max_trigger_delay_seconds=3600)
+    begin = reader.initialOffset()
+    count = JmsStreamReader.waiting
+    monkeypatch.setattr(JmsStreamReader, "waiting", counted)
+    end = reader.latestOffset(begin, limit)
+    assert end["queues"]["a"] == begin["queues"]["a"]
+    assert positions(begin, end) == (5 if limit is ALL else 3)
 
 
 def test_a_pattern_finds_queues_also_later_and_reads_them_from_their_beginning(served: Served) -> None:
