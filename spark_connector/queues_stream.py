@@ -79,8 +79,9 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             try:
                 reader = self._reader(name)
                 begin = starts[name] if name in starts else reader.oldestOffset()  # it was found since then
-                waiting[name] = reader.waiting(begin)
-                begins[name] = begin
+                if begin is not None:
+                    waiting[name] = reader.waiting(begin)
+                    begins[name] = begin
             except InvalidDestinationException as error:
                 self._leave_out(name, error, is_known=name in starts)
         waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger

@@ -101,9 +101,10 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return with_retries(self._options, begin)
 
-    def oldestOffset(self) -> dict[str, Any]:
-        """At the oldest message that is there, whatever the option ``startingPosition`` says."""
-        return beginning(with_retries(self._options, lambda connection: self._look(connection, None))).to_json()
+    def oldestOffset(self) -> dict[str, Any] | None:
+        """At the oldest message, whatever the option ``startingPosition`` says; None while the broker is away."""
+        bounds = self._current_bounds("")
+        return None if bounds is None else beginning(bounds).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""

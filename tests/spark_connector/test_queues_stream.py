@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
-from sdk import ConnectionFactory, InvalidDestinationException
+from sdk import Connection, ConnectionFactory, InvalidDestinationException
 from spark_connector import queues_stream
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
@@ -195,6 +195,52 @@ def test_a_queue_that_was_deleted_is_a_loss_of_data(served: Served) -> None:
     end = reader.latestOffset(begin, ALL)
     assert [queue for queue, _ in rows(reader, begin, end)] == ["in.a", "in.a"]
     assert list(end["queues"]) == ["in.a"]
+
+
+def make(served: Served, name: str) -> None:
+    with ConnectionFactory(served.options.url).create_connection() as connection, connection.create_session() as made:
+        made.create_consumer(made.create_queue(name)).close()
+
+
+def test_a_queue_that_was_found_and_has_no_message_is_not_asked_about_more_often_than_the_option_says(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(self: Connection, operation: str, *arguments: Any, **named: Any) -> Any:
+        asked.append(operation)
+        return request(self, operation, *arguments, **named)
+
+    fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", head_refresh_seconds=3600)
+    begin = reader.initialOffset()
+    make(served, "in.b")
+    end = reader.latestOffset(begin, ALL)
+    for _ in range(2):
+        assert reader.latestOffset(end, ALL) == end
+    asked: list[str] = []
+    request = Connection.request
+    monkeypatch.setattr(Connection, "request", noted)
+    for _ in range(9):
+        assert reader.latestOffset(end, ALL) == end
+    assert set(asked) == {"statistics"}
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_query_that_has_found_an_empty_queue_waits_for_a_broker_that_is_away(
+    served: Served, is_asked_before: bool
+) -> None:
+    fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    begin = reader.initialOffset()
+    make(served, "in.b")
+    end = reader.latestOffset(begin, ReadMaxRows(1))
+    if not is_asked_before:
+        del reader._readers["in.b"]
+    served.listener.stop()
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+    served.start()
+    expected = fill(served, "in.b", 3)
+    assert rows(reader, end, reader.latestOffset(end, ALL)) == [("in.a", "in.a1"), *expected]
 
 
 @pytest.fixture
