@@ -252,7 +252,7 @@ class Spool:
                 message = message_of(payload, now_ms)
             else:
                 try:
-                    message = message_of_envelope(delivery.envelope)
+                    message = message_of_envelope(delivery.envelope, now_ms)
                 except MessageFormatException as error:
                     _log.warning("a message of %r that cannot be decoded is rejected: %s", self.queue, error)
                     source.reject(delivery)
