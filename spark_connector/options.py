@@ -308,6 +308,9 @@ def _check_spool(parsed: SourceOptions) -> None:
         raise ValueError(
             "a broker without positions has no startingPosition: the stream begins with what its queue has"
         )
+    least, most = parsed.min_messages_per_trigger, parsed.spool_max_messages
+    if least is not None and least > most:
+        raise ValueError(f"minMessagesPerTrigger={least} is above spoolMaxMessages={most}: the spool never has as many")
     if "://" in parsed.spool or parsed.spool.startswith(("file:", "embedded:")):
         raise ValueError(f"spool={parsed.spool!r} is a URL; name a directory on the driver's machine")
     if parsed.url.startswith("embedded:"):

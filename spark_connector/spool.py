@@ -81,6 +81,7 @@ class Spool:
     Attributes:
         url: by which any process can read the spool's queue, by ranges.
         queue: its name, which is that of the queue or topic at the broker.
+        waits_for_room: whether messages that have come wait until the query has processed some.
 
     Raises:
         StoreLockedException: another query has the spool; raised after :data:`LOCK_SECONDS`.
@@ -110,6 +111,7 @@ class Spool:
         self._progress = Progress()
         self._source: SpoolSource | None = None
         self._told_of_ids = False
+        self.waits_for_room = False
         try:
             self._refuse_other_queues()
             self._client = self._broker.call(c.Connect(None), _STORE_SECONDS)
@@ -211,10 +213,12 @@ class Spool:
     def _store(self, source: SpoolSource, deliveries: Sequence[Delivery]) -> None:
         """Store these, in order, and acknowledge what is on the disk; waits for room without an end."""
         held = self._messages(source, deliveries)
+        self.waits_for_room = False
         pause = _FIRST_PAUSE_SECONDS
         while held and not self._ended.is_set():
             source.check()
-            if self._is_full():
+            self.waits_for_room = self._is_full()
+            if self.waits_for_room:
                 self._ended.wait(_FULL_PAUSE_SECONDS)
                 continue
             messages = [message for _, message in held]

@@ -79,6 +79,10 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "region": "r", "spool": "/s"}, "its streams need no spool"),
         ({"url": "u", "queue": "q", "spoolIds": "5000"}, "spoolIds is for a spool: name its directory"),
         ({"url": "u", "queue": "q", "spool": "/s", "spoolIds": "5"}, "below the least value, 1000"),
+        (
+            {"url": "u", "queue": "q", "spool": "/s", "minMessagesPerTrigger": "9", "spoolMaxMessages": "8"},
+            "=9 is above spoolMaxMessages=8",
+        ),
         ({"url": "u", "queue": "q", "spool": "hdfs://n/s"}, "'hdfs://n/s' is a URL; name a directory"),
         ({"url": "embedded:/d", "queue": "q", "spool": "/s"}, "an embedded: queue is read without one"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
