@@ -20,7 +20,7 @@ from sdk import ConnectionLostException, InvalidDestinationException, OperationT
 from spark_connector.batch_reader import RangePartition, one_by_one, read_range
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import is_due, offset_from, part_of, shares, span
+from spark_connector.offsets import in_turn, is_due, offset_from, part_of, shares, span
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
@@ -52,6 +52,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._names: tuple[str, ...] | None = None  #: of the queues that are there
         self._listed = 0.0
         self._is_frozen = False
+        self._last_served: str | None = None  #: the last queue in turn that the last batch has something of
         self._last_batch = time.monotonic()
 
     # In the driver.
@@ -89,7 +90,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             sum(waiting.values()), least, waited, self._options.max_trigger_delay_seconds
         )
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(waiting.values())
-        given = shares(rows, waiting)
+        given = shares(rows, waiting, self._last_served)
         ends = {}
         for name, begin in begins.items():
             if waiting[name] and (not is_one or not given[name]):
@@ -103,6 +104,9 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
         if ends == starts:
             return start
+        served = [name for name, end in ends.items() if given[name] and end != begins[name]]
+        if served:
+            self._last_served = in_turn(served, self._last_served)[-1]
         self._last_batch = time.monotonic()
         return _joined(ends)
 

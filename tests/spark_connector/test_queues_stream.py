@@ -85,6 +85,16 @@ def test_a_limit_is_shared_and_every_queue_comes_to_its_end(served: Served) -> N
     assert start != begin
 
 
+def test_a_limit_below_the_number_of_the_queues_reads_each_of_them_in_turn(served: Served) -> None:
+    for name in "abc":
+        fill(served, name, 9)
+    reader = reader_of(served, queues="a,b,c")
+    start = reader.initialOffset()
+    for _ in range(3):
+        start = reader.latestOffset(start, ReadMaxRows(2))
+    assert {name: each["next"] for name, each in start["queues"].items()} == dict.fromkeys("abc", 3)
+
+
 def positions(start: dict[str, Any], end: dict[str, Any]) -> int:
     """How many positions a batch has."""
     return sum(each["next"] - start["queues"][name]["next"] for name, each in end["queues"].items())
