@@ -158,11 +158,12 @@ def read_range(
         try:
             reader = range_reader(connection_for(options), options)
             incarnation, size = partition.incarnation, options.fetch_bytes
-            blocks = reader.read_blocks(position, partition.last, incarnation, size, run, leave_out, options.selector)
-            with closing(one_ahead(blocks)) as coming:
-                for block in coming:
-                    yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
-                    position = block.last_position + 1
+            answers = reader.read_answers(position, partition.last, incarnation, size, run, leave_out, options.selector)
+            with closing(one_ahead(answers)) as coming:
+                for block, following in coming:
+                    if block.length:
+                        yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
+                    position = following
                     failing_since = None
             return
         except InvalidDestinationException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -151,6 +152,33 @@ def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker)
     assert found == numbers(10)
     drop_connection(options)
     listener.stop()
+
+
+def test_a_task_goes_on_where_it_was_also_where_its_selector_chooses_nothing(
+    options: SourceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses its connection before every second answer, and each loss is long after the last one."""
+
+    def failing(self: Connection, operation: str, arguments: Any, *rest: Any) -> Any:
+        if operation == "read_range":
+            firsts.append(arguments["first"])
+            if len(firsts) % 2 == 0:
+                now[0] += 3600.0
+                raise ConnectionLostException("lost")
+        return request(self, operation, arguments, *rest)
+
+    fill(options.url, "in", ["x" * 100] * 40)
+    whole = attrs.evolve(options, max_messages_per_partition=100, fetch_bytes=1000, selector="no = 1", retry_seconds=60)
+    (partition,) = JmsBatchReader(whole, COLUMNS).partitions()
+    firsts: list[int] = []
+    now = [1.0]
+    request = Connection.request
+    monkeypatch.setattr(Connection, "request", failing)
+    monkeypatch.setattr("spark_connector.batch_reader.time", SimpleNamespace(monotonic=lambda: now[0], sleep=str))
+    assert list(JmsBatchReader(whole, COLUMNS).read(partition)) == []
+    answered = firsts[::2]
+    assert len(answered) > 2
+    assert answered == sorted(set(answered)), "no part is read twice"
 
 
 def test_a_task_reads_ten_thousand_messages_of_every_kind_in_their_order(options: SourceOptions) -> None:
