@@ -71,6 +71,8 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "queue": "q", "startingPosition": "{1"}, "is no JSON"),
         ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": "latest"}, "has no startingPosition"),
         ({"url": "u", "queue": "q", "endingPosition": "earliest"}, "leaves nothing to read"),
+        ({"url": "u", "queue": "q", "endingPosition": '{"q": "Earliest"}'}, "leaves nothing to read"),
+        ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": '{"q": 7}'}, "has no startingPosition"),
         ({"url": "u", "region": "r", "endingPosition": "latest"}, "endingPosition is for queues"),
         ({"url": "u", "queue": "q", "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "=9 is above max"),
         ({"url": "u", "queue": "q", "maxOffsetsPerTrigger": "9"}, "one of Kafka's; here it is maxMessagesPerTrigger"),
@@ -112,6 +114,13 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
 def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_sink(options)
+
+
+def test_a_position_is_told_from_the_name_of_its_queue() -> None:
+    options = {"url": "u", "queue": "earliest-orders", "endingPosition": '{"earliest-orders": 17}'}
+    assert parse_source(options).ending_position == options["endingPosition"]
+    spooled = {"url": "u", "queue": "q", "spool": "/s", "startingPosition": '{"q": "earliest"}'}
+    assert parse_source(spooled).starting_position == spooled["startingPosition"]
 
 
 def test_several_queues_are_named_with_commas() -> None:
