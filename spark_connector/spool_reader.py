@@ -134,6 +134,10 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _has_caught_up(self, spool: Spool, progress: Progress, since: Progress) -> bool:
         return progress.has_caught_up(since, self._options.spool_max_messages) and spool.is_confirmed()
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the spool has, as of a single queue."""
+        return None if self._open is None else self._open[1].reportLatestOffset()
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
         return self._opened()[1].partitions(start, end)

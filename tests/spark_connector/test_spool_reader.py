@@ -106,6 +106,18 @@ def test_available_now_ends_also_where_others_send_without_end(foreign: Foreign)
         assert 20 <= count < 200
 
 
+def test_the_progress_says_what_the_spool_has(foreign: Foreign) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        assert query.reportLatestOffset() is None
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ReadMaxRows(4))
+        latest = query.reportLatestOffset()
+        assert latest is not None
+        assert latest["next"] - end["next"] == 6
+
+
 def test_a_batch_waits_for_as_many_messages_as_the_option_says(foreign: Foreign) -> None:
     foreign.fill(0, 9)
     with closing(Query(foreign, min_messages_per_trigger=10, max_trigger_delay_seconds=3600)) as query:
