@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from broker_adapter import MessageFormatException
+from broker_adapter import MessageFormatException, StoreCorruptException
 from sdk.range_reader import CHUNK_BYTES, Bounds, RangeReader, messages_of
 from spark_connector.options import SourceOptions
 from spark_connector.positions import EARLIEST, LATEST, Instant, Position, first_since, position_of
@@ -60,9 +60,17 @@ def _number(reader: RangeReader, wanted: Position, option: str, queue: str, boun
 
 def _sent(reader: RangeReader, first: int, last: int, incarnation: str) -> tuple[int, int] | None:
     """The first message of a range that says when it was sent: its position, and that time."""
-    position, size, count = first, _LOOK_BYTES, 0
+    position, end, size, count = first, last, _LOOK_BYTES, 0
     while position <= last:
-        block, position = next(reader.read_answers(position, last, incarnation, size, on_damaged=_leave_in_quarantine))
+        try:
+            block, position = next(reader.read_answers(position, end, incarnation, size))
+        except StoreCorruptException:
+            # What is damaged says no time.  It is passed by ever shorter ranges, since a request that leaves it out
+            # would have the broker set it aside, and the one who reads it is to be told.
+            position, end = (position, (position + end) // 2) if position < end else (position + 1, last)
+            size = _LOOK_BYTES
+            continue
+        end = last
         for message in messages_of(block):
             try:
                 sent_at_ms = message.envelope().sent_at_ms
@@ -75,7 +83,3 @@ def _sent(reader: RangeReader, first: int, last: int, incarnation: str) -> tuple
             _log.warning("the messages from position %d to %d do not say when they were sent", first, position - 1)
         count += block.length
     return None
-
-
-def _leave_in_quarantine(_positions: list[int]) -> None:
-    """What is damaged says no time; the broker has set it aside, and its log says so."""

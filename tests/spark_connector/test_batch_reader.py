@@ -137,6 +137,20 @@ def test_a_damaged_message_is_an_error_or_left_out(
     assert "damaged messages of 'in' are left out, and in the broker's quarantine: [2]" in caplog.text
 
 
+def test_to_look_for_an_instant_sets_no_damaged_message_aside(options: SourceOptions, broker: Broker) -> None:
+    fill(options.url, "in", numbers(7))
+    with broker.store.snapshot() as tables:
+        key, value = list(tables.items("messages"))[3]
+    broker.store.apply([("messages", key, value[:-1] + bytes((value[-1] ^ 1,)))])
+    broker._stores._cache.clear()
+    for start in ("2020-01-01T00:00:00Z", "earliest"):
+        reader = JmsBatchReader(attrs.evolve(options, starting_position=start), COLUMNS)
+        with pytest.raises(JMSException, match="position 4 of queue 'in' cannot be trusted"):
+            read(reader)
+    later = attrs.evolve(options, starting_position="2999-01-01T00:00:00Z")
+    assert read(JmsBatchReader(later, COLUMNS)) == []
+
+
 def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker) -> None:
     listener, port = serve(broker)
     options = SourceOptions(url=f"amqp://127.0.0.1:{port}?failover=nofailover", queue="in", fetch_bytes=1)
