@@ -137,6 +137,7 @@ def test_a_damaged_message_is_an_error_or_left_out(
     assert "damaged messages of 'in' are left out, and in the broker's quarantine: [2]" in caplog.text
 
 
+@pytest.mark.damages
 def test_to_look_for_an_instant_sets_no_damaged_message_aside(options: SourceOptions, broker: Broker) -> None:
     fill(options.url, "in", numbers(7))
     with broker.store.snapshot() as tables:
