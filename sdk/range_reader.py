@@ -209,6 +209,24 @@ class RangeReader:
 
         Args and errors are those of ``read``.
         """
+        for block, _ in self.read_answers(first, last, incarnation, max_bytes, run, on_damaged, selector):
+            if block.length:
+                yield block
+
+    def read_answers(
+        self,
+        first: int,
+        last: int,
+        incarnation: str | None = None,
+        max_bytes: int = CHUNK_BYTES,
+        run: str | None = None,
+        on_damaged: Callable[[list[int]], None] | None = None,
+        selector: str | None = None,
+    ) -> Iterator[tuple[RangeBlock, int]]:
+        """The same for each answer of the broker, also for one without a message; with the position to go on at.
+
+        Args and errors are those of ``read``.
+        """
         position = first
         while position <= last:
             arguments = {
@@ -225,8 +243,7 @@ class RangeReader:
             block, position, damaged = self._block(arguments)
             if on_damaged is not None and damaged:
                 on_damaged(damaged)
-            if block.length:
-                yield block
+            yield block, position
 
     def _block(self, arguments: dict[str, Any]) -> tuple[RangeBlock, int, list[int]]:
         """(messages, next position, damaged positions) as the broker answers, of whichever version it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
 import attrs
@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker_adapter import Destination, DestinationKind, Envelope, RangeBlock, key_expression
+from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX
 from sdk import Connection, ConnectionLostException, InvalidDestinationException, Message, OperationTimedOutException
 from sdk.range_reader import Bounds, RangeReader
 from spark_connector.ahead import one_ahead
@@ -81,6 +82,16 @@ def bounds_of(connection: Connection, options: SourceOptions, run: str | None = 
     return range_reader(connection, options).bounds(run, make=make)
 
 
+def matching(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of queues that a pattern chooses, in order; no temporary queue, which is for one program's replies.
+
+    Raises:
+        InvalidDestinationException: it is no expression.
+    """
+    is_wanted = key_expression(pattern)
+    return tuple(sorted(name for name in names if is_wanted(name) and not name.startswith(TEMPORARY_QUEUE_PREFIX)))
+
+
 def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOptions]:
     """The options for each of the queues; for a topic these.
 
@@ -92,9 +103,8 @@ def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOpt
     if options.queue_pattern is not None:
         if not connection.is_holdfast:
             raise ValueError("queuePattern needs a Holdfast broker, which tells the names of its queues; say queues")
-        is_wanted = key_expression(options.queue_pattern)
         found = [each.name for each in connection.statistics().queues if each.kind == "queue"]
-        names = tuple(sorted(filter(is_wanted, found)))
+        names = matching(options.queue_pattern, found)
     if names is None:
         return [options]
     return [attrs.evolve(options, queue=name, queues=None, queue_pattern=None) for name in names]
@@ -153,11 +163,12 @@ def read_range(
         try:
             reader = range_reader(connection_for(options), options)
             incarnation, size = partition.incarnation, options.fetch_bytes
-            blocks = reader.read_blocks(position, partition.last, incarnation, size, run, leave_out, options.selector)
-            with closing(one_ahead(blocks)) as coming:
-                for block in coming:
-                    yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
-                    position = block.last_position + 1
+            answers = reader.read_answers(position, partition.last, incarnation, size, run, leave_out, options.selector)
+            with closing(one_ahead(answers)) as coming:
+                for block, following in coming:
+                    if block.length:
+                        yield batch_of_block(block, source, partition.columns) if as_batch is None else as_batch(block)
+                    position = following
                     failing_since = None
             return
         except InvalidDestinationException as error:

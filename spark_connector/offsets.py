@@ -22,7 +22,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -170,18 +170,24 @@ def is_due(waiting: int, least: int | None, waited_seconds: float, most_seconds:
     return least is None or waiting >= least or (waiting > 0 and waited_seconds >= most_seconds)
 
 
-def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
+def in_turn(names: Iterable[str], last: str | None) -> list[str]:
+    """The names in order, from behind the one that was served last; None: from the first one on."""
+    return sorted(names, key=lambda name: (last is not None and name <= last, name))
+
+
+def shares(most: int, wanted: Mapping[str, int], last: str | None = None) -> dict[str, int]:
     """What of a limit each gets: what it wants where that fits, else in proportion, and one at least if that fits.
 
     Args:
         most: of all together.
         wanted: by name, from 0 on.
+        last: the one that got something as the last one before, behind which those begin that get one.
     """
     total = sum(wanted.values())
     if total <= most:
         return dict(wanted)
     given = dict.fromkeys(wanted, 0)
-    for name in sorted(name for name, count in wanted.items() if count)[:most]:
+    for name in in_turn((name for name, count in wanted.items() if count), last)[:most]:
         given[name] = 1
     left, rest = most - sum(given.values()), total - sum(given.values())
     for name, count in wanted.items():

@@ -13,7 +13,7 @@ import attrs
 
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
-from spark_connector.positions import EARLIEST, LATEST, check_position
+from spark_connector.positions import EARLIEST, LATEST, check_position, positions_in
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
@@ -297,7 +297,7 @@ def _check_queues(parsed: SourceOptions) -> None:
         raise ValueError(f"queues={parsed.queues!r} has an empty name, or one twice")
     check_position("startingPosition", parsed.starting_position, names)
     check_position("endingPosition", parsed.ending_position, names)
-    if parsed.ending_position is not None and EARLIEST in parsed.ending_position.lower():
+    if parsed.ending_position is not None and EARLIEST in positions_in("endingPosition", parsed.ending_position):
         raise ValueError("endingPosition=earliest leaves nothing to read; leave it out, or say latest or a position")
     least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
     if least is not None and most is not None and least > most:
@@ -314,10 +314,14 @@ def _check_spool(parsed: SourceOptions) -> None:
         return
     if parsed.queues is not None or parsed.queue_pattern is not None:
         raise ValueError("a spool is for one queue: give each queue a query with a spool of its own")
-    if parsed.starting_position is not None and parsed.starting_position.lower() != EARLIEST:
+    start = parsed.starting_position
+    if start is not None and set(positions_in("startingPosition", start)) - {EARLIEST}:
         raise ValueError(
             "a broker without positions has no startingPosition: the stream begins with what its queue has"
         )
+    least, most = parsed.min_messages_per_trigger, parsed.spool_max_messages
+    if least is not None and least > most:
+        raise ValueError(f"minMessagesPerTrigger={least} is above spoolMaxMessages={most}: the spool never has as many")
     if "://" in parsed.spool or parsed.spool.startswith(("file:", "embedded:")):
         raise ValueError(f"spool={parsed.spool!r} is a URL; name a directory on the driver's machine")
     if parsed.url.startswith("embedded:"):

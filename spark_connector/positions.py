@@ -47,6 +47,18 @@ def position_of(option: str, text: str | None, queue: str, default: str) -> Posi
     return _position(option, str(given[queue])) if queue in given else default
 
 
+def positions_in(option: str, text: str) -> list[Position]:
+    """All positions that an option has; of several queues in any order.
+
+    Args:
+        option: its name, for errors.
+        text: its value, which ``check_position`` has taken.
+    """
+    if not text.lstrip().startswith("{"):
+        return [_position(option, text)]
+    return [_position(option, str(value)) for value in json.loads(text).values()]
+
+
 def check_position(option: str, text: str | None, queues: tuple[str, ...] | None) -> None:
     """Whether an option can be positions.
 

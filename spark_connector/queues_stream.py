@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sdk import ConnectionLostException, InvalidDestinationException, OperationTimedOutException
 from spark_connector.batch_reader import RangePartition, one_by_one, read_range
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import is_due, offset_from, part_of, shares, span
+from spark_connector.offsets import in_turn, is_due, offset_from, part_of, shares, span
 from spark_connector.options import SourceOptions
-from spark_connector.positions import EARLIEST
 from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+T = TypeVar("T")
 
 #: Shortest time between two questions for the names of the queues, in seconds.
 LISTING_SECONDS: Final = 5.0
@@ -52,6 +52,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._names: tuple[str, ...] | None = None  #: of the queues that are there
         self._listed = 0.0
         self._is_frozen = False
+        self._last_served: str | None = None  #: the last queue in turn that the last batch has something of
         self._last_batch = time.monotonic()
 
     # In the driver.
@@ -62,12 +63,11 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins, in each queue."""
-        return _joined({name: self._reader(name).initialOffset() for name in self._queues()})
+        return _joined(self._of_each(lambda reader: reader.initialOffset()))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        for name in self._queues():
-            self._reader(name).prepareForTriggerAvailableNow()
+        self._of_each(lambda reader: reader.prepareForTriggerAvailableNow())
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -75,27 +75,38 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = _split(start)
         names = self._queues()
         self._tell_of_gone(starts, names)
-        begins = {name: starts[name] for name in names if name in starts}
+        begins, waiting = {}, {}
         for name in names:
-            if name not in begins:  # found since then
-                begins[name] = self._reader(name, found_later=True).initialOffset()
-        waiting = {name: self._reader(name).waiting(begin) for name, begin in begins.items()}
+            try:
+                reader = self._reader(name)
+                begin = starts[name] if name in starts else reader.oldestOffset()  # it was found since then
+                if begin is not None:
+                    waiting[name] = reader.waiting(begin)
+                    begins[name] = begin
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=name in starts)
         waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
         is_one = self._is_frozen or is_due(
             sum(waiting.values()), least, waited, self._options.max_trigger_delay_seconds
         )
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(waiting.values())
-        given = shares(rows, waiting)
+        given = shares(rows, waiting, self._last_served)
         ends = {}
         for name, begin in begins.items():
             if waiting[name] and (not is_one or not given[name]):
                 ends[name] = begin
             else:
-                part = ReadMaxRows(given[name]) if given[name] else ReadAllAvailable()
-                ends[name] = self._reader(name).latestOffset(begin, part)
+                # Not more than was counted: where nothing waits this settles what is below, and takes nothing.
+                try:
+                    ends[name] = self._reader(name).latestOffset(begin, ReadMaxRows(given[name]))
+                except InvalidDestinationException as error:
+                    self._leave_out(name, error, is_known=name in starts)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
         if ends == starts:
             return start
+        served = [name for name, end in ends.items() if given[name] and end != begins[name]]
+        if served:
+            self._last_served = in_turn(served, self._last_served)[-1]
         self._last_batch = time.monotonic()
         return _joined(ends)
 
@@ -112,7 +123,10 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         total = sum(counts.values())
         tasks: list[InputPartition] = []
         for name, pair in pairs.items():
-            tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+            try:
+                tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=True)
         return tasks
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -124,7 +138,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The query has ended."""
         drop_connection(self._options)
 
-    def _reader(self, name: str, *, found_later: bool = False) -> JmsStreamReader:
+    def _reader(self, name: str) -> JmsStreamReader:
         reader = self._readers.get(name)
         if reader is None:
             options = attrs.evolve(
@@ -132,10 +146,18 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             if self._options.queue_pattern is not None:
                 options = attrs.evolve(options, fail_on_missing=True)  # one that was deleted is not made again
-            if found_later:
-                options = attrs.evolve(options, starting_position=EARLIEST)
             reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
         return reader
+
+    def _of_each(self, ask: Callable[[JmsStreamReader], T]) -> dict[str, T]:
+        """What the readers answer, without those of queues that were deleted since their names were asked for."""
+        answers = {}
+        for name in self._queues():
+            try:
+                answers[name] = ask(self._reader(name))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=False)
+        return answers
 
     def _queues(self) -> tuple[str, ...]:
         """The queues that are read now."""
@@ -144,20 +166,36 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._names is None or (may_change and now - self._listed >= LISTING_SECONDS):
             self._listed = now
             try:
-                found = with_retries(
-                    self._options,
-                    lambda connection: one_by_one(connection, self._options),
-                    seconds=None if self._names is None else 0,
-                )
-                self._names = tuple(each.queue or "" for each in found)
+                self._names = self._list(None if self._names is None else 0)
+                self._readers = {name: each for name, each in self._readers.items() if name in self._names}
             except (ConnectionLostException, OperationTimedOutException) as error:
                 if self._names is None:
                     raise
                 _log.warning("the broker does not tell its queues: %s", error)
         return self._names
 
-    def _tell_of_gone(self, starts: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
-        gone = sorted(starts.keys() - set(names))
+    def _list(self, seconds: float | None) -> tuple[str, ...]:
+        """The names of the queues, as the broker tells them now; ``seconds``: how long to try."""
+        found = with_retries(self._options, lambda connection: one_by_one(connection, self._options), seconds)
+        return tuple(each.queue or "" for each in found)
+
+    def _leave_out(self, name: str, error: InvalidDestinationException, *, is_known: bool) -> None:
+        """Go on without a queue that was deleted since its name was found; raise the error where it was not.
+
+        Args:
+            name: of the queue.
+            error: with which the broker has answered.
+            is_known: whether the offset has the queue, so that data is lost with it.
+        """
+        if self._options.queue_pattern is None or name in self._list(None):
+            raise error
+        self._names = tuple(each for each in self._names or () if each != name)
+        self._readers.pop(name, None)
+        if is_known:
+            self._tell_of_gone((name,), ())
+
+    def _tell_of_gone(self, known: Iterable[str], names: tuple[str, ...]) -> None:
+        gone = sorted(set(known) - set(names))
         if not gone:
             return
         if self._options.fail_on_data_loss:

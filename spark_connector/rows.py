@@ -513,6 +513,19 @@ def _instant_text(instant_ms: int) -> str:
     return f"{datetime.date(1970, 1, 1) + datetime.timedelta(days)} {datetime.timedelta(milliseconds=rest)} UTC"
 
 
+def size_of(envelope: Envelope) -> int:
+    """Bytes of the texts and bytes that a row has brought into a message: body, properties and headers."""
+    found = [envelope.body, envelope.group_id, envelope.correlation_id, envelope.type]
+    for name, value in (envelope.properties or {}).items():
+        found += (name, value)
+    # A text that is not ASCII is encoded to be measured; whether it is takes no time.
+    return sum(
+        len(each) if isinstance(each, bytes) or each.isascii() else len(each.encode("utf-8", "surrogatepass"))
+        for each in found
+        if isinstance(each, str | bytes)
+    )
+
+
 def largest_cell(batch: pa.RecordBatch, row: int) -> tuple[str, object]:
     """(column, value) of a row: the one that takes the most room."""
     found: tuple[str, object] = (batch.schema.names[0], None)

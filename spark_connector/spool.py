@@ -51,6 +51,9 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Messages that are stored in one commit at most.
 BATCH_MESSAGES: Final = 1000
+#: File in the directory of a spool that says what the spool is filled from; and the most bytes that are read of it.
+SOURCE_FILE: Final = "source.txt"
+_SOURCE_BYTES: Final = 64 * 1024
 #: How long a second query waits for the lock of the spool, in seconds: the first may be about to end.
 LOCK_SECONDS = 10.0
 #: Longest wait for a message, after which the thread looks whether it is to end, in seconds.
@@ -81,11 +84,12 @@ class Spool:
     Attributes:
         url: by which any process can read the spool's queue, by ranges.
         queue: its name, which is that of the queue or topic at the broker.
+        waits_for_room: whether messages that have come wait until the query has processed some.
 
     Raises:
         StoreLockedException: another query has the spool; raised after :data:`LOCK_SECONDS`.
         StoreException: the directory cannot be used.
-        ValueError: it has messages of another queue.
+        ValueError: it has messages of another queue or subscription.
         ConnectionLostException: ``host`` is no address of this machine.
     """
 
@@ -110,8 +114,9 @@ class Spool:
         self._progress = Progress()
         self._source: SpoolSource | None = None
         self._told_of_ids = False
+        self.waits_for_room = False
         try:
-            self._refuse_other_queues()
+            self._refuse_other_sources()
             self._client = self._broker.call(c.Connect(None), _STORE_SECONDS)
             self._broker.call(c.Declare(self._destination), _STORE_SECONDS)
             self._listener, self.url = listen(self._broker, host, bound)
@@ -148,6 +153,24 @@ class Spool:
         self._thread.join(_END_SECONDS)
         self._listener.stop()
         self._broker.close()
+
+    def _refuse_other_sources(self) -> None:
+        """Raise ValueError where the spool was made for another source; note the source of a new one."""
+        own = source_in_words(self._options)
+        file = Path(self._path, SOURCE_FILE)
+        try:
+            if file.exists():
+                noted = file.read_bytes()[:_SOURCE_BYTES].decode(errors="replace").strip()
+                if noted != own:
+                    raise ValueError(
+                        f"the spool {self._path!r} has messages of {noted}, and this query reads {own}: give each query"
+                        " a directory of its own (option spool)"
+                    )
+                return
+            self._refuse_other_queues()  # a spool of a version that noted no source
+            write_whole(file, f"{own}\n".encode())
+        except OSError as error:
+            raise JMSException(f"the spool {self._path!r} cannot note its source: {error}") from error
 
     def _refuse_other_queues(self) -> None:
         others = [each["name"] for each in self._queues() if each["name"] != self.queue and each["kind"] == "queue"]
@@ -211,10 +234,12 @@ class Spool:
     def _store(self, source: SpoolSource, deliveries: Sequence[Delivery]) -> None:
         """Store these, in order, and acknowledge what is on the disk; waits for room without an end."""
         held = self._messages(source, deliveries)
+        self.waits_for_room = False
         pause = _FIRST_PAUSE_SECONDS
         while held and not self._ended.is_set():
             source.check()
-            if self._is_full():
+            self.waits_for_room = self._is_full()
+            if self.waits_for_room:
                 self._ended.wait(_FULL_PAUSE_SECONDS)
                 continue
             messages = [message for _, message in held]
@@ -252,7 +277,7 @@ class Spool:
                 message = message_of(payload, now_ms)
             else:
                 try:
-                    message = message_of_envelope(delivery.envelope)
+                    message = message_of_envelope(delivery.envelope, now_ms)
                 except MessageFormatException as error:
                     _log.warning("a message of %r that cannot be decoded is rejected: %s", self.queue, error)
                     source.reject(delivery)
@@ -265,6 +290,29 @@ class Spool:
                 )
             found.append((delivery, message))
         return found
+
+
+def source_in_words(options: SourceOptions) -> str:
+    """What a spool is filled from, but for the broker, whose address may change."""
+    source = source_of(options)
+    if not source.is_topic:
+        return f"the queue {source.name!r}"
+    client = "" if options.client_id is None else f" of the client {options.client_id!r}"
+    return f"the subscription {options.subscription!r}{client} on the topic {source.name!r}"
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file so that it is there with all its content, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = file.with_name(f"{file.name}.part")
+    with open(part, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    part.replace(file)
 
 
 def settings_of(options: SourceOptions) -> EngineSettings:

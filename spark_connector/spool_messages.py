@@ -7,14 +7,20 @@ Theory of operation
     changes on the way: properties and body.  Only what is the same in all of it counts as the same message.
 
     A message without an id gets no identity: two that are alike may be two.
+
+    The broker has just delivered what comes, so nothing of it has expired, whatever this machine's clock says.  A
+    time-to-live counts from the arrival, and an instant by this machine's clock; of both the later one counts.  What
+    is over by both when it comes is kept without an end: a clock that is ahead loses nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 from broker_adapter.amqp.payloads import format_of, read_head
-from broker_adapter.amqp.sections import bare_part
+from broker_adapter.amqp.sections import HEADER, bare_part, sections
 from broker_adapter.engine.commands import NewMessage, incoming
 from broker_adapter.envelope import AMQP_FORMAT, Envelope, Identity, pack
 from broker_adapter.errors import MessageFormatException
@@ -33,14 +39,20 @@ def message_of(payload: bytes, now_ms: int) -> NewMessage:
     try:
         message_id, bare = bare_part(payload)
         head = read_head(payload, now_ms)
+        time_to_live_ms = None if head.expires_at_ms is None else _time_to_live(payload)
     except MessageFormatException:
         return incoming(AMQP_FORMAT, payload, 4, True, None, None, None, None)
     identity = None if message_id is None else _identity(bare)
-    return incoming(AMQP_FORMAT, payload, head.priority, True, head.expires_at_ms, None, identity, None)
+    expires_at_ms = expiry_of(head.expires_at_ms, time_to_live_ms, now_ms)
+    return incoming(AMQP_FORMAT, payload, head.priority, True, expires_at_ms, None, identity, None)
 
 
-def message_of_envelope(envelope: Envelope) -> NewMessage:
+def message_of_envelope(envelope: Envelope, now_ms: int) -> NewMessage:
     """The same of a message that came in our own form, from a server of ours.
+
+    Args:
+        envelope: the message.
+        now_ms: the time it came, milliseconds since the epoch.
 
     Raises:
         MessageFormatException: it cannot be encoded.
@@ -48,7 +60,29 @@ def message_of_envelope(envelope: Envelope) -> NewMessage:
     kept = envelope._replace(persistent=True, deliver_at_ms=None)
     payload = pack(kept)
     identity = None if kept.message_id is None else _identity(payload)
-    return incoming(format_of(payload), payload, kept.priority, True, kept.expires_at_ms, None, identity, None)
+    expires_at_ms = expiry_of(kept.expires_at_ms, None, now_ms)
+    return incoming(format_of(payload), payload, kept.priority, True, expires_at_ms, None, identity, None)
+
+
+def expiry_of(stated_ms: int | None, time_to_live_ms: int | None, now_ms: int) -> int | None:
+    """When a message that came now expires in the spool; None: never.
+
+    Args:
+        stated_ms: when it expires by what it says, in milliseconds since the epoch.
+        time_to_live_ms: how long it has, in milliseconds; None: it does not say.
+        now_ms: the time it came.
+    """
+    if stated_ms is None:
+        return None
+    ends_ms = stated_ms if time_to_live_ms is None else max(stated_ms, now_ms + time_to_live_ms)
+    return ends_ms if ends_ms > now_ms else None
+
+
+def _time_to_live(payload: bytes) -> int | None:
+    """What the header of an AMQP message says; it is an unsigned integer of 32 bits."""
+    header: Sequence[Any] = next(sections(payload, (HEADER,)), ())
+    found = header[2] if len(header) > 2 else None
+    return int(found) if isinstance(found, int) and 0 < found < 2**32 else None
 
 
 def _identity(content: bytes) -> Identity:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_connector.engine_registry import DriverLog
+from spark_connector.offsets import is_due
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
 from spark_connector.spool_progress import Progress
@@ -72,6 +73,8 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reach = reach or Reach()
         self._open: tuple[Spool, JmsStreamReader] | None = None
         self._since: Progress | None = None  #: of an AvailableNow query, where its end is not known yet
+        self._is_available_now = False
+        self._last_batch = time.monotonic()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Executors need nothing of it, and have no business with the password for the broker.
@@ -90,6 +93,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what the broker has now, and no further than a moment."""
         self._since = self._opened()[0].progress
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes; see ``JmsStreamReader``.
@@ -105,8 +109,10 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._since is not None and self._has_caught_up(spool, progress, self._since):
                 self._since = None
                 reader.prepareForTriggerAvailableNow()
-            end = reader.latestOffset(start, limit)
+            part = limit if self._may_begin(spool, reader, start) else ReadMaxRows(0)  # which settles what is below
+            end = reader.latestOffset(start, part)
             if end != start:
+                self._last_batch = time.monotonic()
                 return end
             tolerance = OFFLINE_TOLERANCE_SECONDS if self._since is None else self._options.retry_seconds
             failure = progress.failure(time.monotonic(), tolerance)
@@ -116,8 +122,21 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return end
             time.sleep(_LOOK_SECONDS)
 
+    def _may_begin(self, spool: Spool, reader: JmsStreamReader, start: dict[str, Any]) -> bool:
+        """Whether what waits is enough for a batch; a full spool never gets more, and AvailableNow is to end."""
+        options = self._options
+        if options.min_messages_per_trigger is None or self._is_available_now or spool.waits_for_room:
+            return True
+        waited = time.monotonic() - self._last_batch
+        least, most = options.min_messages_per_trigger, options.max_trigger_delay_seconds
+        return is_due(reader.waiting(start), least, waited, most)
+
     def _has_caught_up(self, spool: Spool, progress: Progress, since: Progress) -> bool:
         return progress.has_caught_up(since, self._options.spool_max_messages) and spool.is_confirmed()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the spool has, as of a single queue."""
+        return None if self._open is None else self._open[1].reportLatestOffset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
@@ -152,6 +171,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 subscription=None,
                 client_id=None,
                 selector=None,
+                min_messages_per_trigger=None,
             )
             self._open = spool, JmsStreamReader(options, self._columns, self._log)
         return self._open

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from broker_adapter import MessageFormatException
-from sdk.range_reader import Bounds, RangeReader
+import logging
+
+from broker_adapter import MessageFormatException, StoreCorruptException
+from sdk.range_reader import CHUNK_BYTES, Bounds, RangeReader, messages_of
 from spark_connector.options import SourceOptions
 from spark_connector.positions import EARLIEST, LATEST, Instant, Position, first_since, position_of
 
-#: Bytes of messages that one look for an instant brings, about.
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Bytes of messages that the first answer of a look for an instant brings, about; each further one brings so many times
+#: more, up to that of other reads, since messages may say no time at all.
 _LOOK_BYTES = 1024
+_GROWTH = 4
+#: Messages without a time that are looked at before the log says so.
+_MANY = 100_000
 
 
 def start_of(reader: RangeReader, options: SourceOptions, queue: str, bounds: Bounds) -> int:
@@ -52,16 +60,26 @@ def _number(reader: RangeReader, wanted: Position, option: str, queue: str, boun
 
 def _sent(reader: RangeReader, first: int, last: int, incarnation: str) -> tuple[int, int] | None:
     """The first message of a range that says when it was sent: its position, and that time."""
-    for messages in reader.read(first, last, incarnation, _LOOK_BYTES, on_damaged=_leave_in_quarantine):
-        for message in messages:
+    position, end, size, count = first, last, _LOOK_BYTES, 0
+    while position <= last:
+        try:
+            block, position = next(reader.read_answers(position, end, incarnation, size))
+        except StoreCorruptException:
+            # What is damaged says no time.  It is passed by ever shorter ranges, since a request that leaves it out
+            # would have the broker set it aside, and the one who reads it is to be told.
+            position, end = (position, (position + end) // 2) if position < end else (position + 1, last)
+            size = _LOOK_BYTES
+            continue
+        end = last
+        for message in messages_of(block):
             try:
                 sent_at_ms = message.envelope().sent_at_ms
             except MessageFormatException:
                 continue
             if sent_at_ms is not None:
                 return message.position, sent_at_ms
+        size = min(_GROWTH * size, CHUNK_BYTES)
+        if count < _MANY <= count + block.length:
+            _log.warning("the messages from position %d to %d do not say when they were sent", first, position - 1)
+        count += block.length
     return None
-
-
-def _leave_in_quarantine(_positions: list[int]) -> None:
-    """What is damaged says no time; the broker has set it aside, and its log says so."""

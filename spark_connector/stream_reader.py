@@ -101,6 +101,11 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return with_retries(self._options, begin)
 
+    def oldestOffset(self) -> dict[str, Any] | None:
+        """At the oldest message, whatever the option ``startingPosition`` says; None while the broker is away."""
+        bounds = self._current_bounds("")
+        return None if bounds is None else beginning(bounds).to_json()
+
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
         return None if self._bounds is None else beginning(self._bounds)._replace(next=self._bounds.next).to_json()

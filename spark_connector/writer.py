@@ -51,7 +51,7 @@ from spark_connector.connections import connection_for, drop_connection, with_re
 from spark_connector.engine_registry import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
-from spark_connector.rows import RowError, envelopes_of, largest_cell
+from spark_connector.rows import RowError, envelopes_of, largest_cell, size_of
 from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -205,7 +205,7 @@ class TaskWriter:
                     for index, envelope in enumerate(envelopes):
                         waiting.append(Unsent(rows, index, count, envelope))
                         count += 1
-                        size += len(envelope.body or ())
+                        size += size_of(envelope)
                         if len(waiting) == _SENT_AT_ONCE or size >= _BYTES_AT_ONCE:
                             _send_all(producer, waiting)
                             waiting, size = [], 0

@@ -37,7 +37,7 @@ from broker_adapter.engine.endings import Endings
 from broker_adapter.engine.event_changes import EventChanges
 from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.failures import fault
-from broker_adapter.engine.identities import LastNumbers, Sequences
+from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.queue_removal import QueueRemoval
@@ -47,7 +47,6 @@ from broker_adapter.engine.records import (
     Counters,
     RawEntry,
     SequencesRecord,
-    decode_stream_key,
     encode_counters,
     queue_key,
 )
@@ -197,8 +196,7 @@ class BrokerState:
                 ended.append(number)
             elif record.kind == "staged":
                 self.staged_batches.restore(queue)
-        for key, sequences in streams:
-            self.intake.streams[decode_stream_key(key)] = Sequences.of(sequences)
+        self.intake.restore(streams)
         return ended
 
     # A decision.

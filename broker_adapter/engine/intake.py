@@ -2,12 +2,15 @@
 
 A message gets one number and one stored copy, whatever the number of queues that hold it.  The identities of each
 producer are a *stream*; of the streams that were not used for longest, those beyond a limit are forgotten.
+
+The store keeps with each stream when it was used last, only for this order.  The clock may be set back, and has one
+value for many messages.  So each use gets a later time than the last one, whatever the clock says.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from broker_adapter.destination import Destination
@@ -20,6 +23,8 @@ from broker_adapter.engine.records import (
     FLAG_PERSISTENT,
     LATEST_EXPIRY_MS,
     RawEntry,
+    SequencesRecord,
+    decode_stream_key,
     encode_sequences,
     short_name,
     stream_key,
@@ -42,6 +47,13 @@ class Intake:
         self._durable = durable
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
         self.next_message = 1
+        self._used_ms = 0  #: the time that the last use of a stream got
+
+    def restore(self, streams: Iterable[tuple[bytes, SequencesRecord]]) -> None:
+        """Take over what the store has of the streams: (key, sequences), the least recently used first."""
+        for key, sequences in streams:
+            self.streams[decode_stream_key(key)] = Sequences.of(sequences)
+            self._used_ms = max(self._used_ms, sequences.used_ms)
 
     def is_over(self, message: c.NewMessage, now_ms: int) -> bool:
         """Whether a message has expired already, and is to be dropped; with an expiry queue it expires in its queue."""
@@ -137,14 +149,18 @@ class Intake:
         queue.add_behind(entries, effects)
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
-        """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""
+        """Store which sequence numbers of a stream were seen; beyond the limit, streams are forgotten, two at most.
+
+        Where the limit is lower than it was, they become fewer with each use.
+        """
         streams = self.streams
         streams[stream] = seen
         streams.move_to_end(stream)
         if self._durable:
+            self._used_ms = max(now_ms, self._used_ms + 1)
             key = stream_key(*stream)
-            effects.durable.put("producers", key, encode_sequences(key, seen.record(now_ms)))
-        if len(streams) > self._settings.max_producers:
+            effects.durable.put("producers", key, encode_sequences(key, seen.record(self._used_ms)))
+        for _ in range(min(2, len(streams) - self._settings.max_producers)):
             oldest, _ = streams.popitem(last=False)
             if self._durable:
                 effects.durable.put("producers", stream_key(*oldest), None)

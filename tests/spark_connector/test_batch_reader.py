@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -14,8 +15,8 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionLostException, InvalidDestinationException, JMSException
-from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, source_of
+from sdk import Connection, ConnectionFactory, ConnectionLostException, InvalidDestinationException, JMSException
+from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, matching, source_of
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import SourceOptions
 from tests.spark_connector.queues import fill, texts
@@ -80,6 +81,22 @@ def test_tasks_have_a_limit_of_bytes_as_well(options: SourceOptions) -> None:
     assert [len(each) for each in read(one_by_one)] == [1] * 12
 
 
+def test_a_pattern_chooses_by_the_whole_name_and_no_temporary_queue() -> None:
+    names = ["orders.b", "temporary-queue/1-2", "orders.a", "my.orders.a", "DLQ"]
+    assert matching("orders[.].*", names) == ("orders.a", "orders.b")
+    assert matching(".*", names) == ("DLQ", "my.orders.a", "orders.a", "orders.b")
+    assert matching("temporary-queue/.*", names) == ()
+
+
+def test_the_replies_that_a_program_waits_for_are_not_read_by_a_pattern(options: SourceOptions) -> None:
+    fill(options.url, "in", ["0"])
+    with ConnectionFactory(options.url).create_connection() as connection, connection.create_session() as session:
+        session.create_producer(session.create_temporary_queue()).send("a reply")
+        everything = attrs.evolve(options, queue=None, queue_pattern=".*")
+        tasks = JmsBatchReader(everything, ("text",)).partitions()
+    assert [task.options.queue for task in tasks if isinstance(task, RangePartition)] == ["in"]
+
+
 def test_an_empty_queue_has_no_tasks_and_a_task_without_a_partition_no_rows(options: SourceOptions) -> None:
     fill(options.url, "in", [])
     with connection_for(options).create_session() as session:
@@ -131,6 +148,21 @@ def test_a_damaged_message_is_an_error_or_left_out(
     assert "damaged messages of 'in' are left out, and in the broker's quarantine: [2]" in caplog.text
 
 
+@pytest.mark.damages
+def test_to_look_for_an_instant_sets_no_damaged_message_aside(options: SourceOptions, broker: Broker) -> None:
+    fill(options.url, "in", numbers(7))
+    with broker.store.snapshot() as tables:
+        key, value = list(tables.items("messages"))[3]
+    broker.store.apply([("messages", key, value[:-1] + bytes((value[-1] ^ 1,)))])
+    broker._stores._cache.clear()
+    for start in ("2020-01-01T00:00:00Z", "earliest"):
+        reader = JmsBatchReader(attrs.evolve(options, starting_position=start), COLUMNS)
+        with pytest.raises(JMSException, match="position 4 of queue 'in' cannot be trusted"):
+            read(reader)
+    later = attrs.evolve(options, starting_position="2999-01-01T00:00:00Z")
+    assert read(JmsBatchReader(later, COLUMNS)) == []
+
+
 def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker) -> None:
     listener, port = serve(broker)
     options = SourceOptions(url=f"amqp://127.0.0.1:{port}?failover=nofailover", queue="in", fetch_bytes=1)
@@ -146,6 +178,33 @@ def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker)
     assert found == numbers(10)
     drop_connection(options)
     listener.stop()
+
+
+def test_a_task_goes_on_where_it_was_also_where_its_selector_chooses_nothing(
+    options: SourceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses its connection before every second answer, and each loss is long after the last one."""
+
+    def failing(self: Connection, operation: str, arguments: Any, *rest: Any) -> Any:
+        if operation == "read_range":
+            firsts.append(arguments["first"])
+            if len(firsts) % 2 == 0:
+                now[0] += 3600.0
+                raise ConnectionLostException("lost")
+        return request(self, operation, arguments, *rest)
+
+    fill(options.url, "in", ["x" * 100] * 40)
+    whole = attrs.evolve(options, max_messages_per_partition=100, fetch_bytes=1000, selector="no = 1", retry_seconds=60)
+    (partition,) = JmsBatchReader(whole, COLUMNS).partitions()
+    firsts: list[int] = []
+    now = [1.0]
+    request = Connection.request
+    monkeypatch.setattr(Connection, "request", failing)
+    monkeypatch.setattr("spark_connector.batch_reader.time", SimpleNamespace(monotonic=lambda: now[0], sleep=str))
+    assert list(JmsBatchReader(whole, COLUMNS).read(partition)) == []
+    answered = firsts[::2]
+    assert len(answered) > 2
+    assert answered == sorted(set(answered)), "no part is read twice"
 
 
 def test_a_task_reads_ten_thousand_messages_of_every_kind_in_their_order(options: SourceOptions) -> None:

@@ -14,6 +14,7 @@ from sdk.range_reader import Bounds
 from spark_connector.offsets import (
     Offset,
     beginning,
+    in_turn,
     is_due,
     latest,
     lost,
@@ -217,6 +218,28 @@ def test_a_limit_is_used_up_and_nobody_gets_more_than_it_wants(most: int, wanted
     assert all(0 <= given[name] <= count for name, count in wanted.items())
     if most >= len(wanted):
         assert all(given[name] for name, count in wanted.items() if count), "none is starved"
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_none_is_starved_though_the_limit_is_below_the_number_of_those_that_want_something(
+    most: int, all_: int
+) -> None:
+    names, last = [str(number) for number in range(all_)], None
+    served: set[str] = set()
+    for _ in range(-(-all_ // most)):
+        given = shares(most, dict.fromkeys(names, 9), last)
+        turn = in_turn((name for name in names if given[name]), last)
+        served |= set(turn)
+        last = turn[-1]
+    assert served == set(names)
+
+
+def test_names_are_served_in_turn() -> None:
+    assert in_turn("cab", None) == ["a", "b", "c"]
+    assert in_turn("cab", "a") == ["b", "c", "a"]
+    assert in_turn("cab", "c") == ["a", "b", "c"]
+    assert in_turn("ca", "b") == ["c", "a"]
+    assert shares(2, {"a": 9, "b": 9, "c": 9}, "b") == {"a": 1, "b": 0, "c": 1}
 
 
 def test_a_limit_is_shared_in_proportion() -> None:

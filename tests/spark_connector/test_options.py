@@ -78,6 +78,8 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "queue": "q", "startingPosition": "{1"}, "is no JSON"),
         ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": "latest"}, "has no startingPosition"),
         ({"url": "u", "queue": "q", "endingPosition": "earliest"}, "leaves nothing to read"),
+        ({"url": "u", "queue": "q", "endingPosition": '{"q": "Earliest"}'}, "leaves nothing to read"),
+        ({"url": "u", "queue": "q", "spool": "/s", "startingPosition": '{"q": 7}'}, "has no startingPosition"),
         ({"url": "u", "region": "r", "endingPosition": "latest"}, "endingPosition is for queues"),
         ({"url": "u", "queue": "q", "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "=9 is above max"),
         ({"url": "u", "queue": "q", "maxOffsetsPerTrigger": "9"}, "one of Kafka's; here it is maxMessagesPerTrigger"),
@@ -86,6 +88,10 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "region": "r", "spool": "/s"}, "its streams need no spool"),
         ({"url": "u", "queue": "q", "spoolIds": "5000"}, "spoolIds is for a spool: name its directory"),
         ({"url": "u", "queue": "q", "spool": "/s", "spoolIds": "5"}, "below the least value, 1000"),
+        (
+            {"url": "u", "queue": "q", "spool": "/s", "minMessagesPerTrigger": "9", "spoolMaxMessages": "8"},
+            "=9 is above spoolMaxMessages=8",
+        ),
         ({"url": "u", "queue": "q", "spool": "hdfs://n/s"}, "'hdfs://n/s' is a URL; name a directory"),
         ({"url": "embedded:/d", "queue": "q", "spool": "/s"}, "an embedded: queue is read without one"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
@@ -119,6 +125,13 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
 def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_sink(options)
+
+
+def test_a_position_is_told_from_the_name_of_its_queue() -> None:
+    options = {"url": "u", "queue": "earliest-orders", "endingPosition": '{"earliest-orders": 17}'}
+    assert parse_source(options).ending_position == options["endingPosition"]
+    spooled = {"url": "u", "queue": "q", "spool": "/s", "startingPosition": '{"q": "earliest"}'}
+    assert parse_source(spooled).starting_position == spooled["startingPosition"]
 
 
 def test_several_queues_are_named_with_commas() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.positions import EARLIEST, LATEST, Instant, check_position, first_since, position_of
+from spark_connector.positions import EARLIEST, LATEST, Instant, check_position, first_since, position_of, positions_in
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_an_instant_is_found_where_positions_and_times_have_gaps(steps: list[tup
     found = first_since(Instant(wanted), 1, position + 1, look)
     assert [at for at in sent if at >= found] == [at for at, time in sent.items() if time >= wanted]
     assert looks <= 9
+
+
+def test_all_positions_of_an_option_are_found() -> None:
+    assert positions_in("o", " Latest") == [LATEST]
+    assert positions_in("o", '{"latest": 17, "b": "earliest"}') == [17, EARLIEST]

@@ -8,15 +8,16 @@ from typing import Any
 
 import attrs
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
-from sdk import ConnectionFactory, InvalidDestinationException
+from sdk import Connection, ConnectionFactory, InvalidDestinationException
 from spark_connector import queues_stream
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
 from spark_connector.queues_stream import JmsQueuesStreamReader
+from spark_connector.stream_reader import JmsStreamReader
 from tests.spark_connector.queues import texts
 from tests.spark_connector.served import Served
 
@@ -84,6 +85,56 @@ def test_a_limit_is_shared_and_every_queue_comes_to_its_end(served: Served) -> N
     assert start != begin
 
 
+def test_a_limit_below_the_number_of_the_queues_reads_each_of_them_in_turn(served: Served) -> None:
+    for name in "abc":
+        fill(served, name, 9)
+    reader = reader_of(served, queues="a,b,c")
+    start = reader.initialOffset()
+    for _ in range(3):
+        start = reader.latestOffset(start, ReadMaxRows(2))
+    assert {name: each["next"] for name, each in start["queues"].items()} == dict.fromkeys("abc", 3)
+
+
+def positions(start: dict[str, Any], end: dict[str, Any]) -> int:
+    """How many positions a batch has."""
+    return sum(each["next"] - start["queues"][name]["next"] for name, each in end["queues"].items())
+
+
+def test_a_limit_holds_also_where_the_broker_was_away_for_a_moment(served: Served) -> None:
+    fill(served, "a", 50)
+    fill(served, "b", 50)
+    reader = reader_of(served, queues="a,b", head_refresh_seconds=3600)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadMaxRows(10))
+    assert positions(begin, end) == 10
+    for each in reader._readers.values():
+        each._refreshed = -3600.0  # what they know is too old
+    served.listener.stop()
+    assert reader.latestOffset(end, ReadMaxRows(10)) == end
+    served.start()
+    again = reader.latestOffset(end, ReadMaxRows(10))
+    assert positions(end, again) == 10
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(3)])
+def test_what_comes_after_the_waiting_messages_were_counted_is_for_the_next_batch(
+    served: Served, monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
+) -> None:
+    def counted(reader: JmsStreamReader, start: dict[str, Any]) -> int:
+        found = count(reader, start)
+        fill(served, "a", 9)
+        return found
+
+    fill(served, "b", 5)
+    reader = reader_of(served, queues="a,b", min_messages_per_trigger=3, max_trigger_delay_seconds=3600)
+    begin = reader.initialOffset()
+    count = JmsStreamReader.waiting
+    monkeypatch.setattr(JmsStreamReader, "waiting", counted)
+    end = reader.latestOffset(begin, limit)
+    assert end["queues"]["a"] == begin["queues"]["a"]
+    assert positions(begin, end) == (5 if limit is ALL else 3)
+
+
 def test_a_pattern_finds_queues_also_later_and_reads_them_from_their_beginning(served: Served) -> None:
     fill(served, "other", 1)
     expected = fill(served, "in.a", 2)
@@ -97,6 +148,38 @@ def test_a_pattern_finds_queues_also_later_and_reads_them_from_their_beginning(s
     again = reader_of(served, queue_pattern=r"in\..*", starting_position="latest")
     assert rows(again, begin, end) == expected
     assert again.latestOffset(end, ALL) == end
+
+
+@pytest.mark.parametrize("position", ["latest", "2999-01-01T00:00:00Z", "7"])
+def test_available_now_reads_a_queue_that_was_made_since_its_last_run_from_its_beginning(
+    served: Served, position: str
+) -> None:
+    changes = {"queue_pattern": r"in\..*", "starting_position": position}
+    fill(served, "in.a", 9)
+    first = reader_of(served, **changes)
+    first.prepareForTriggerAvailableNow()
+    begin = first.initialOffset()
+    begin = first.latestOffset(begin, ALL)
+    expected = fill(served, "in.b", 3)
+    reader = reader_of(served, **changes)
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(begin, ALL)
+    assert rows(reader, begin, end) == expected
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_queue_that_was_deleted_and_made_again_is_read_from_its_beginning(served: Served) -> None:
+    fill(served, "in.a", 1)
+    fill(served, "in.b", 1)
+    reader = reader_of(
+        served, queue_pattern=r"in\..*", starting_position="latest", fail_on_data_loss=False, head_refresh_seconds=0
+    )
+    begin = reader.initialOffset()
+    delete(served, "in.b")
+    without = reader.latestOffset(begin, ALL)
+    assert list(without["queues"]) == ["in.a"]
+    expected = fill(served, "in.b", 3)
+    assert rows(reader, without, reader.latestOffset(without, ALL)) == expected
 
 
 def test_available_now_takes_no_queue_that_is_found_later(served: Served) -> None:
@@ -122,6 +205,119 @@ def test_a_queue_that_was_deleted_is_a_loss_of_data(served: Served) -> None:
     end = reader.latestOffset(begin, ALL)
     assert [queue for queue, _ in rows(reader, begin, end)] == ["in.a", "in.a"]
     assert list(end["queues"]) == ["in.a"]
+
+
+def make(served: Served, name: str) -> None:
+    with ConnectionFactory(served.options.url).create_connection() as connection, connection.create_session() as made:
+        made.create_consumer(made.create_queue(name)).close()
+
+
+def test_a_queue_that_was_found_and_has_no_message_is_not_asked_about_more_often_than_the_option_says(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(self: Connection, operation: str, *arguments: Any, **named: Any) -> Any:
+        asked.append(operation)
+        return request(self, operation, *arguments, **named)
+
+    fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", head_refresh_seconds=3600)
+    begin = reader.initialOffset()
+    make(served, "in.b")
+    end = reader.latestOffset(begin, ALL)
+    for _ in range(2):
+        assert reader.latestOffset(end, ALL) == end
+    asked: list[str] = []
+    request = Connection.request
+    monkeypatch.setattr(Connection, "request", noted)
+    for _ in range(9):
+        assert reader.latestOffset(end, ALL) == end
+    assert set(asked) == {"statistics"}
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_query_that_has_found_an_empty_queue_waits_for_a_broker_that_is_away(
+    served: Served, is_asked_before: bool
+) -> None:
+    fill(served, "in.a", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    begin = reader.initialOffset()
+    make(served, "in.b")
+    end = reader.latestOffset(begin, ReadMaxRows(1))
+    if not is_asked_before:
+        del reader._readers["in.b"]
+    served.listener.stop()
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+    served.start()
+    expected = fill(served, "in.b", 3)
+    assert rows(reader, end, reader.latestOffset(end, ALL)) == [("in.a", "in.a1"), *expected]
+
+
+@pytest.fixture
+def rarely_listed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the queues are not asked for again while a test runs."""
+    monkeypatch.setattr(queues_stream, "LISTING_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+def test_a_query_goes_on_without_a_queue_that_was_deleted_since_the_names_were_asked_for(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    strict = reader_of(served, queue_pattern=r"in\..*")
+    begin = strict.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    delete(served, "in.b")
+    expected = fill(served, "in.a", 1)
+    again = reader.latestOffset(end, ALL)
+    assert rows(reader, end, again) == expected
+    assert list(again["queues"]) == ["in.a"]
+    assert reader.latestOffset(again, ALL) == again
+    assert caplog.text.count("going on without the queues that were deleted: 'in.b'") == 1
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    assert list(latest["queues"]) == ["in.a"]
+    with pytest.raises(InvalidDestinationException, match=r"the queue 'in\.b', which the checkpoint has, was deleted"):
+        strict.latestOffset(end, ALL)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+def test_the_deleted_queue_of_a_batch_that_was_not_completed_is_a_loss_of_data_or_has_no_rows(served: Served) -> None:
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    first = reader_of(served, queue_pattern=r"in\..*")
+    begin = first.initialOffset()
+    end = first.latestOffset(begin, ALL)
+    delete(served, "in.b")
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    assert rows(reader, begin, end) == expected
+    with pytest.raises(InvalidDestinationException, match=r"data is lost: the queue 'in\.b'"):
+        first.partitions(begin, end)
+
+
+@pytest.mark.usefixtures("rarely_listed")
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_queue_that_was_found_and_deleted_before_it_was_read_is_no_loss(served: Served, available_now: bool) -> None:
+    fill(served, "in.a", 2)
+    begin = reader_of(served, queue_pattern=r"in\..*").initialOffset()
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    else:
+        assert reader.latestOffset(begin, ReadMaxRows(1)) != begin
+    delete(served, "in.b")
+    end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.a"]
+    assert len(rows(reader, begin, end)) == 2
+
+
+def test_a_named_queue_that_is_missing_is_an_error_where_the_option_wants_it(served: Served) -> None:
+    fill(served, "a", 1)
+    with pytest.raises(InvalidDestinationException):
+        reader_of(served, queues="a,b", fail_on_missing=True, fail_on_data_loss=False).initialOffset()
 
 
 def test_a_batch_waits_for_enough_in_all_queues_together(served: Served) -> None:

@@ -35,6 +35,7 @@ from spark_connector.rows import (
     envelopes_of,
     largest_cell,
     projection,
+    size_of,
 )
 
 NAMES = [name for name, _, _, _ in COLUMNS]
@@ -357,3 +358,21 @@ def test_the_largest_cell_of_a_row_is_found() -> None:
     )
     assert largest_cell(batch, 0) == ("key", "kkkk")
     assert largest_cell(batch, 1) == ("body", b"b" * 9)
+
+
+def test_the_size_of_a_row_is_that_of_all_that_it_brings() -> None:
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {"value": "ab", "key": "k", "correlationId": "cc", "type": "ttt", "properties": [("name", "value")]},
+            {"value": "\u00e9\u20ac", "key": None, "correlationId": None, "type": None, "properties": []},
+            {"value": None, "key": None, "correlationId": None, "type": None, "properties": None},
+        ],
+        schema=pa.schema(
+            [
+                *((name, pa.string()) for name in ("value", "key", "correlationId", "type")),
+                ("properties", pa.map_(pa.string(), pa.string())),
+            ]
+        ),
+    )
+    assert [size_of(each) for each in envelopes_of(batch, OUT, 4, None)] == [2 + 1 + 2 + 3 + 4 + 5, 2 + 3, 0]
+    assert size_of(Envelope(OUT, BodyKind.BYTES, b"12345", {"n": 1})) == 6

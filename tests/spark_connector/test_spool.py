@@ -21,7 +21,8 @@ from broker_adapter import EngineSettings, StoreLockedException
 from sdk import ConnectionFactory, Destination, JMSException
 from sdk.range_reader import RangeMessage, RangeReader
 from spark_connector import spool as spools
-from spark_connector.spool import Spool, settings_of
+from spark_connector.options import SourceOptions
+from spark_connector.spool import SOURCE_FILE, Spool, settings_of, source_in_words
 from tests.contracts.transports import eventually
 from tests.spark_connector.foreign import Foreign
 
@@ -189,8 +190,52 @@ def test_a_spool_is_for_one_query(foreign: Foreign, monkeypatch: pytest.MonkeyPa
 
 def test_a_spool_is_for_one_queue(foreign: Foreign) -> None:
     Spool(foreign.options).close()
+    with pytest.raises(ValueError, match="has messages of the queue 'in', and this query reads the queue 'other'"):
+        Spool(foreign.with_options(queue="other"))
+    Path(str(foreign.options.spool), SOURCE_FILE).unlink()
     with pytest.raises(ValueError, match="has messages of 'in', and this query reads 'other'"):
         Spool(foreign.with_options(queue="other"))
+
+
+def test_a_source_in_words_is_told_from_every_other_one() -> None:
+    options = SourceOptions(queue="a")
+    topic = SourceOptions(topic="a", subscription="s")
+    sources = [
+        options,
+        attrs.evolve(options, queue="b"),
+        topic,
+        attrs.evolve(topic, subscription="t"),
+        attrs.evolve(topic, client_id="c"),
+        attrs.evolve(topic, subscription="s' of the client 'c"),
+    ]
+    assert source_in_words(options) == "the queue 'a'"
+    assert source_in_words(sources[4]) == "the subscription 's' of the client 'c' on the topic 'a'"
+    assert len({source_in_words(each) for each in sources}) == len(sources)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"queue": None, "topic": "in", "subscription": "s"}),
+        ({"queue": None, "topic": "in", "subscription": "s"}, {"queue": None, "topic": "in", "subscription": "t"}),
+        ({"queue": "DLQ"}, {}),
+    ],
+)
+def test_a_spool_is_for_one_source(foreign: Foreign, first: dict[str, Any], second: dict[str, Any]) -> None:
+    for _ in range(2):
+        Spool(foreign.with_options(**first)).close()
+    with pytest.raises(ValueError, match="give each query a directory of its own") as refusal:
+        Spool(foreign.with_options(**second))
+    assert source_in_words(foreign.with_options(**first)) in str(refusal.value)
+
+
+def test_a_spool_of_a_version_that_noted_no_source_gets_its_own(foreign: Foreign) -> None:
+    Spool(foreign.options).close()
+    noted = Path(str(foreign.options.spool), SOURCE_FILE)
+    noted.unlink()
+    Spool(foreign.options).close()
+    assert noted.read_text() == "the queue 'in'\n"
+    assert not list(noted.parent.glob("*.part"))
 
 
 def test_a_directory_that_cannot_be_made_is_named(foreign: Foreign, tmp_path: Path) -> None:

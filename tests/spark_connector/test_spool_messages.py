@@ -11,7 +11,7 @@ from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.destination import Destination
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, unpack
 from broker_adapter.errors import MessageFormatException
-from spark_connector.spool_messages import message_of, message_of_envelope
+from spark_connector.spool_messages import expiry_of, message_of, message_of_envelope
 
 NOW_MS = 1_700_000_000_000
 
@@ -29,15 +29,42 @@ def test_a_message_is_stored_as_it_came() -> None:
 
 def test_it_is_persistent_whatever_it_says_since_its_broker_forgets_it() -> None:
     assert message_of(amqp(durable=False), NOW_MS).persistent
-    assert message_of_envelope(Envelope(Destination("q"), persistent=False)).persistent
+    assert message_of_envelope(Envelope(Destination("q"), persistent=False), NOW_MS).persistent
 
 
 def test_its_priority_and_its_expiry_count_and_its_delay_is_over() -> None:
     delayed = {symbol("x-opt-delivery-time"): NOW_MS + 60_000}
     message = message_of(amqp(priority=7, ttl=5, annotations=delayed), NOW_MS)
     assert (message.priority, message.expires_at_ms, message.deliver_at_ms) == (7, NOW_MS + 5000, None)
-    own = message_of_envelope(Envelope(Destination("q"), priority=2, expires_at_ms=9, deliver_at_ms=8))
+    own = message_of_envelope(Envelope(Destination("q"), priority=2, expires_at_ms=9, deliver_at_ms=8), 1)
     assert (own.priority, own.expires_at_ms, own.deliver_at_ms) == (2, 9, None)
+
+
+@pytest.mark.parametrize("ahead_seconds", [0, 59, 60, 120, 10**6])
+def test_a_clock_that_is_ahead_of_the_brokers_takes_no_message_for_expired(ahead_seconds: int) -> None:
+    sent = NOW_MS // 1000 - ahead_seconds
+    both = message_of(amqp(ttl=60, expiry_time=sent + 60), NOW_MS)
+    assert both.expires_at_ms == NOW_MS + 60_000
+    stated = message_of(amqp(expiry_time=sent + 60), NOW_MS)
+    own = message_of_envelope(Envelope(Destination("q"), expires_at_ms=(sent + 60) * 1000), NOW_MS)
+    is_over = ahead_seconds >= 60
+    assert stated.expires_at_ms == own.expires_at_ms == (None if is_over else (sent + 60) * 1000)
+
+
+def test_of_an_instant_and_a_time_to_live_the_later_one_counts() -> None:
+    assert message_of(amqp(ttl=60, expiry_time=NOW_MS // 1000 + 90), NOW_MS).expires_at_ms == NOW_MS + 90_000
+    assert message_of(amqp(ttl=60, expiry_time=NOW_MS // 1000 + 30), NOW_MS).expires_at_ms == NOW_MS + 60_000
+    assert message_of(amqp(), NOW_MS).expires_at_ms is None
+
+
+@pytest.mark.parametrize(
+    ("stated_ms", "time_to_live_ms", "expires_at_ms"),
+    [(None, None, None), (100, None, None), (101, None, 101), (99, 5, 105), (200, 5, 200), (105, 5, 105)],
+)
+def test_what_came_now_has_not_expired(
+    stated_ms: int | None, time_to_live_ms: int | None, expires_at_ms: int | None
+) -> None:
+    assert expiry_of(stated_ms, time_to_live_ms, 100) == expires_at_ms
 
 
 @pytest.mark.parametrize(
@@ -64,7 +91,7 @@ def test_two_messages_that_differ_are_two_though_they_may_have_one_id(changes: d
 def test_a_message_without_an_id_is_never_taken_for_another_one() -> None:
     assert message_of(amqp(id=None), NOW_MS).identity is None
     assert message_of(b"", NOW_MS).identity is None
-    assert message_of_envelope(Envelope(Destination("q"))).identity is None
+    assert message_of_envelope(Envelope(Destination("q")), NOW_MS).identity is None
 
 
 def test_the_id_may_be_of_each_type_that_amqp_knows() -> None:
@@ -83,8 +110,8 @@ def test_what_cannot_be_decoded_is_stored_as_it_came(payload: bytes) -> None:
 
 def test_a_message_of_ours_keeps_all_that_it_has() -> None:
     envelope = Envelope(Destination("q"), BodyKind.MAP, {"a": 1}, {"p": 2}, "ID:1", type="t")
-    message = message_of_envelope(envelope)
+    message = message_of_envelope(envelope, NOW_MS)
     assert message.format == ENVELOPE_FORMAT
     assert unpack(message.payload) == envelope
-    assert message.identity == message_of_envelope(envelope).identity
-    assert message.identity != message_of_envelope(envelope._replace(body={"a": 2})).identity
+    assert message.identity == message_of_envelope(envelope, NOW_MS).identity
+    assert message.identity != message_of_envelope(envelope._replace(body={"a": 2}), NOW_MS).identity

@@ -106,6 +106,52 @@ def test_available_now_ends_also_where_others_send_without_end(foreign: Foreign)
         assert 20 <= count < 200
 
 
+def test_the_progress_says_what_the_spool_has(foreign: Foreign) -> None:
+    foreign.fill(0, 10)
+    with closing(Query(foreign)) as query:
+        assert query.reportLatestOffset() is None
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        end = query.latestOffset(begin, ReadMaxRows(4))
+        latest = query.reportLatestOffset()
+        assert latest is not None
+        assert latest["next"] - end["next"] == 6
+
+
+def test_a_batch_waits_for_as_many_messages_as_the_option_says(foreign: Foreign) -> None:
+    foreign.fill(0, 9)
+    with closing(Query(foreign, min_messages_per_trigger=10, max_trigger_delay_seconds=3600)) as query:
+        begin = query.initialOffset()
+        eventually(lambda: foreign.count() == 0)
+        assert query.latestOffset(begin, ALL) == begin
+        foreign.fill(9, 1)
+        eventually(lambda: query.latestOffset(begin, ALL) != begin)
+        assert rows(query, begin, query.latestOffset(begin, ALL)) == numbers(10)
+
+
+@pytest.mark.parametrize("limit", [{"spool_max_messages": 5}, {"spool_max_bytes": 1}])
+def test_what_waits_in_a_full_spool_is_a_batch_though_it_is_less_than_the_option_says(
+    foreign: Foreign, limit: dict[str, Any]
+) -> None:
+    foreign.fill(0, 50)
+    with closing(Query(foreign, min_messages_per_trigger=30, max_trigger_delay_seconds=3600, **limit)) as query:
+        start = query.initialOffset()
+        for _ in range(2):
+            ends: list[dict[str, Any]] = []
+            eventually(lambda start=start, ends=ends: ends.append(query.latestOffset(start, ALL)) or ends[-1] != start)
+            assert rows(query, start, ends[-1])
+            query.commit(ends[-1])
+            start = ends[-1]
+
+
+def test_available_now_waits_for_no_number_of_messages(foreign: Foreign) -> None:
+    foreign.fill(0, 5)
+    options = {"min_messages_per_trigger": 30, "max_trigger_delay_seconds": 3600, "spool_max_bytes": 1}
+    with closing(Query(foreign, **options)) as query:
+        found, _ = drained(query)
+        assert found == numbers(5)
+
+
 def test_a_query_goes_on_from_its_checkpoint_with_what_the_spool_has(foreign: Foreign) -> None:
     foreign.fill(0, 10)
     with closing(Query(foreign)) as query:

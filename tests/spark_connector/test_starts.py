@@ -10,11 +10,15 @@ import attrs
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from broker_adapter import Destination, Envelope, RangeBlock, block_of, pack
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
 from sdk import Connection, ConnectionFactory, InvalidDestinationException, InvalidSelectorException
+from sdk.range_reader import Bounds
+from spark_connector import starts
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
+from spark_connector.options import SourceOptions
 from tests.spark_connector.served import Served
 
 ALL = ReadAllAvailable()
@@ -71,6 +75,41 @@ def test_a_batch_has_what_was_sent_between_two_instants(served: Served) -> None:
     assert len(before) + len(rest) == len(batch(served))
     assert batch(served, starting_position="1970-01-01T00:00:00Z") == batch(served)
     assert batch(served, starting_position="9000-01-01T00:00:00Z") == []
+
+
+class Untimed:
+    """A reader of a queue whose messages say no time, up to the one at a position; it counts what it is asked."""
+
+    def __init__(self, timed: int) -> None:
+        self._timed = timed
+        self.asked = 0
+
+    def read_answers(
+        self, first: int, last: int, _: str, max_bytes: int, **__: Any
+    ) -> Iterator[tuple[RangeBlock, int]]:
+        while first <= last:
+            self.asked += 1
+            end = min(last, first + max(max_bytes, 1024) // 1024 - 1)
+            payloads = [
+                pack(Envelope(Destination("in"), sent_at_ms=5000 if position >= self._timed else None))
+                for position in range(first, end + 1)
+            ]
+            yield block_of(tuple(range(first, end + 1)), (0,) * len(payloads), payloads, {}), end + 1
+            first = end + 1
+
+
+@pytest.mark.parametrize(("timed", "start"), [(4001, 4001), (3000, 3000), (1, 1)])
+def test_an_instant_is_found_in_few_requests_where_messages_say_no_time(
+    timed: int, start: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(starts, "_MANY", 100)
+    reader: Any = Untimed(timed)
+    options = SourceOptions(queue="in", starting_position="1970-01-01T00:00:05Z")
+    bounds = Bounds("a", 1, 4001, "r", 4001, 0)
+    found = starts.start_of(reader, options, "in", bounds)
+    assert found <= start
+    assert reader.asked < 100
+    assert ("do not say when they were sent" in caplog.text) is (timed > 100)
 
 
 def test_a_position_ahead_of_the_queue_is_an_error_that_says_where_the_queue_is(served: Served) -> None:

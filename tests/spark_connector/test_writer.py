@@ -552,6 +552,23 @@ def test_at_least_once_no_more_than_a_thousand_rows_or_four_mebibytes_are_under_
     assert parts[2] == 500 + -(-(4 * 1024 * 1024 - sum(len(str(each)) for each in range(2000, 2500))) // 90_000)
 
 
+@pytest.mark.parametrize("column", ["properties", "key"])
+def test_at_least_once_what_a_row_has_beside_its_body_counts_as_well(
+    options: SinkOptions, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
+    parts: list[int] = []
+    monkeypatch.setattr(MessageProducer, "send_all", lambda _, messages, **__: parts.append(len(messages)))
+    large = "x" * (1024 * 1024)
+    row: dict[str, Any] = {"value": "v", "properties": [("p", large)]} if column == "properties" else {"key": large}
+    schema = pa.schema(
+        [("value", pa.string()), ("key", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))]
+    )
+    batch = pa.RecordBatch.from_pylist([row] * 9, schema=schema)
+    assert writer(once).write(iter([batch, batch])).count == 18
+    assert parts == [4, 4, 4, 4, 2]
+
+
 def test_a_broker_that_takes_less_at_once_than_a_batch_has_gets_it_in_parts(options: SinkOptions) -> None:
     values = [f"{number:05}" + "x" * 200 for number in range(5000)]
     publish(options, 0, writer(options).write(iter([rows(*values), rows("last")])))

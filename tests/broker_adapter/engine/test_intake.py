@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.records import (
+    decode_sequences,
     stream_key,
 )
 from broker_adapter.envelope import Identity
@@ -55,6 +60,59 @@ def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> Non
     rules.send(client, Q, b"x", identity=Identity("c", 1, 5))
     rules.send(client, Q, b"x", identity=Identity("a", 1, 5))
     assert rules.depth("q") == 4
+
+
+class Restarted:
+    """What an engine remembers of producers, over its restarts, and by a clock that is set at will."""
+
+    def __init__(self) -> None:
+        self.stored: dict[bytes, bytes] = {}
+        self.clock_ms = 1_000_000
+        self.start(3)
+
+    def start(self, max_producers: int) -> None:
+        self.rules = Rules(max_producers=max_producers)
+        found = [(key, decode_sequences(key, value)) for key, value in sorted(self.stored.items())]
+        self.rules.state.intake.restore(sorted(found, key=lambda each: each[1].used_ms))
+        self._client = self.rules.connect()
+
+    def send(self, *producers: str) -> None:
+        for producer in producers:
+            self.rules.now_ms = self.clock_ms
+            self.rules.send(self._client, Q, b"x", identity=Identity(producer, 1, 1))
+            for key, value in self.rules.effects.durable.tables.get("producers", {}).items():
+                self.stored[key] = value or b""
+            self.stored = {key: value for key, value in self.stored.items() if value}
+
+    def known(self) -> list[Any]:
+        """The producers, the one that was silent longest first."""
+        return [producer for *_, producer, _ in self.rules.state.intake.streams]
+
+
+@pytest.mark.parametrize("back_ms", [0, 1, 3_600_000])
+def test_the_producer_that_was_silent_longest_is_forgotten_also_where_the_clock_was_set_back(back_ms: int) -> None:
+    engine = Restarted()
+    engine.send("c", "a", "d")
+    engine.clock_ms -= back_ms
+    engine.start(3)
+    engine.send("b")
+    engine.start(3)
+    assert engine.known() == ["a", "d", "b"]
+    engine.send("e", "b")
+    engine.start(3)
+    assert engine.known() == ["d", "e", "b"]
+
+
+def test_producers_beyond_a_limit_that_was_lowered_are_forgotten_little_by_little() -> None:
+    engine = Restarted()
+    engine.start(9)
+    engine.send(*"gfedcba")
+    engine.start(2)
+    assert len(engine.known()) == 7
+    for number, left in enumerate((6, 5, 4, 3, 2, 2)):
+        engine.send(f"new {number}")
+        assert len(engine.known()) == len(engine.stored) == left
+    assert engine.known() == ["new 4", "new 5"]
 
 
 def test_a_topic_stores_one_copy_with_a_count_of_its_holders() -> None:
