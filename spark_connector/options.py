@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from broker_adapter import parse_selector
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
 from spark_connector.positions import EARLIEST, LATEST, check_position, positions_in
@@ -254,7 +255,8 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a source.
 
     Raises:
-        ValueError: an option is unknown, missing, contradicts another or has a wrong value.
+        ValueError: an option is unknown, missing, contradicts another or has a wrong value; for a selector it is an
+            InvalidSelectorException.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
     given = (parsed.queue, parsed.queues, parsed.queue_pattern, parsed.topic, parsed.region)
@@ -262,6 +264,8 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         raise ValueError(
             "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and 'queuePattern'"
         )
+    if parsed.selector is not None:
+        parse_selector(parsed.selector)  # else the first task would tell, which a quiet stream may not have for days
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
