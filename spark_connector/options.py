@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from broker_adapter import parse_selector
+from broker_adapter.selectors.language import parse_selector
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
 from spark_connector.positions import EARLIEST, LATEST, check_position, positions_in
