@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from broker_adapter.selectors.language import parse_selector
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
 from spark_connector.positions import EARLIEST, LATEST, check_position, positions_in
@@ -260,7 +261,8 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     """The options of a source.
 
     Raises:
-        ValueError: an option is unknown, missing, contradicts another or has a wrong value.
+        ValueError: an option is unknown, missing, contradicts another or has a wrong value; for a selector it is an
+            InvalidSelectorException.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
     given = _given(parsed, "queue", "queues", "queue_pattern", "topic", "region")
@@ -272,6 +274,8 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         )
     if parsed.client_id is not None and parsed.topic is None and parsed.region is None:
         raise ValueError("clientId is for the subscription of a topic, or of a region: leave it out")
+    if parsed.selector is not None:
+        parse_selector(parsed.selector)  # else the first task would tell, which a quiet stream may not have for days
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker_adapter import InvalidSelectorException
 from spark_connector.options import SinkOptions, SourceOptions, describe, parse_sink, parse_source, queues_of
 
 
@@ -132,6 +133,13 @@ def test_a_position_is_told_from_the_name_of_its_queue() -> None:
     assert parse_source(options).ending_position == options["endingPosition"]
     spooled = {"url": "u", "queue": "q", "spool": "/s", "startingPosition": '{"q": "earliest"}'}
     assert parse_source(spooled).starting_position == spooled["startingPosition"]
+
+
+@pytest.mark.parametrize("source", [{"queue": "q"}, {"queue": "q", "spool": "/s"}, {"region": "r"}])
+def test_a_selector_is_parsed_before_anything_is_read(source: dict[str, str]) -> None:
+    assert parse_source({"url": "u", **source, "selector": "p = 1"}).selector == "p = 1"
+    with pytest.raises(InvalidSelectorException):
+        parse_source({"url": "u", **source, "selector": "p = = 1"})
 
 
 def test_several_queues_are_named_with_commas() -> None:
