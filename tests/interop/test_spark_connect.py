@@ -11,7 +11,7 @@ import pytest
 
 from tests.server_process import ServerProcess
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(900)]
 
 #: Run in a process of its own: one that has a session of the usual kind takes none of Spark Connect.
 _PROGRAM = """
