@@ -5,9 +5,10 @@ Theory of operation
     new for it: at once if that is for the user to change (a wrong password, a full disk), and after a time if it may
     pass by itself: the broker is away; or it refuses what it did not refuse before, as one does that is starting.
 
-    A foreign broker does not say how much a queue has.  But one that has messages does not let a consumer wait.  So
-    what was there at a moment has come once the consumer has waited for a short time in all since then, whether or not
-    further messages came between.
+    A foreign broker does not say how much a queue has.  But one that has messages does not let a consumer wait for
+    long.  So what was there at a moment has come once the consumer has waited for a short time in all since then, whether or
+    not further messages came between.  The beginning of each wait does not count: it takes a while until credit has
+    reached the broker and messages have come back, or a new connection has begun.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import attrs
 
 from broker_adapter.errors import ConnectionLostException, JMSException, OperationTimedOutException
 
-#: How long a consumer has to have waited until a queue counts as read, in seconds.
+#: How long a consumer has to have waited until a queue counts as read, in seconds, without the beginning of each wait.
 QUIET_SECONDS = 2.0
+#: The beginning of a wait, in seconds.
+BEGINNING_SECONDS = 0.8
 #: How long a broker may refuse what it did not refuse before, in seconds.
 REFUSAL_SECONDS = 60.0
 
@@ -29,6 +32,8 @@ class Progress:
     Attributes:
         moved: messages that were taken over since the spool was opened.
         waited_seconds: for how long, in all, the consumer could have got a message and got none.
+        quiet_seconds: the same without the beginning of each wait.
+        this_wait_seconds: for how long it has waited since the last message, or since something hindered it.
         error: what hinders it now; None: nothing.
         failing_since: when that began, by a clock that is never set.
         is_ours: whether it hinders us, and not the broker.
@@ -36,22 +41,31 @@ class Progress:
 
     moved: int = 0
     waited_seconds: float = 0.0
+    quiet_seconds: float = 0.0
+    this_wait_seconds: float = 0.0
     error: JMSException | None = None
     failing_since: float = 0.0
     is_ours: bool = False
 
     def with_moved(self, messages: int) -> Progress:
         """So many more were taken over: nothing hinders it."""
-        return attrs.evolve(self, moved=self.moved + messages, error=None)
+        return attrs.evolve(self, moved=self.moved + messages, this_wait_seconds=0.0, error=None)
 
     def with_wait(self, seconds: float) -> Progress:
         """The consumer has waited for so long, and got none: nothing hinders it."""
-        return attrs.evolve(self, waited_seconds=self.waited_seconds + seconds, error=None)
+        this_wait = self.this_wait_seconds + seconds
+        return attrs.evolve(
+            self,
+            waited_seconds=self.waited_seconds + seconds,
+            quiet_seconds=self.quiet_seconds + min(seconds, max(0.0, this_wait - BEGINNING_SECONDS)),
+            this_wait_seconds=this_wait,
+            error=None,
+        )
 
     def with_error(self, error: JMSException, now: float, *, is_ours: bool) -> Progress:
         """Something hinders it."""
         since = now if self.error is None else self.failing_since
-        return attrs.evolve(self, error=error, failing_since=since, is_ours=is_ours)
+        return attrs.evolve(self, error=error, failing_since=since, is_ours=is_ours, this_wait_seconds=0.0)
 
     def failure(self, now: float, tolerance_seconds: float) -> JMSException | None:
         """What a query that has nothing else to do is to be told.
@@ -78,4 +92,4 @@ class Progress:
             since: how far it had come then.
             most: messages after which it counts as here in any case, since other programs may send without end.
         """
-        return self.waited_seconds - since.waited_seconds >= QUIET_SECONDS or self.moved - since.moved >= most
+        return self.quiet_seconds - since.quiet_seconds >= QUIET_SECONDS or self.moved - since.moved >= most

@@ -10,7 +10,7 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     ResourceAllocationException,
 )
-from spark_connector.spool_progress import QUIET_SECONDS, REFUSAL_SECONDS, Progress
+from spark_connector.spool_progress import BEGINNING_SECONDS, QUIET_SECONDS, REFUSAL_SECONDS, Progress
 
 REFUSED = JMSSecurityException("not allowed")
 WORKED = Progress().with_moved(1)
@@ -62,10 +62,24 @@ def test_a_failure_that_has_passed_is_forgotten(again: object) -> None:
 
 
 def test_a_queue_is_read_once_its_consumer_has_waited_in_all() -> None:
-    since = Progress(moved=5, waited_seconds=3.0)
-    progress = since.with_wait(QUIET_SECONDS / 2).with_moved(1)
+    since = Progress(moved=5).with_wait(3.0)
+    half = BEGINNING_SECONDS + QUIET_SECONDS / 2
+    progress = since.with_moved(1).with_wait(half).with_moved(1)
     assert not progress.has_caught_up(since, 1000)
-    assert progress.with_wait(QUIET_SECONDS / 2).has_caught_up(since, 1000)
+    assert not progress.with_wait(half - 0.1).has_caught_up(since, 1000)
+    assert progress.with_wait(half - 0.1).with_wait(0.2).has_caught_up(since, 1000)
+    assert since.with_wait(QUIET_SECONDS).has_caught_up(since, 1000), "it goes on to wait"
+
+
+def test_a_broker_far_away_is_waited_for_with_each_credit() -> None:
+    since = progress = Progress()
+    for _ in range(100):
+        progress = progress.with_wait(0.2).with_wait(0.2).with_wait(0.2).with_moved(500)
+    assert not progress.has_caught_up(since, 1_000_000)
+    failed = Progress()
+    for _ in range(100):
+        failed = failed.with_wait(0.7).with_error(ConnectionLostException("away"), 1.0, is_ours=False)
+    assert not failed.has_caught_up(since, 1_000_000), "a connection that begins again and again is no quiet queue"
 
 
 def test_a_queue_counts_as_read_when_so_many_messages_have_come() -> None:
