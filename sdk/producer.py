@@ -302,6 +302,8 @@ class MessageProducer:
                     if len(several) == 1:
                         raise
                     named = f"message {len(made)} of {len(several)} cannot be sent, and none of them was: {error}"
+                    if isinstance(error, JMSException):
+                        raise type(error)(named, error_code=error.error_code) from error
                     raise type(error)(named) from error
             self._send_together(made)
 

@@ -159,4 +159,5 @@ def _begun_again(begin: _Parts, goal: _Parts) -> dict[str, Any]:
     events = begin.events
     if begin.first is None or goal.first is None or events["next"] != begin.first:
         return events
-    return {**events, "next": goal.first}
+    # Not below what is still there: what has gone of the batch since is told as lost, or was consumed.
+    return {**events, "next": max(goal.first, events["base"])}

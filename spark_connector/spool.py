@@ -209,6 +209,7 @@ class Spool:
                 self._hindered(JMSException(f"the spool {self._path!r} cannot be filled: {error!r:.500}"), is_ours=True)
             finally:
                 self._source = None
+                self.waits_for_room = False
             progress = self.progress
             went_on = (progress.moved, progress.waited_seconds) != (moved.moved, moved.waited_seconds)
             pause = _FIRST_PAUSE_SECONDS if went_on else min(2 * pause, _LONGEST_PAUSE_SECONDS)

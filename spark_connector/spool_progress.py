@@ -6,9 +6,9 @@ Theory of operation
     pass by itself: the broker is away; or it refuses what it did not refuse before, as one does that is starting.
 
     A foreign broker does not say how much a queue has.  But one that has messages does not let a consumer wait for
-    long.  So what was there at a moment has come once the consumer has waited for a short time in all since then, whether or
-    not further messages came between.  The beginning of each wait does not count: it takes a while until credit has
-    reached the broker and messages have come back, or a new connection has begun.
+    long.  So what was there at a moment has come once the consumer has waited for a short time in all since then,
+    whether or not further messages came between.  The beginning of each wait does not count: it takes a while until
+    credit has reached the broker and messages have come back, or a new connection has begun.
 """
 
 from __future__ import annotations

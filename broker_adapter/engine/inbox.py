@@ -67,8 +67,11 @@ class Inbox:
                     waiting.appendleft(command._replace(numbers=command.numbers[most:]))
                     command = command._replace(numbers=command.numbers[:most], reply=None)
                 weight += len(command.numbers)
-            elif isinstance(command, c.Discard | c.Publish):
+            elif isinstance(command, c.Discard):
                 weight += max(1, len(command.transactions))
+            elif isinstance(command, c.Publish):  # which may move all of them in its own commit
+                staged = map(self._directory.staged.get, command.transactions)
+                weight += max(1, len(command.transactions), sum([queue.depth for queue in staged if queue is not None]))
             elif isinstance(command, c.Seen | c.Uncount):
                 weight += max(1, len(command.positions))
             elif isinstance(command, c.Disconnect):

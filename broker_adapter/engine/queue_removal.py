@@ -110,6 +110,7 @@ class QueueRemoval:
             if self._directory.staged.get(queue.record.name) is queue:
                 del self._directory.staged[queue.record.name]
             self._admission.end_publishing(queue)
+            queue.counters_due = False
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)

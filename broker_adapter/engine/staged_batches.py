@@ -186,6 +186,7 @@ class StagedBatches:
             self._directory.unmake(made, effects)
             raise
         if full is not None:
+            blocked.command = command._replace(found=())  # it may be another cycle that goes on
             waits = self._blocked.block(blocked, full.queue, full.reason, effects)
             self._directory.unmake(made, effects)
             for queue in found:  # a publication that is refused may be made again

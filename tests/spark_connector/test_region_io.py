@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
-from sdk import ConnectionFactory, ConnectionLostException, InvalidDestinationException, Region
+from sdk import ConnectionFactory, ConnectionLostException, InvalidDestinationException, JMSException, Region
 from spark_connector import region_writer
 from spark_connector.batches import Attempt
 from spark_connector.options import SinkOptions
@@ -252,6 +252,25 @@ def test_a_first_batch_of_the_latest_events_is_repeated_after_a_kill(served: Ser
     reader.commit(after)
     assert follow(reader, after) == ([], after)
     assert follow(earlier, earlier.initialOffset())[0] == []  # what was passed over is settled as well
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_first_batch_of_the_latest_events_that_another_query_has_settled_is_told_as_lost(
+    served: Served, region: Region, fails: bool
+) -> None:
+    reader = stream(served, starting_position="latest")
+    start = reader.initialOffset()
+    region.put("a", "1")
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    reader.commit(end)
+    region.put("a", "2")
+    older = stream(served, starting_position="latest", fail_on_data_loss=fails)  # with a copy of the checkpoint
+    again = older.initialOffset()
+    if fails:
+        with pytest.raises(JMSException, match="lost"):
+            older.partitions(again, end)
+    else:
+        assert rows(older, older.partitions(again, end)) == []
 
 
 def test_a_query_of_the_latest_events_that_has_logged_nothing_begins_once_more(served: Served, region: Region) -> None:

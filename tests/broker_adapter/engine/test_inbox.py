@@ -64,6 +64,7 @@ class Rules:
     """A directory whose topics have as many subscriptions, and whose consumers hold as many messages, as is said."""
 
     def __init__(self, fan_out: int = 1, in_hand: int = 0) -> None:
+        self.staged: dict[str, Any] = {}
         self._fan_out = fan_out
         self._in_hand = in_hand
 
@@ -181,3 +182,17 @@ def test_what_may_be_refused_is_taken_and_the_rest_keeps_its_order() -> None:
     assert inbox.take_refusable() == [sends[0], connects[0], sends[2]]
     assert list(inbox.commands) == [settlements[0], sends[1], settlements[1], connects[1], settlements[2]]
     broker.close()
+
+
+def test_publications_that_move_much_take_several_cycles(disk: Engines) -> None:
+    broker = disk.start()
+    replies: list[Any] = []
+    for number in range(12):
+        broker.call(c.Stage(f"g{number}/1/a", queue("q"), 0, [message()] * 1000), WAIT)
+    with broker._runner:
+        before = broker._state.totals.commits
+        for number in range(12):
+            broker.submit(c.Publish(f"g{number}", 1, [f"g{number}/1/a"], reply=replies.append))
+    assert depth(broker, "q") == 12_000
+    assert replies == [True] * 12
+    assert broker.call(c.Statistics(), WAIT).commits - before == 2
