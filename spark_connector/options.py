@@ -6,7 +6,7 @@ Spark hands options over with lower-case names, so names are compared without th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -265,13 +265,10 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
             InvalidSelectorException.
     """
     parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
-    given = _given(parsed, "queue", "queues", "queue_pattern", "topic", "region")
-    if len(given) != 1:
-        several = f", and not by {' and '.join(map(repr, given))}" if given else ""
-        raise ValueError(
-            "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and"
-            f" 'queuePattern'{several}"
-        )
+    _require_one(
+        "name what to read by one of the options 'queue' and 'topic', or 'region', 'queues' and 'queuePattern'",
+        _given(parsed, "queue", "queues", "queue_pattern", "topic", "region"),
+    )
     if parsed.client_id is not None and parsed.topic is None and parsed.region is None:
         raise ValueError("clientId is for the subscription of a topic, or of a region: leave it out")
     if parsed.selector is not None:
@@ -339,10 +336,10 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         ValueError: as ``parse_source``.
     """
     parsed: SinkOptions = _parse(SinkOptions, options, options.get("path"))
-    given = _given(parsed, "queue", "topic", "region")
-    if len(given) != 1:
-        several = f", and not by {' and '.join(map(repr, given))}" if given else ""
-        raise ValueError(f"name where to write by one of the options 'queue' and 'topic', or 'region'{several}")
+    _require_one(
+        "name where to write by one of the options 'queue' and 'topic', or 'region'",
+        _given(parsed, "queue", "topic", "region"),
+    )
     if parsed.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise ValueError(f"deliveryGuarantee={parsed.guarantee!r} is neither {EXACTLY_ONCE} nor {AT_LEAST_ONCE}")
     if parsed.topic is not None and parsed.guarantee == EXACTLY_ONCE:
@@ -405,6 +402,12 @@ def _given(parsed: Any, *fields: str) -> list[str]:
     """The names of those options that have a value."""
     names = {field.name: field.metadata["name"] for field in attrs.fields(type(parsed))}
     return [names[field] for field in fields if getattr(parsed, field) is not None]
+
+
+def _require_one(request: str, given: Sequence[str]) -> None:
+    """Raise ValueError with this request unless exactly one of several options is given."""
+    if len(given) != 1:
+        raise ValueError(f"{request}, and not by {' and '.join(map(repr, given))}" if given else request)
 
 
 def _items(options: Mapping[str, str]) -> Iterable[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """A stream that cannot be: it tells why at Spark's first question.
 
-Spark (4.1) loses an error that is raised where it asks for the reader of a stream, and shows one of its own.
+Spark 4.3 loses an error that is raised where it asks for the reader of a stream, and shows one of its own.
 """
 
 from __future__ import annotations

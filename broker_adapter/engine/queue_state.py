@@ -325,7 +325,7 @@ class QueueState(QueueEntries):
             batch: of the decision, for the store of theirs.
         """
         lane_number = 9 - run.priority
-        lane = self._by_number.get(lane_number) or self._add_lane(Lane(lane_number))
+        lane = self._lane_for(lane_number)
         position = self.next_position
         self.next_position = position + len(run.messages)
         flags = FLAG_PERSISTENT if run.persistent and self.durable else 0
