@@ -77,14 +77,25 @@ def block_of(
         positions, counts, payloads: of each, in order.
         annotations: by index.
     """
+    return joined_block(positions, counts, list(map(len, payloads)), b"".join(payloads), annotations)
+
+
+def joined_block(
+    positions: Sequence[int],
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    payloads: bytes,
+    annotations: Mapping[int, dict[str, Any]],
+) -> RangeBlock:
+    """The same of messages that stand one behind the other in ``payloads``, with the size of each."""
     many = f"<{len(positions)}"
     if max(counts, default=0) > _MOST_COUNT:
         counts = [min(count, _MOST_COUNT) for count in counts]
     return RangeBlock(
         struct.pack(f"{many}Q", *positions),
         struct.pack(f"{many}I", *counts),
-        struct.pack(f"{many}I", *map(len, payloads)),
-        b"".join(payloads),
+        struct.pack(f"{many}I", *sizes),
+        payloads,
         annotations,
     )
 

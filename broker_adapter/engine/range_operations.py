@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
@@ -15,10 +15,11 @@ from broker_adapter.engine.operation_steps import (
     Steps,
     settle,
 )
+from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.engine.selection import Selectable, selects
-from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.store import StoredColumns
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     IllegalStateException,
@@ -26,7 +27,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     StoreCorruptException,
 )
-from broker_adapter.range_block import RangeBlock, block_of, packed_block
+from broker_adapter.range_block import RangeBlock, block_of, joined_block, packed_block
 from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.wording import counted
 
@@ -61,62 +62,96 @@ def bounds(arguments: Arguments) -> Steps:
 
 def read_range(arguments: Arguments) -> Steps:
     """Read messages by their positions."""
-    first, last = arguments["first"], arguments["last"]
-    max_bytes = min(arguments["max_bytes"], MAX_RANGE_BYTES)
-    skip_damaged = arguments["skip_damaged"]
+    last, skip_damaged = arguments["last"], arguments["skip_damaged"]
+    version = arguments["envelope_version"]
     selector = parse_selector(arguments["selector"]) if arguments["selector"] else None
+    as_stored = arguments["columns"] and selector is None and version >= ENVELOPE_VERSION
 
-    def read(reader: Reader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
-        queue = arguments.this_queue(reader)
-        reader.note_use(queue)
-        run = arguments["run"]
-        kept = reader.kept(queue, run)
-        if run and last >= kept:
-            raise InvalidDestinationException(
-                f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
-            )
-        found = reader.entries(queue.id, first, min(last, queue.next_position - 1), RANGE_ENTRIES, max_bytes)
-        entries: list[RawEntry] = []
-        size = 0
-        for entry in found.entries:
-            size += entry.size
-            if entries and size > max_bytes:
-                break
-            entries.append(entry)
-        return queue.id, queue.label, found, entries, reader.messages(entries)
+    def read(reader: Reader) -> StoredColumns | _Found:
+        queue, *limits = _range_of(arguments, reader)
+        found = reader.columns(queue.id, *limits) if as_stored else None
+        return _one_by_one(reader, queue, *limits) if found is None else found
 
-    number, name, found, entries, bodies = yield read
-    messages = [
-        (entry.position, entry.delivery_count, *body, annotations)
-        for entry, (body, annotations) in zip(entries, bodies, strict=True)
-        if body is not None
-    ]
+    found = yield read
+    if isinstance(found, StoredColumns):
+        through = last if found.is_complete else found.positions[-1]
+        block = joined_block(found.positions, found.delivery_counts, found.sizes, found.payloads, {})
+        return {"next": through + 1, "damaged": [], "block": packed_block(block)}
+    messages = found.messages
     if selector is not None:
         messages = yield from _selected(selector, messages)
-    version = arguments["envelope_version"]
     if version < ENVELOPE_VERSION:
         messages = [
             (position, count, *_in_version(version, form, payload), annotations)
             for position, count, form, payload, annotations in messages
         ]
-    done = found.complete and len(entries) == len(found.entries)
-    through = last if done else entries[-1].position
-    damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
-    damaged += [position for position in map(position_of, found.corrupt) if position <= through]
-    damaged.sort()
+    through = last if found.is_complete else found.last
+    damaged = sorted(position for position in found.damaged if position <= through)
     if damaged:
         if not skip_damaged:
             raise StoreCorruptException(
-                f"the message at position {damaged[0]} of queue {name!r} cannot be trusted: a checksum is wrong;"
+                f"the message at position {damaged[0]} of queue {found.label!r} cannot be trusted: a checksum is wrong;"
                 " leave it out (skip_damaged; failOnDataLoss=false in Spark), or stop the server and run: holdfast"
                 " check DIR --repair; in both cases it is kept in quarantine"
             )
         # Those that are still there: another reader may have been faster.
-        yield c.SetAside(c.Range(number, damaged[0], damaged[-1], RANGE_ENTRIES, frozenset(damaged)))
+        yield c.SetAside(c.Range(found.queue, damaged[0], damaged[-1], RANGE_ENTRIES, frozenset(damaged)))
     answer = {"next": through + 1, "damaged": damaged}
     if arguments["columns"]:
         return {**answer, "block": packed_block(_block(messages))}
     return {**answer, "messages": messages}
+
+
+class _Found(NamedTuple):
+    """What was read of a range, message by message."""
+
+    queue: int
+    label: str
+    messages: list[Any]  #: (position, failed deliveries, format, payload, annotations) of each that can be trusted
+    damaged: list[int]  #: positions, also behind the last message
+    last: int  #: position of the last message, whether it can be trusted or not
+    is_complete: bool  #: whether nothing of the range stands behind it
+
+
+def _range_of(arguments: Arguments, reader: Reader) -> tuple[QueueState, int, int, int, int]:
+    """(queue, first, last, most messages, most bytes of them) that one answer brings."""
+    queue = arguments.this_queue(reader)
+    reader.note_use(queue)
+    first, last, run = arguments["first"], arguments["last"], arguments["run"]
+    kept = reader.kept(queue, run)
+    if run and last >= kept:
+        raise InvalidDestinationException(
+            f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
+        )
+    return (
+        queue,
+        first,
+        min(last, queue.next_position - 1),
+        RANGE_ENTRIES,
+        min(arguments["max_bytes"], MAX_RANGE_BYTES),
+    )
+
+
+def _one_by_one(reader: Reader, queue: QueueState, first: int, last: int, limit: int, most_bytes: int) -> _Found:
+    """The messages of a range with all that belongs to each."""
+    found = reader.entries(queue.id, first, last, limit, most_bytes)
+    entries: list[RawEntry] = []
+    size = 0
+    for entry in found.entries:
+        size += entry.size
+        if entries and size > most_bytes:
+            break
+        entries.append(entry)
+    bodies = reader.messages(entries)
+    messages = [
+        (entry.position, entry.delivery_count, *body, annotations)
+        for entry, (body, annotations) in zip(entries, bodies, strict=True)
+        if body is not None
+    ]
+    damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
+    damaged += map(position_of, found.corrupt)
+    is_complete = found.complete and len(entries) == len(found.entries)
+    return _Found(queue.id, queue.label, messages, damaged, entries[-1].position if entries else 0, is_complete)
 
 
 def _block(messages: Sequence[tuple[int, int, int, bytes, dict[str, Any] | None]]) -> RangeBlock:

@@ -21,7 +21,7 @@ from broker_adapter.engine.regions.key_records import region_key
 from broker_adapter.engine.regions.stored_key import StoredKey, records_behind, stored_key
 from broker_adapter.engine.runs import Runs
 from broker_adapter.engine.selection import RegionFields, selects
-from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.store import Loaded, StoredColumns
 from broker_adapter.engine.stores import Message, Stores
 from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.selectors.language import Selector
@@ -79,6 +79,17 @@ class Reader:
         """
         further = () if most_bytes is None else (most_bytes,)
         return self._reads.repaired(self._stores.read_entries, queue, first, last, limit, *further)
+
+    def columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
+        """Messages with positions in [first, last], by field; None where some are to be read one by one.
+
+        Args:
+            queue: its number.
+            first, last: positions.
+            limit: of messages.
+            most_bytes: of their payloads; one message may have more.
+        """
+        return self._stores.read_columns(queue, first, last, limit, most_bytes)
 
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""

@@ -45,6 +45,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -155,8 +156,10 @@ _entry_body = struct.Struct(">QIHQI")
 _entry_value = struct.Struct(">QIHQII")
 _entry_record = struct.Struct(">IBQQIHQII")  #: key and value
 _unpack_entry = _entry_record.unpack
+_iter_entries = _entry_record.iter_unpack
 _ENTRY_BYTES = _entry_record.size
 _ENTRY_CRC = _ENTRY_BYTES - 4  #: where the checksum stands
+_iter_checked = struct.Struct(f">{_ENTRY_CRC}sI").iter_unpack  #: what the checksum covers, and the checksum
 _message_head = struct.Struct(">II")
 _read_message_head = _message_head.unpack_from
 _MESSAGE_HEAD_BYTES = _message_head.size
@@ -244,6 +247,47 @@ def decode_entry(key: bytes, value: bytes) -> RawEntry:
         raise StoreCorruptException(f"entry {key.hex()} fails its checksum")
     expiry, group = expires & LATEST_EXPIRY_MS, expires >> _GROUP_SHIFT
     return _new(RawEntry, (queue, lane, position, number, count, flags, expiry, size, group))
+
+
+class EntryColumns(NamedTuple):
+    """Fields of many entries, by field.  There is at least one entry."""
+
+    positions: tuple[int, ...]
+    numbers: tuple[int, ...]
+    delivery_counts: tuple[int, ...]
+    flags: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def decode_columns(records: Sequence[tuple[bytes, bytes]]) -> EntryColumns | None:
+    """The entries in (key, value) each, at least one, in their order; None where :func:`decode_entry` refuses one.
+
+    A few calls decode all of them, and make no object for an entry.
+    """
+    joined = b"".join(chain.from_iterable(records))
+    if len(joined) != _ENTRY_BYTES * len(records) or any(len(key) != ENTRY_KEY_BYTES for key, _ in records):
+        return None
+    covered, checksums = zip(*_iter_checked(joined), strict=True)
+    if tuple(map(crc32, covered)) != checksums:
+        return None
+    _, _, positions, numbers, counts, flags, _, sizes, _ = zip(*_iter_entries(joined), strict=True)
+    return EntryColumns(positions, numbers, counts, flags, sizes)
+
+
+def decode_bodies(numbers: Sequence[int], records: Sequence[memoryview]) -> list[memoryview] | None:
+    """The payloads of stored messages, as parts of their records; None where :func:`decode_message` refuses one.
+
+    Args:
+        numbers: of the messages, which the checksums cover.
+        records: the values of their records.
+    """
+    if min(map(len, records)) < _MESSAGE_HEAD_BYTES:
+        return None
+    bodies = [record[_MESSAGE_HEAD_BYTES:] for record in records]
+    for number, body, (crc, message_format) in zip(numbers, bodies, map(_read_message_head, records), strict=True):
+        if crc32(body, (message_format ^ number) & 0xFFFFFFFF) != crc:
+            return None
+    return bodies
 
 
 def encode_message(number: int, message_format: int, payload: bytes) -> bytes:

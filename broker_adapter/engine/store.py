@@ -30,6 +30,16 @@ class Loaded(NamedTuple):
     complete: bool  #: whether nothing stands behind the last one
 
 
+class StoredColumns(NamedTuple):
+    """Messages of a range, in the order of their positions, by field."""
+
+    positions: Sequence[int]
+    delivery_counts: Sequence[int]
+    sizes: Sequence[int]  #: bytes of their payloads
+    payloads: bytes  #: one behind the other
+    is_complete: bool  #: whether nothing of the range stands behind the last one
+
+
 class StoredQueue(NamedTuple):
     """A queue as it is found at a start."""
 
@@ -152,6 +162,16 @@ class DurableStore(Store, Protocol):
 
     def count(self, queue: int) -> Counters:
         """Counters of a queue made from its entries."""
+
+    def read_columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
+        """The same messages as ``read_entries`` and ``read_messages`` give, fast; None: those two are to be asked.
+
+        Args:
+            queue: its number.
+            first, last: positions.
+            limit: of messages.
+            most_bytes: of their payloads; one message may have more.
+        """
 
     def last_number(self, table: str, name: str) -> LastRecord | None:
         """The record of a name in ``commits`` or ``published``; None where there is none that can be trusted."""

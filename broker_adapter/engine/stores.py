@@ -28,7 +28,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.region_snapshots import RegionSnapshots
 from broker_adapter.engine.regions.stored_log import Records
-from broker_adapter.engine.store import DurableStore, Loaded, Store, by_lane_and_position, by_position
+from broker_adapter.engine.store import DurableStore, Loaded, Store, StoredColumns, by_lane_and_position, by_position
 from broker_adapter.errors import ResourceAllocationException, StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -167,6 +167,19 @@ class Stores:
             return self.memory.read_entries(queue, first, last, limit)
         on_disk = self.disk.read_entries(queue, first, last, limit, most_bytes)
         return _merged(on_disk, self.memory.read_entries(queue, first, last, limit), by_position, limit)
+
+    def read_columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
+        """Messages with positions in [first, last], by field; None where some are to be read one by one.
+
+        Args:
+            queue: its number.
+            first, last: positions.
+            limit: of messages.
+            most_bytes: of their payloads; one message may have more.
+        """
+        if self.disk is None or self.memory.read_entries(queue, first, last, 1).entries:
+            return None
+        return self.disk.read_columns(queue, first, last, limit, most_bytes)
 
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""

@@ -22,6 +22,7 @@ from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
+from broker_adapter.server.kept_memory import keep_freed_memory
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.listening import check_address
 from broker_adapter.server.open_files import raise_soft_limit
@@ -78,6 +79,7 @@ def serve(options: argparse.Namespace) -> int:
         servers=servers,
     )
     _collect_rarely()
+    keep_freed_memory()
     try:
         for number in _SIGNALS:
             signal.signal(number, lambda _number, _frame: stopped.put(None))

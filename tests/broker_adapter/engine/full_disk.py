@@ -225,7 +225,7 @@ def a_start_on_a_full_disk_is_noted_when_there_is_room(directory: Path) -> None:
     for first in ("send", "ask"):
         filler = fill(directory)
         with closing(Broker(settings, str(path))) as broker:
-            assert not broker.store.has_noted_run
+            assert broker.store._writes.unnoted is not None
             with pytest.raises(ResourceAllocationException, match=r"make room on it, and ask again: the start"):
                 bounds(broker)
             answer = broker.request("read_range", {"destination": "q", "first": 1, "last": 3, "run": before}, WAIT)

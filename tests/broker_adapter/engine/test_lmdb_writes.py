@@ -60,10 +60,10 @@ def test_a_start_is_noted_with_what_is_written_first_and_only_once(tmp_path: Pat
     store = reopened(tmp_path)
     before = store._env.info()["last_txnid"]
     store.begin_run(RunRecord("this", {}))
-    assert not store.has_noted_run
+    assert store._writes.unnoted is not None
     assert (store.runs(), store._env.info()["last_txnid"]) == ([], before), "nothing is written"
     put(store, 1)
-    assert store.has_noted_run
+    assert store._writes.unnoted is None
     assert (store.runs(), store._env.info()["last_txnid"]) == (["this"], before + 1)
     put(store, 2)
     store.note_run()
@@ -78,7 +78,7 @@ def test_a_start_is_noted_at_once_where_that_is_wanted(tmp_path: Path) -> None:
     assert store.runs() == []
     store.begin_run(RunRecord("this", {}))
     store.note_run()
-    assert store.has_noted_run
+    assert store._writes.unnoted is None
     assert store.runs() == ["this"]
     store.close()
 
@@ -96,7 +96,7 @@ def test_a_start_its_number_and_what_is_forgotten_for_it_are_one_with_the_first_
         for attempt in (store.note_run, lambda: put(store, 1), store.note_run):
             with pytest.raises(ResourceAllocationException):
                 attempt()
-            assert not store.has_noted_run
+            assert store._writes.unnoted is not None
             assert store.runs() == known
     store.close()  # the same as a crash: nothing is left of it
     assert next_number(tmp_path) == KEPT_RUNS + 1
