@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from broker_adapter import (
@@ -309,6 +309,38 @@ class MessageProducer:
 
         self._state.in_one_call(send, list(messages))
 
+    def _send_envelopes(self, envelopes: Iterable[Envelope]) -> None:
+        """See :func:`sdk.range_reader.send_envelopes`."""
+
+        def send(several: list[Envelope]) -> None:
+            if not self._lifecycle.usable:
+                self._lifecycle.require_usable()
+            now_ms = None if self.disable_timestamp else max(0, time.time_ns() // 1_000_000)
+            self._send_together([self._stamped(each, now_ms) for each in several])
+
+        self._state.in_one_call(send, list(envelopes))
+
+    def _stamped(self, envelope: Envelope, sent_at_ms: int | None) -> Envelope:
+        """The envelope with what a send writes into it."""
+        self._sequence = sequence = self._sequence + 1
+        # fmt: off
+        (
+            destination, body_kind, body, properties, message_id, correlation_id, reply_to, message_type,
+            _, expires_at_ms, deliver_at_ms, priority, persistent, group_id, group_sequence, _, _,
+        ) = envelope
+        if self._id_policy != "uuid" or message_id is None:
+            message_id = self._message_id(sequence)
+        identity = Identity(self._producer_id, self._thread_id, sequence)
+        return _new(
+            Envelope,
+            (
+                destination, body_kind, body, properties, message_id, correlation_id, reply_to, message_type,
+                sent_at_ms, expires_at_ms, deliver_at_ms, priority, persistent, group_id, group_sequence,
+                self._state.user_id, identity,
+            ),
+        )
+        # fmt: on
+
     def _send_together(self, envelopes: Sequence[Envelope]) -> None:
         """Send, and wait for all answers; or keep them for the commit."""
         state = self._state
@@ -514,6 +546,7 @@ class MessageProducer:
 
 
 _PERSISTENT = DeliveryMode.PERSISTENT
+_new: Final = tuple.__new__  #: what a named tuple calls, without a function of Python
 
 
 def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: int) -> Iterable[_Value | None]:

@@ -29,6 +29,7 @@ from broker_adapter import (
     unpacked_block,
 )
 from sdk.connection import Connection
+from sdk.producer import MessageProducer
 
 #: Bytes of messages that one answer of the broker brings, about.
 CHUNK_BYTES = 2 * 1024 * 1024
@@ -285,6 +286,21 @@ class RangeReader:
             {**self._queue, "position": position, "incarnation": incarnation, "first": first, "run": run},
         )
         return settled
+
+
+def send_envelopes(producer: MessageProducer, envelopes: Iterable[Envelope]) -> None:
+    """Send what is to be carried, as ``send_all`` sends messages, without a message for each.
+
+    Args:
+        producer: with a destination of its own, which is that of the envelopes.
+        envelopes: any number of them, whose bodies and properties do not change any more.  Each gets the time of
+            sending, the user, an identity, and an id by the policy of the connection; where that is ``uuid``, it keeps
+            the id that it has.
+
+    Raises:
+        JMSException: as :meth:`sdk.MessageProducer.send_all`, with the attribute ``failures``.
+    """
+    producer._send_envelopes(envelopes)
 
 
 class StagedTransaction:

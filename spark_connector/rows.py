@@ -15,6 +15,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -432,7 +433,7 @@ def envelopes_of(
     kinds = columns.get("bodyType", nothing)
     payloads = columns.get("_corrupt_record", nothing)
     expires_at_ms = None if time_to_live is None else now_ms + int(time_to_live * 1000)
-    batch_id = uuid4()
+    id_prefix = f"ID:{uuid4()}-"
     rows = zip(
         texts,
         bodies,
@@ -464,7 +465,7 @@ def envelopes_of(
             _KINDS.get(type(content), BodyKind.NONE),
             content,
             dict(properties) if properties else None,
-            message_id=f"ID:{batch_id}-{index}",
+            message_id=f"{id_prefix}{index}",
             correlation_id=correlation_id,
             type=kind,
             sent_at_ms=now_ms,
@@ -515,15 +516,20 @@ def _instant_text(instant_ms: int) -> str:
 
 def size_of(envelope: Envelope) -> int:
     """Bytes of the texts and bytes that a row has brought into a message: body, properties and headers."""
-    found = [envelope.body, envelope.group_id, envelope.correlation_id, envelope.type]
-    for name, value in (envelope.properties or {}).items():
-        found += (name, value)
-    # A text that is not ASCII is encoded to be measured; whether it is takes no time.
-    return sum(
-        len(each) if isinstance(each, bytes) or each.isascii() else len(each.encode("utf-8", "surrogatepass"))
-        for each in found
-        if isinstance(each, str | bytes)
-    )
+    size = _bytes_of(envelope.body)
+    for header in (envelope.group_id, envelope.correlation_id, envelope.type):
+        if header is not None:
+            size += _bytes_of(header)
+    if envelope.properties:
+        size += sum(map(_bytes_of, chain.from_iterable(envelope.properties.items())))
+    return size
+
+
+def _bytes_of(value: object) -> int:
+    if isinstance(value, str):
+        # A text that is not ASCII is encoded to be measured; whether it is takes no time.
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def largest_cell(batch: pa.RecordBatch, row: int) -> tuple[str, object]:

@@ -18,9 +18,8 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import attrs
@@ -36,8 +35,7 @@ from sdk import (
     MessageProducer,
     ResourceAllocationException,
 )
-from sdk.envelopes import message_of
-from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
+from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published, send_envelopes
 from spark_connector.batches import (
     Attempt,
     all_of_batch,
@@ -61,8 +59,8 @@ V = TypeVar("V")
 #: Most messages that are under way at once at least once, and their bytes, unless one has more.
 _SENT_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 * 1024 * 1024
-#: Longest time to live at least once, in seconds; a longer one is as good as none.
-_LONGEST_LIFE = 100 * 365 * 86400.0
+#: Longest time to live at least once, in milliseconds; a longer one is as good as none.
+_LONGEST_LIFE_MS = 100 * 365 * 86_400_000
 #: Longest wait for the broker to drop what is of no use any more, in seconds.
 _DISCARD_SECONDS = 5.0
 
@@ -193,7 +191,7 @@ class TaskWriter:
         options = self.options
         destination = destination_of(options)
         count = 0
-        waiting: list[Unsent] = []
+        waiting = Unsent()
         size = 0
         try:
             with (
@@ -202,13 +200,15 @@ class TaskWriter:
             ):
                 for rows in batches:
                     envelopes = envelopes_of(rows, destination, options.priority, options.time_to_live, count)
-                    for index, envelope in enumerate(envelopes):
-                        waiting.append(Unsent(rows, index, count, envelope))
-                        count += 1
+                    waiting.begin(rows, 0, count)
+                    for index, envelope in enumerate(envelopes, 1):
+                        waiting.envelopes.append(_without_late_expiry(envelope))
                         size += size_of(envelope)
-                        if len(waiting) == _SENT_AT_ONCE or size >= _BYTES_AT_ONCE:
+                        if len(waiting.envelopes) == _SENT_AT_ONCE or size >= _BYTES_AT_ONCE:
                             _send_all(producer, waiting)
-                            waiting, size = [], 0
+                            waiting, size = Unsent(), 0
+                            waiting.begin(rows, index, count + index)
+                    count += rows.num_rows
                 _send_all(producer, waiting)
         except JMSException:
             drop_connection(options)  # the task that is tried next in this process starts with a new one
@@ -223,16 +223,29 @@ def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int)
         raise RowError.of(first + index, column, value, str(error)) from error
 
 
-class Unsent(NamedTuple):
-    """A row that is to be sent as a message."""
+class Unsent:
+    """Rows of one task that are to be sent as messages together.
 
-    rows: pa.RecordBatch
-    place: int  #: of the row in these, from 0 on
-    number: int  #: of the row in the task, from 0 on
-    envelope: Envelope
+    Attributes:
+        envelopes: of the rows.
+    """
+
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+        self._parts: list[tuple[int, pa.RecordBatch, int, int]] = []
+
+    def begin(self, rows: pa.RecordBatch, place: int, number: int) -> None:
+        """What is added from here on is of these rows: the first is at this place in them, and has this number."""
+        self._parts.append((len(self.envelopes), rows, place, number))
+
+    def refusal(self, index: int, reason: JMSException) -> RowError:
+        """What is told where one of the envelopes is refused for what is in it."""
+        first, rows, place, number = next(each for each in reversed(self._parts) if each[0] <= index)
+        column, value = largest_cell(rows, place + index - first)
+        return RowError.of(number + index - first, column, value, str(reason))
 
 
-def _send_all(producer: MessageProducer, waiting: Sequence[Unsent]) -> None:
+def _send_all(producer: MessageProducer, waiting: Unsent) -> None:
     """Send rows, and wait until all are confirmed.
 
     Raises:
@@ -240,36 +253,28 @@ def _send_all(producer: MessageProducer, waiting: Sequence[Unsent]) -> None:
         JMSException: rows could not be sent, for a reason that has nothing to do with what is in them.
     """
     try:
-        producer.send_all(
-            [message_of(each.envelope, 0) for each in waiting],
-            priority=[each.envelope.priority for each in waiting],
-            time_to_live=[_seconds_left(each.envelope) for each in waiting],
-        )
+        send_envelopes(producer, waiting.envelopes)
     except JMSException as error:
         refused(error, waiting)
         raise
 
 
-def refused(error: JMSException, waiting: Sequence[Unsent]) -> None:
-    """Raise RowError where an error of ``send_all`` is about one of these rows; any other error is not one of a row.
+def refused(error: JMSException, waiting: Unsent) -> None:
+    """Raise RowError where an error of ``send_envelopes`` is about one of these; any other is not one of a row.
 
     The first row that was too large is named, or cannot be encoded at all.
     """
     for index, failure in error.failures.items():
         if is_too_large(failure) or isinstance(failure, MessageFormatException):
-            raise _refusal_of(waiting[index], failure) from error
+            raise waiting.refusal(index, failure) from error
 
 
-def _refusal_of(row: Unsent, reason: JMSException) -> RowError:
-    column, value = largest_cell(row.rows, row.place)
-    return RowError.of(row.number, column, value, str(reason))
-
-
-def _seconds_left(envelope: Envelope) -> float | None:
-    if envelope.expires_at_ms is None:
-        return None
-    left = max(0.001, envelope.expires_at_ms / 1000 - time.time())
-    return None if left > _LONGEST_LIFE else left
+def _without_late_expiry(envelope: Envelope) -> Envelope:
+    """The envelope; one that is to live for centuries never expires."""
+    expires_at_ms, sent_at_ms = envelope.expires_at_ms, envelope.sent_at_ms
+    if expires_at_ms is None or sent_at_ms is None or expires_at_ms - sent_at_ms <= _LONGEST_LIFE_MS:
+        return envelope
+    return envelope._replace(expires_at_ms=None)
 
 
 class _Publishing:

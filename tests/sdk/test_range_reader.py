@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.destination import Destination
 from broker_adapter.engine.arguments import checked
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
@@ -24,8 +25,18 @@ from sdk import (
     IllegalStateException,
     InvalidDestinationException,
     InvalidSelectorException,
+    MessageFormatException,
 )
-from sdk.range_reader import RangeMessage, RangeReader, StagedTransaction, discard, publish, published, renew
+from sdk.range_reader import (
+    RangeMessage,
+    RangeReader,
+    StagedTransaction,
+    discard,
+    publish,
+    published,
+    renew,
+    send_envelopes,
+)
 
 
 @pytest.fixture(params=["embedded", "amqp"])
@@ -285,3 +296,97 @@ def test_a_queue_that_is_not_there_is_made_only_where_that_is_wanted(connection:
     with pytest.raises(InvalidDestinationException):
         reader.bounds(make=False)
     assert reader.bounds() == reader.bounds(make=False)
+
+
+def ready(*texts: str) -> list[Envelope]:
+    """Envelopes for a queue, with what a connector sets."""
+    return [
+        Envelope(
+            Destination("q"),
+            BodyKind.TEXT,
+            text,
+            {"n": 1},
+            message_id=f"ID:own-{text}",
+            sent_at_ms=7,
+            expires_at_ms=4_102_444_800_000,
+            priority=6,
+            group_id="g",
+        )
+        for text in texts
+    ]
+
+
+@pytest.mark.parametrize("policy", ["uuid", "producer", "none"])
+def test_envelopes_are_sent_with_their_headers_and_those_of_a_send(factory: ConnectionFactory, policy: str) -> None:
+    url = f"{factory._url}?message_id_policy={policy}"
+    with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
+        connection.start()
+        queue = session.create_queue("q")
+        producer = session.create_producer(queue)
+        send_envelopes(producer, ready("a", "b"))
+        send_envelopes(producer, [])
+        producer.send("c")
+        consumer = session.create_consumer(queue)
+        first, second, third = (consumer.receive(timeout=5.0) for _ in range(3))
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        assert [first.body, second.body, third.body] == ["a", "b", "c"]
+        assert (first.priority, first.group_id, first.expires_at_ms, dict(first.properties)) == (
+            *(6, "g", 4_102_444_800_000),
+            {"n": 1},
+        )
+        assert (first.sent_at_ms or 0) > 7
+        ids = [first.message_id, second.message_id]
+        if policy == "uuid":
+            assert ids == ["ID:own-a", "ID:own-b"]
+        elif policy == "none":
+            assert ids == [None, None]
+        else:
+            assert len({*ids, third.message_id}) == 3
+            assert "ID:own-a" not in ids
+
+
+def test_envelopes_that_are_sent_by_a_transacted_session_wait_for_its_commit(connection: Connection) -> None:
+    with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+        queue = session.create_queue("q")
+        send_envelopes(session.create_producer(queue), ready("a"))
+        session.rollback()
+        send_envelopes(session.create_producer(queue), ready("b", "c"))
+        assert RangeReader(connection, queue).bounds().first == 1
+        session.commit()
+        assert texts_of(RangeReader(connection, queue)) == ["b", "c"]
+
+
+def test_an_envelope_that_cannot_be_encoded_is_named_and_the_others_are_sent(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("q")
+        bad = ready("b")[0]._replace(properties={"n": object()})
+        with pytest.raises(MessageFormatException) as caught:
+            send_envelopes(session.create_producer(queue), [*ready("a"), bad, *ready("c")])
+        assert list(caught.value.failures) == [1]
+        assert texts_of(RangeReader(connection, queue)) == ["a", "c"]
+
+
+def test_a_closed_producer_sends_no_envelopes(connection: Connection) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        producer.close()
+        with pytest.raises(IllegalStateException, match="CLOSED"):
+            send_envelopes(producer, ready("a"))
+
+
+def test_two_envelopes_sent_again_have_their_identities(factory: ConnectionFactory) -> None:
+    """By which the broker knows them where failover repeats them."""
+    with factory.create_connection() as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        send_envelopes(producer, ready("a", "b"))
+        (found,) = RangeReader(connection, session.create_queue("q")).read(1, 2)
+        identities = [message.envelope().identity for message in found]
+        assert None not in identities
+        assert len(set(identities)) == 2
+
+
+def texts_of(reader: RangeReader) -> list[Any]:
+    bounds = reader.bounds()
+    return [message.envelope().body for part in reader.read(bounds.first, bounds.next - 1) for message in part]

@@ -30,7 +30,7 @@ from sdk import (
     MessageProducer,
     ResourceAllocationException,
 )
-from sdk.range_reader import discard, published, renew
+from sdk.range_reader import discard, published, renew, send_envelopes
 from sdk.range_reader import publish as publish_staged
 from spark_connector import writer as spark_writer
 from spark_connector.batches import Attempt
@@ -500,11 +500,32 @@ def test_a_row_that_is_larger_than_a_message_may_be_is_named_under_each_guarante
     assert task.write(iter([rows("a")])).count == 1, "the connection can be used"
 
 
+def unsent(*parts: tuple[pa.RecordBatch, int, int]) -> Unsent:
+    """Rows (batch, place of the first one, its number) that are sent together, each batch to its end."""
+    waiting = Unsent()
+    for batch, place, number in parts:
+        waiting.begin(batch, place, number)
+        waiting.envelopes += [Envelope(Destination("q"), BodyKind.TEXT, None)] * (batch.num_rows - place)
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("index", "row", "value"), [(0, 13, "cc"), (1, 14, "d"), (2, 15, "eee"), (3, 16, "f"), (4, 17, "g")]
+)
+def test_a_row_that_is_refused_is_named_in_whichever_batch_it_is(index: int, row: int, value: str) -> None:
+    batches = rows("a", "b", "cc", "d"), rows("x").slice(1), rows("eee"), rows("f", "g")
+    waiting = unsent((batches[0], 2, 12), (batches[1], 0, 14), (batches[2], 0, 14), (batches[3], 0, 15))
+    error = waiting.refusal(index, ResourceAllocationException("too large"))
+    assert f"row {row}: column 'value' has the value '{value}'" in str(error)
+
+
+def test_a_row_behind_those_that_were_sent_at_the_end_of_a_batch_is_named() -> None:
+    waiting = unsent((rows("a", "b"), 2, 7), (rows("c"), 0, 7))
+    assert "row 8: column 'value' has the value 'c'" in str(waiting.refusal(0, ResourceAllocationException("no")))
+
+
 def test_an_error_of_no_row_names_none() -> None:
-    waiting = [
-        Unsent(rows("a", "bbb", "c"), index, 6 + index, Envelope(Destination("q"), BodyKind.TEXT, text))
-        for index, text in enumerate(["a", "bbb", "c"])
-    ]
+    waiting = unsent((rows("a", "bbb", "c"), 0, 6))
     full = ResourceAllocationException("the disk is full")
     refused(full, waiting)
     full.failures = {1: full}
@@ -538,13 +559,12 @@ def test_at_least_once_no_more_than_a_thousand_rows_or_four_mebibytes_are_under_
 ) -> None:
     once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
     parts: list[int] = []
-    send_all = MessageProducer.send_all
 
-    def noted(self: MessageProducer, messages: list[Any], *rest: Any, **further: Any) -> None:
-        parts.append(len(messages))
-        send_all(self, messages, *rest, **further)
+    def noted(producer: MessageProducer, envelopes: list[Envelope]) -> None:
+        parts.append(len(envelopes))
+        send_envelopes(producer, envelopes)
 
-    monkeypatch.setattr(MessageProducer, "send_all", noted)
+    monkeypatch.setattr(spark_writer, "send_envelopes", noted)
     assert writer(once).write(iter([rows(*map(str, range(2500))), rows(*["x" * 90_000] * 100)])).count == 2600
     assert sum(parts) == 2600
     assert max(parts) == 1000
@@ -558,7 +578,7 @@ def test_at_least_once_what_a_row_has_beside_its_body_counts_as_well(
 ) -> None:
     once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
     parts: list[int] = []
-    monkeypatch.setattr(MessageProducer, "send_all", lambda _, messages, **__: parts.append(len(messages)))
+    monkeypatch.setattr(spark_writer, "send_envelopes", lambda _, envelopes: parts.append(len(envelopes)))
     large = "x" * (1024 * 1024)
     row: dict[str, Any] = {"value": "v", "properties": [("p", large)]} if column == "properties" else {"key": large}
     schema = pa.schema(
