@@ -45,6 +45,7 @@ class StoreBatch:
 
     Attributes:
         messages: number → message, for new ones; numbers only grow.
+        behind: numbers of those of them that nobody consumes now.
         references: (number, count) of new messages that several queues hold.
         entries: entry key → the entry, None to delete; the last change of a key counts.
         gone: numbers of messages that no queue holds any more.
@@ -52,10 +53,11 @@ class StoreBatch:
         tables: other tables by name: key → value, None to delete.
     """
 
-    __slots__ = ("entries", "gone", "messages", "references", "tables", "unreferenced")
+    __slots__ = ("behind", "entries", "gone", "messages", "references", "tables", "unreferenced")
 
     def __init__(self) -> None:
         self.messages: dict[int, NewMessage] = {}
+        self.behind: list[range] = []
         self.references: list[tuple[int, int]] = []
         self.entries: dict[bytes, EntryRecord | None] = {}
         self.gone: list[int] = []

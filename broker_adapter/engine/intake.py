@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
@@ -139,14 +139,16 @@ class Intake:
 
     def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
         """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""
-        entries = []
-        for number, message in enumerate(messages, self.next_message):
-            effects.durable.messages[number] = message
-            expires_at_ms = min(message.expires_at_ms or 0, LATEST_EXPIRY_MS)
-            lane, size = 9 - message.priority, len(message.payload)
-            entries.append(RawEntry(0, lane, 0, number, 0, FLAG_PERSISTENT, expires_at_ms, size, message.group))
-        self.next_message += len(messages)
-        queue.add_behind(entries, effects)
+        first = self.next_message
+        self.next_message = last = first + len(messages)
+        batch = effects.durable
+        batch.messages.update(zip(range(first, last), messages, strict=True))
+        batch.behind.append(range(first, last))
+        run = [
+            _new(RawEntry, (0, 9 - priority, 0, number, 0, FLAG_PERSISTENT, _expiry(until_ms), len(payload), group))
+            for number, (_, payload, priority, _, until_ms, _, _, group) in enumerate(messages, first)
+        ]
+        queue.add_behind(run, effects)
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, streams are forgotten, two at most.
@@ -164,6 +166,14 @@ class Intake:
             oldest, _ = streams.popitem(last=False)
             if self._durable:
                 effects.durable.put("producers", stream_key(*oldest), None)
+
+
+def _expiry(expires_at_ms: int | None) -> int:
+    """The expiry that an entry has: 0 is never, and a very late one is the latest."""
+    return min(expires_at_ms, LATEST_EXPIRY_MS) if expires_at_ms else 0
+
+
+_new: Final = tuple.__new__  #: what a named tuple calls, without a function of Python
 
 
 def _is_subscription(queue: QueueState) -> bool:

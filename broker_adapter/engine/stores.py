@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import merge
+from itertools import chain
 from typing import Any
 
 from broker_adapter.engine import commands as c
@@ -91,7 +92,7 @@ class Stores:
                 raise StoreException("the rules put something durable into an engine without a disk")
             self._commit_to_disk(self.disk, durable)
             has_committed = True
-            self._keep_in_cache(durable.messages, durable.gone)
+            self._keep_in_cache(durable)
         if volatile:
             self.memory.commit(volatile)
         if durable.tables.get("schedule") or volatile.tables.get("schedule"):
@@ -118,14 +119,17 @@ class Stores:
                 first = on_disk
         self.due_ms = first
 
-    def _keep_in_cache(self, messages: Mapping[int, c.NewMessage], gone: Sequence[int]) -> None:
-        cache = self._cache
+    def _keep_in_cache(self, batch: StoreBatch) -> None:
+        cache, messages = self._cache, batch.messages
+        if batch.behind:
+            left_out = set(chain.from_iterable(batch.behind))
+            messages = {number: message for number, message in messages.items() if number not in left_out}
         size = self._cache_bytes
         if messages:
             cache.update(messages)
             self._cached.extend(messages)
             size += sum([len(message.payload) for message in messages.values()]) + _CACHED_BYTES * len(messages)
-        for number in gone:
+        for number in batch.gone:
             message = cache.pop(number, None)
             if message is not None:
                 size -= len(message.payload) + _CACHED_BYTES

@@ -330,7 +330,7 @@ def test_a_start_is_not_noted_in_a_full_store_and_the_store_says_so(tmp_path: Pa
     with pytest.raises(ResourceAllocationException):
         note(store, RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
     assert store.runs() == ["first"]
-    assert not store.has_noted_run
+    assert store._writes.unnoted is not None
     store.close()
 
 

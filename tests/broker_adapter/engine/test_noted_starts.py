@@ -48,7 +48,7 @@ def test_starts_without_a_commit_write_nothing_and_push_none_out_that_is_remembe
         state = broker.store._env.info()["last_txnid"]
     for _ in range(50):
         with engines.running() as broker:
-            assert not broker.store.has_noted_run
+            assert broker.store._writes.unnoted is not None
             assert ask(broker, "read_range", first=1, last=10, run=seen["run"])["next"] == 11
             assert (broker.store.runs(), broker.store._env.info()["last_txnid"]) == ([run_of(seen["run"])], state)
     with engines.running() as broker:
@@ -85,7 +85,7 @@ def test_a_start_is_noted_before_a_crash_if_its_first_commit_is(engines: Engines
     with engines.running() as broker:
         if volatile:
             send(broker, connect(broker), "q", *["volatile"] * 5, persistent=False)
-            assert broker.store.has_noted_run, "no position is given without a commit"
+            assert broker.store._writes.unnoted is None, "no position is given without a commit"
         send(broker, connect(broker), "q", *["x"] * commits)
         copied(broker, engines)
         if commits:

@@ -146,6 +146,14 @@ def test_what_comes_from_the_cache_is_not_read_from_the_disk(stores: Stores, mon
     assert bodies(stores, (2, FLAG_PERSISTENT), (1, FLAG_PERSISTENT)) == [b"2", b"1"]
 
 
+def test_what_nobody_consumes_yet_is_not_kept_in_the_cache(stores: Stores) -> None:
+    effects = sent(*range(1, 8))
+    effects.durable.behind += [range(2, 4), range(6, 8)]
+    stores.commit(effects)
+    assert list(stores._cache) == [1, 4, 5]
+    assert bodies(stores, *((number, FLAG_PERSISTENT) for number in range(1, 8))) == [b"%d" % n for n in range(1, 8)]
+
+
 def test_the_cache_keeps_the_newest_messages_up_to_its_limit(tmp_path: Path) -> None:
     settings = EngineSettings(message_cache_bytes=10_000)
     stores = Stores(settings, LmdbStore(tmp_path, settings))
