@@ -7,7 +7,8 @@ Theory of operation
     server.
 
     All of it is in the process in which Spark runs the source of one query, and ends with it.  The lock of the store
-    keeps others out: a query that is started again may find it held by the process of its last run, which ends at once.
+    keeps others out: a query that is started again may find it held by the process of its last run.  That ends when it
+    cannot answer Spark, and where it waits, it looks whether the process that has started it is still there.
 
     The engine holds no more than the limits of the spool.  At these, what has come from the broker waits, and nothing
     more is asked for, until the query has settled something.

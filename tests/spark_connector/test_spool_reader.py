@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +18,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from sdk import InvalidDestinationException, InvalidSelectorException, JMSException
-from spark_connector import spool_reader
+from spark_connector import spool, spool_reader
+from spark_connector.spool import Spool
 from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
 from tests.contracts.transports import WAIT, eventually
 from tests.spark_connector.foreign import Foreign
@@ -249,3 +255,44 @@ def test_executors_reach_the_driver_by_the_address_that_spark_gives_it() -> None
     assert reach_of(conf()) == Reach()
     cluster = conf(spark_master="spark://m:7077", spark_driver_host="d", spark_driver_bindAddress="0.0.0.0")
     assert reach_of(cluster) == Reach("d", "0.0.0.0")
+
+
+#: A process in the place of Spark's JVM, with the process of the source of an AvailableNow query, whose broker is away.
+JVM = textwrap.dedent(
+    """
+    import os, subprocess, sys, time
+
+    if len(sys.argv) == 3:
+        subprocess.Popen([sys.executable, "-c", os.environ["JVM"], *sys.argv[1:], "source"])
+        time.sleep(600)
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from spark_connector.options import parse_source
+    from spark_connector.spool_reader import JmsSpoolReader
+
+    options = {"url": sys.argv[1], "queue": "in", "spool": sys.argv[2], "retrySeconds": "3600"}
+    reader = JmsSpoolReader(parse_source(options), ("text",))
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    print("open", flush=True)
+    reader.latestOffset(start, ReadAllAvailable())
+    time.sleep(600)
+    """
+)
+
+
+@pytest.mark.crash
+def test_a_process_whose_spark_was_killed_gives_the_spool_back_while_it_waits_for_the_broker(
+    foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "LOCK_SECONDS", WAIT)
+    foreign.stop()
+    assert foreign.options.spool is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", JVM, foreign.options.url, foreign.options.spool],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "JVM": JVM},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        process.send_signal(signal.SIGKILL)
+        Spool(foreign.options).close()
