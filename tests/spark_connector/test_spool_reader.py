@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import incoming
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from sdk import InvalidDestinationException, InvalidSelectorException, JMSException
 from spark_connector import spool, spool_reader
 from spark_connector.spool import Spool
@@ -37,8 +41,8 @@ def foreign(tmp_path: Path) -> Iterator[Foreign]:
 class Query(JmsSpoolReader):
     """A reader as the process of a query has it, with what such a query would have in its log."""
 
-    def __init__(self, foreign: Foreign, **changes: Any) -> None:
-        super().__init__(foreign.with_options(**changes), ("text",))
+    def __init__(self, foreign: Foreign, columns: tuple[str, ...] = ("text",), **changes: Any) -> None:
+        super().__init__(foreign.with_options(**changes), columns)
 
     def close(self) -> None:
         self.stop()
@@ -156,6 +160,35 @@ def test_available_now_waits_for_no_number_of_messages(foreign: Foreign) -> None
     with closing(Query(foreign, **options)) as query:
         found, _ = drained(query)
         assert found == numbers(5)
+
+
+@pytest.mark.parametrize("stored", [(AMQP_FORMAT, b"\x00\x53\x77\xa1\x05x"), (ENVELOPE_FORMAT, b"H\x02cut")])
+def test_a_message_of_our_own_server_that_cannot_be_decoded_is_a_row_and_no_dead_letter(
+    foreign: Foreign, stored: tuple[int, bytes]
+) -> None:
+    foreign.fill(0, 1)
+    client = foreign.broker.call(c.Connect(None), WAIT)
+    foreign.broker.call(c.Enqueue(client, queue("in"), [incoming(*stored, 4, True, None, None, None, None)]), WAIT)
+    foreign.fill(1, 1)
+    with closing(Query(foreign, ("bodyType", "text", "_corrupt_record"), url=foreign.url)) as reader:
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        found: list[dict[str, Any]] = []
+        while (end := reader.latestOffset(start, ALL)) != start:
+            found += [
+                row
+                for part in reader.partitions(start, end)
+                for batch in reader.read(part)
+                for row in batch.to_pylist()
+            ]
+            start = end
+    assert [(row["bodyType"], row["text"], row["_corrupt_record"]) for row in found] == [
+        ("text", "0", None),
+        ("undecodable", None, stored[1]),
+        ("text", "1", None),
+    ]
+    queues = foreign.broker.request("statistics", {}, WAIT)["queues"]
+    assert sum(each["messages"] for each in queues) == 0
 
 
 def test_a_query_goes_on_from_its_checkpoint_with_what_the_spool_has(foreign: Foreign) -> None:
