@@ -259,9 +259,13 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             error: with which the broker has answered.
             is_known: whether the offset has the queue, so that data is lost with it.
         """
-        if self._options.queue_pattern is None or name in self._list(None):
+        if self._options.queue_pattern is None:
             raise error
-        self._names = tuple(each for each in self._names or () if each != name)
+        if self._names is None or name in self._names:  # it is not among those that were found to be gone before
+            there = self._list(None)
+            if name in there:
+                raise error
+            self._names = there if self._names is None else tuple(each for each in self._names if each in there)
         self._readers.pop(name, None)
         if is_known:
             self._tell_of_gone((name,), ())

@@ -253,6 +253,23 @@ def test_a_poll_asks_about_all_queues_in_one_request(served: Served, monkeypatch
     assert bounds_asked(asked) == [30] * 5
 
 
+def test_queues_that_were_deleted_together_are_found_out_by_one_listing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues_stream, "LISTING_SECONDS", 3600.0)
+    for number in range(9):
+        fill(served, f"in.{number}", 1)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    begin = reader.initialOffset()
+    for number in range(8):
+        delete(served, f"in.{number}")
+    asked = noted(monkeypatch)
+    end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.8"]
+    assert [operation for operation, _ in asked].count("statistics") == 1
+    assert reader.latestOffset(end, ALL) == end
+
+
 def test_a_broker_of_an_older_version_is_asked_about_each_queue(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
