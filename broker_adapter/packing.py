@@ -230,6 +230,15 @@ class Outliner:
             return Unread(kind, self._unpacker.tell() - start)
         return msgpack.unpackb(data)
 
+    def texts(self) -> Any:
+        """The next value, as ``value``; but a list of texts is read, where all of it has so many bytes at most."""
+        start, code = self._unpacker.tell(), self._code()
+        found = self.value()
+        if _kind_of(code) != "list" or self._unpacker.tell() - start > self._most_bytes:
+            return found
+        read = msgpack.unpackb(self._data[start : self._unpacker.tell()])
+        return read if all(type(each) is str for each in read) else found
+
     def _code(self) -> int:
         position = self._unpacker.tell()
         if position >= len(self._data):

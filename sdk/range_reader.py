@@ -9,7 +9,7 @@ atomic over any number of staged transactions, and done once for each number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -35,6 +35,11 @@ from sdk.producer import MessageProducer
 CHUNK_BYTES = 2 * 1024 * 1024
 #: Most bytes of messages that one request stages, unless one message has more.
 STAGE_BYTES = 2 * 1024 * 1024
+
+#: Queues that one request asks about, the bytes of their names that a broker takes, and those of a name beside its own.
+QUEUES_OF_REQUEST = 1000
+_NAMES_BYTES = 32 * 1000
+_NAME_HEAD_BYTES = 5
 
 
 def is_above_limit(error: JMSException) -> bool:
@@ -149,19 +154,7 @@ class RangeReader:
             InvalidDestinationException: there is no such subscription, or queue.
         """
         make = make and self._queue["kind"] == "queue"
-        answer = self._connection.request("bounds", {**self._queue, "run": run, "make": make})
-        position = answer["next"]
-        return Bounds(
-            answer["incarnation"],
-            answer["first"],
-            position,
-            answer.get("run", ""),
-            answer.get("kept", position),
-            answer.get("settled", 0),
-            answer.get("aging", False),
-            answer.get("events"),
-            -(-answer["bytes"] // answer["messages"]) if answer.get("messages") else None,
-        )
+        return _bounds_from(self._connection.request("bounds", {**self._queue, "run": run, "make": make}))
 
     def read(
         self,
@@ -301,6 +294,66 @@ def send_envelopes(producer: MessageProducer, envelopes: Iterable[Envelope]) -> 
         JMSException: as :meth:`sdk.MessageProducer.send_all`, with the attribute ``failures``.
     """
     producer._send_envelopes(envelopes)
+
+
+def bounds_of_queues(
+    connection: Connection, runs: Mapping[str, str], *, make: bool = False
+) -> dict[str, Bounds | None] | None:
+    """What several queues have, in one request for :data:`QUEUES_OF_REQUEST` of them, or for fewer with long names.
+
+    Args:
+        connection: to a Holdfast broker.
+        runs: of each queue by its name, the run in which positions were seen; empty: none.
+        make: whether queues that do not exist yet are made.
+
+    Returns:
+        By name; None for a queue that there is not.  None in all where the broker is of a version that cannot tell.
+
+    Raises:
+        JMSSecurityException: the user may not ask about one of them.
+    """
+    found: dict[str, Bounds | None] = {}
+    for names in requests_for(runs):
+        arguments = {"destinations": list(names), "runs": [runs[name] for name in names], "make": make}
+        try:
+            answers = connection.request("bounds_of_queues", arguments)
+        except MessageFormatException as error:
+            if "unknown operation" not in error.reason:
+                raise
+            return None
+        found |= {name: each and _bounds_from(each) for name, each in zip(names, answers, strict=True)}
+    return found
+
+
+def requests_for(names: Iterable[str]) -> Iterator[list[str]]:
+    """Names of queues in parts that one request may have."""
+    part: list[str] = []
+    size = 0
+    for name in names:
+        length = len(name.encode()) + _NAME_HEAD_BYTES
+        if part and (len(part) == QUEUES_OF_REQUEST or size + length > _NAMES_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += length
+    if part:
+        yield part
+
+
+def _bounds_from(answer: Mapping[str, Any]) -> Bounds:
+    """What a broker of whichever version answers."""
+    position = answer["next"]
+    return Bounds(
+        answer["incarnation"],
+        answer["first"],
+        position,
+        answer.get("run", ""),
+        answer.get("kept", position),
+        answer.get("settled", 0),
+        answer.get("aging", False),
+        answer.get("events"),
+        -(-answer["bytes"] // answer["messages"]) if answer.get("messages") else None,
+    )
 
 
 class StagedTransaction:

@@ -109,6 +109,12 @@ def span(start: Offset, end: Offset) -> tuple[int, int]:
     return max(start.next, end.base), end.next
 
 
+def has_positions(start: Offset, end: Offset) -> bool:
+    """Whether a batch between two offsets has positions, or may have lost some."""
+    first, stop = span(start, end)
+    return first < stop or start.base > end.base
+
+
 class Loss(NamedTuple):
     """Why a queue does not have what follows an offset."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 EARLIEST: Final = "earliest"
@@ -13,6 +13,10 @@ _FORMS: Final = (
     "earliest, latest, a position (a whole number from 0 on), an instant with its zone (2026-11-26T08:00:00Z), or JSON"
     ' with one of these for each queue ({"orders": 17, "returns": "latest"})'
 )
+
+#: Numbers from 2001 to 2286 have ten digits as seconds since 1970, and thirteen as milliseconds.
+_EARLY: Final = 10**9
+_LATE: Final = 10**10
 
 
 class Instant(NamedTuple):
@@ -94,6 +98,16 @@ def _position(option: str, text: str) -> Position:
         moment = instant.isoformat()
         raise ValueError(f"{option}={text!r} has no zone: write {moment}Z for UTC, or {moment}+02:00")
     return Instant(round(instant.timestamp() * 1000))
+
+
+def hint_of_instant(position: int) -> str:
+    """What to write in place of a position that no queue has, if it can be meant as a time of this century."""
+    for name, scale in (("seconds", 1), ("milliseconds", 1000)):
+        seconds = position / scale
+        if _EARLY <= seconds < _LATE:
+            instant = datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+            return f"; if {name} since 1970 are meant, write the instant: {instant}"
+    return ""
 
 
 #: Finds the first message from a position on, up to another one: its position, and when it was sent; None: none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -16,11 +16,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from sdk import ConnectionLostException, InvalidDestinationException, OperationTimedOutException
+from sdk import (
+    Connection,
+    ConnectionLostException,
+    InvalidDestinationException,
+    JMSException,
+    OperationTimedOutException,
+)
+from sdk.range_reader import Bounds, bounds_of_queues
 from spark_connector.batch_reader import RangePartition, one_by_one, read_range
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import in_turn, is_due, offset_from, part_of, shares, span
+from spark_connector.offsets import beginning, has_positions, in_turn, is_due, offset_from, part_of, shares, span
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
@@ -52,6 +59,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._names: tuple[str, ...] | None = None  #: of the queues that are there
         self._listed = 0.0
         self._is_frozen = False
+        self._asks_together = True  #: until the broker says that it cannot tell of several queues
         self._last_served: str | None = None  #: the last queue in turn that the last batch has something of
         self._last_batch = time.monotonic()
 
@@ -63,11 +71,11 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins, in each queue."""
-        return _joined(self._of_each(lambda reader: reader.initialOffset()))
+        return _joined(self._of_each(JmsStreamReader.first_offset))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        self._of_each(lambda reader: reader.prepareForTriggerAvailableNow())
+        self._of_each(JmsStreamReader.freeze)
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -75,36 +83,36 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = _split(start)
         names = self._queues()
         self._tell_of_gone(starts, names)
-        begins, waiting = {}, {}
-        for name in names:
-            try:
-                reader = self._reader(name)
-                begin = starts[name] if name in starts else reader.oldestOffset()  # it was found since then
-                if begin is not None:
-                    waiting[name] = reader.waiting(begin)
-                    begins[name] = begin
-            except InvalidDestinationException as error:
-                self._leave_out(name, error, is_known=name in starts)
+        runs = {name: offset_from(starts[name]).run if name in starts else "" for name in names}
+        found = self._current_bounds(runs, starts)
+        # One that was found since then is read from its oldest message on.
+        begins = {
+            name: starts[name] if name in starts else beginning(bounds).to_json()
+            for name, bounds in found.items()
+            if bounds is not None
+        }
+        waiting = {name: self._reader(name).waiting_in(begin, _known(found[name])) for name, begin in begins.items()}
         waited, least = time.monotonic() - self._last_batch, self._options.min_messages_per_trigger
         is_one = self._is_frozen or is_due(
             sum(waiting.values()), least, waited, self._options.max_trigger_delay_seconds
         )
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(waiting.values())
         given = shares(rows, waiting, self._last_served)
-        ends = {}
+        ends = {name: starts[name] for name, bounds in found.items() if bounds is None and name in starts}
         for name, begin in begins.items():
             if waiting[name] and (not is_one or not given[name]):
                 ends[name] = begin
             else:
                 # Not more than was counted: where nothing waits this settles what is below, and takes nothing.
+                most, bounds = ReadMaxRows(given[name]), _known(found[name])
                 try:
-                    ends[name] = self._reader(name).latestOffset(begin, ReadMaxRows(given[name]))
+                    ends[name] = self._reader(name).next_offset(begin, most, bounds)
                 except InvalidDestinationException as error:
                     self._leave_out(name, error, is_known=name in starts)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
         if ends == starts:
             return start
-        served = [name for name, end in ends.items() if given[name] and end != begins[name]]
+        served = [name for name, end in ends.items() if given.get(name) and end != begins[name]]
         if served:
             self._last_served = in_turn(served, self._last_served)[-1]
         self._last_batch = time.monotonic()
@@ -119,12 +127,15 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The tasks of a batch."""
         begins, ends = _split(start), _split(end)
         pairs = {name: (begins.get(name) or _begin_of(goal), goal) for name, goal in ends.items()}
+        pairs = {name: pair for name, pair in pairs.items() if has_positions(*map(offset_from, pair))}
         counts = {name: _count(*pair) for name, pair in pairs.items()}
         total = sum(counts.values())
+        found = self._current_bounds({name: offset_from(goal).run for name, (_, goal) in pairs.items()}, pairs)
         tasks: list[InputPartition] = []
-        for name, pair in pairs.items():
+        for name, bounds in found.items():
+            least = part_of(self._options.min_partitions, counts[name], total)
             try:
-                tasks += self._reader(name).tasks(*pair, part_of(self._options.min_partitions, counts[name], total))
+                tasks += self._reader(name).tasks(*pairs[name], least, bounds)
             except InvalidDestinationException as error:
                 self._leave_out(name, error, is_known=True)
         return tasks
@@ -149,15 +160,76 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
         return reader
 
-    def _of_each(self, ask: Callable[[JmsStreamReader], T]) -> dict[str, T]:
+    def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
         """What the readers answer, without those of queues that were deleted since their names were asked for."""
-        answers = {}
-        for name in self._queues():
+        found = self._current_bounds(dict.fromkeys(self._queues(), ""), (), must=True)
+        return {name: ask(self._reader(name), _known(bounds)) for name, bounds in found.items()}
+
+    def _current_bounds(
+        self, runs: Mapping[str, str], known: Container[str], *, must: bool = False
+    ) -> dict[str, Bounds | None]:
+        """What queues have, as ``JmsStreamReader.current_bounds``, without those that were deleted.
+
+        Args:
+            runs: by the name of each queue: with which the broker is asked.
+            known: the queues that the offset has, so that data is lost with them.
+            must: whether the broker has to answer, now.
+
+        Raises:
+            InvalidDestinationException: data is lost; see ``failOnDataLoss``.
+            JMSException: the broker is away for too long.
+        """
+        found: dict[str, Bounds | None] = {
+            name: None if must else self._reader(name).known_bounds(run) for name, run in runs.items()
+        }
+        asked = {name: runs[name] for name, bounds in found.items() if bounds is None}
+        seconds = None if must or self._is_frozen else 0
+        try:
+            answers = self._ask_for_bounds(asked, seconds)
+        except (ConnectionLostException, OperationTimedOutException) as error:
+            if seconds is None:
+                raise
+            for name in asked:
+                self._reader(name).note_absence(error)
+            _log.warning("the broker is away: %s", error)
+            return found
+        for name, run in asked.items():
             try:
-                answers[name] = ask(self._reader(name))
+                found[name] = self._bounds_of(name, run, answers.get(name), must=must)
             except InvalidDestinationException as error:
-                self._leave_out(name, error, is_known=False)
-        return answers
+                del found[name]
+                self._leave_out(name, error, is_known=name in known)
+        return found
+
+    def _ask_for_bounds(self, runs: Mapping[str, str], seconds: float | None) -> dict[str, Bounds | None]:
+        """What the broker answers about these queues in one request; nothing where each is to be asked about alone.
+
+        That is where it does not know the request, or refuses it: the user may not ask about one of them.
+        """
+        if len(runs) < 2 or not self._asks_together:
+            return {}
+
+        def ask(connection: Connection) -> dict[str, Bounds | None] | None:
+            return bounds_of_queues(connection, runs, make=make) if connection.is_holdfast else None
+
+        make = self._options.queue_pattern is None and not self._options.fail_on_missing
+        try:
+            answers = with_retries(self._options, ask, seconds)
+        except (ConnectionLostException, OperationTimedOutException):
+            raise
+        except JMSException as error:
+            _log.debug("the queues are asked about one by one: %s", error)
+            return {}
+        self._asks_together = answers is not None
+        return answers or {}
+
+    def _bounds_of(self, name: str, run: str, answer: Bounds | None, *, must: bool) -> Bounds | None:
+        """What a queue has: what the broker has answered, or what it answers where it is asked about this one."""
+        reader = self._reader(name)
+        if answer is not None:
+            reader.take_bounds(run, answer)
+            return answer
+        return reader.bounds_now() if must else reader.current_bounds(run)
 
     def _queues(self) -> tuple[str, ...]:
         """The queues that are read now."""
@@ -187,9 +259,13 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             error: with which the broker has answered.
             is_known: whether the offset has the queue, so that data is lost with it.
         """
-        if self._options.queue_pattern is None or name in self._list(None):
+        if self._options.queue_pattern is None:
             raise error
-        self._names = tuple(each for each in self._names or () if each != name)
+        if self._names is None or name in self._names:  # it is not among those that were found to be gone before
+            there = self._list(None)
+            if name in there:
+                raise error
+            self._names = there if self._names is None else tuple(each for each in self._names if each in there)
         self._readers.pop(name, None)
         if is_known:
             self._tell_of_gone((name,), ())
@@ -231,6 +307,11 @@ def _split(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _joined(offsets: dict[str, Any]) -> dict[str, Any]:
     return {_QUEUES: dict(sorted(offsets.items()))}
+
+
+def _known(bounds: Bounds | None) -> Bounds:
+    assert bounds is not None
+    return bounds
 
 
 def _begin_of(end: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ Theory of operation
     server.
 
     All of it is in the process in which Spark runs the source of one query, and ends with it.  The lock of the store
-    keeps others out: a query that is started again may find it held by the process of its last run, which ends at once.
+    keeps others out: a query that is started again may find it held by the process of its last run.  That ends when it
+    cannot answer Spark, and where it waits, it looks whether the process that has started it is still there.
 
     The engine holds no more than the limits of the spool.  At these, what has come from the broker waits, and nothing
     more is asked for, until the query has settled something.
@@ -43,7 +44,7 @@ from spark_connector.batch_reader import source_of
 from spark_connector.engine_listener import LOOPBACK, listen
 from spark_connector.engine_registry import DriverLog
 from spark_connector.options import SourceOptions
-from spark_connector.spool_messages import message_of, message_of_envelope
+from spark_connector.spool_messages import message_of, message_of_envelope, message_of_undecodable
 from spark_connector.spool_progress import Progress
 from spark_connector.spool_source import SpoolSource
 
@@ -119,7 +120,8 @@ class Spool:
             self._refuse_other_sources()
             self._client = self._broker.call(c.Connect(None), _STORE_SECONDS)
             self._broker.call(c.Declare(self._destination), _STORE_SECONDS)
-            self._listener, self.url = listen(self._broker, host, bound)
+            self._listener, url = listen(self._broker, host, bound)
+            self.url = f"{url}?failover=nofailover"  # Spark's workers outlive the query, and keep their connections
         except BaseException:
             self._broker.close()
             raise
@@ -234,7 +236,7 @@ class Spool:
 
     def _store(self, source: SpoolSource, deliveries: Sequence[Delivery]) -> None:
         """Store these, in order, and acknowledge what is on the disk; waits for room without an end."""
-        held = self._messages(source, deliveries)
+        held = self._messages(deliveries)
         self.waits_for_room = False
         pause = _FIRST_PAUSE_SECONDS
         while held and not self._ended.is_set():
@@ -269,7 +271,7 @@ class Spool:
             error_code=error.error_code,
         )
 
-    def _messages(self, source: SpoolSource, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, c.NewMessage]]:
+    def _messages(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, c.NewMessage]]:
         now_ms = epoch_ms()
         found = []
         for delivery in deliveries:
@@ -279,10 +281,8 @@ class Spool:
             else:
                 try:
                     message = message_of_envelope(delivery.envelope, now_ms)
-                except MessageFormatException as error:
-                    _log.warning("a message of %r that cannot be decoded is rejected: %s", self.queue, error)
-                    source.reject(delivery)
-                    continue
+                except MessageFormatException:
+                    message = message_of_undecodable(payload)
             if message.identity is None and not self._told_of_ids:
                 self._told_of_ids = True
                 self._driver_log.warning(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from broker_adapter.amqp.payloads import format_of, read_head
+from broker_adapter.amqp.payloads import format_of, read_head, stored_part
 from broker_adapter.amqp.sections import HEADER, bare_part, sections
 from broker_adapter.engine.commands import NewMessage, incoming
 from broker_adapter.envelope import AMQP_FORMAT, Envelope, Identity, pack
@@ -45,6 +45,20 @@ def message_of(payload: bytes, now_ms: int) -> NewMessage:
     identity = None if message_id is None else _identity(bare)
     expires_at_ms = expiry_of(head.expires_at_ms, time_to_live_ms, now_ms)
     return incoming(AMQP_FORMAT, payload, head.priority, True, expires_at_ms, None, identity, None)
+
+
+def message_of_undecodable(payload: bytes) -> NewMessage:
+    """The same of a message of which nothing can be decoded, from a server of ours: the bytes as that has stored them.
+
+    Args:
+        payload: the message as it came.
+    """
+    stored = stored_part(payload)
+    try:
+        kind = format_of(stored)
+    except MessageFormatException:
+        kind = AMQP_FORMAT
+    return incoming(kind, stored, 4, True, None, None, None, None)
 
 
 def message_of_envelope(envelope: Envelope, now_ms: int) -> NewMessage:

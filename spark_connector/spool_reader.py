@@ -6,6 +6,7 @@ only carries to the executors: these read what partitions say.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from sdk import IllegalStateException
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import is_due
 from spark_connector.options import SourceOptions
@@ -75,6 +77,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._since: Progress | None = None  #: of an AvailableNow query, where its end is not known yet
         self._is_available_now = False
         self._last_batch = time.monotonic()
+        self._parent = 0  #: the process that had started this one when the spool was opened
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Executors need nothing of it, and have no business with the password for the broker.
@@ -102,6 +105,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             JMSException: there is nothing new, because of an error that does not pass.
+            IllegalStateException: the program of Spark has ended while this waits; the spool is closed.
         """
         spool, reader = self._opened()
         while True:
@@ -121,6 +125,17 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._since is None:
                 return end
             time.sleep(_LOOK_SECONDS)
+            self._end_with_spark()
+
+    def _end_with_spark(self) -> None:
+        """Close the spool and raise where the process that has started this one is gone: nobody gets an answer.
+
+        Only an answer that cannot be written would tell that otherwise, and the query that is started again needs the
+        spool.
+        """
+        if os.getppid() != self._parent:
+            self.stop()
+            raise IllegalStateException("the program of Spark that ran the query has ended")
 
     def _may_begin(self, spool: Spool, reader: JmsStreamReader, start: dict[str, Any]) -> bool:
         """Whether what waits is enough for a batch; a full spool never gets more, and AvailableNow is to end."""
@@ -158,6 +173,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Not above: executors load this file, and need no engine.
             from spark_connector.spool import Spool
 
+            self._parent = os.getppid()
             spool = Spool(self._options, self._log, self._reach.host, self._reach.bound)
             options = attrs.evolve(
                 self._options,

@@ -109,11 +109,6 @@ class SpoolSource:
         self._transport.settle([Settlement(each.tag, Outcome.ACCEPTED) for each in deliveries])
         self._transport.credit(self._link, len(deliveries))
 
-    def reject(self, delivery: Delivery) -> None:
-        """The broker is to do with this one as it does with what cannot be read, such as to set it aside."""
-        self._transport.settle([Settlement(delivery.tag, Outcome.REJECTED)])
-        self._transport.credit(self._link, 1)
-
     def confirm(self, seconds: float) -> None:
         """Return when the broker has taken note of what was acknowledged.
 

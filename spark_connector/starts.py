@@ -7,7 +7,7 @@ import logging
 from broker_adapter import MessageFormatException, StoreCorruptException
 from sdk.range_reader import CHUNK_BYTES, Bounds, RangeReader, messages_of
 from spark_connector.options import SourceOptions
-from spark_connector.positions import EARLIEST, LATEST, Instant, Position, first_since, position_of
+from spark_connector.positions import EARLIEST, LATEST, Instant, Position, first_since, hint_of_instant, position_of
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -53,7 +53,8 @@ def _number(reader: RangeReader, wanted: Position, option: str, queue: str, boun
     assert isinstance(wanted, int)
     if wanted > bounds.next:
         raise ValueError(
-            f"{option}={wanted} is ahead of the queue {queue!r}: its next message gets position {bounds.next}"
+            f"{option}={wanted} is ahead of the queue {queue!r}: its next message gets position"
+            f" {bounds.next}{hint_of_instant(wanted)}"
         )
     return wanted
 

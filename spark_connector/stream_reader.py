@@ -42,7 +42,18 @@ from spark_connector.batch_reader import (
 )
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import Loss, Offset, beginning, is_due, latest, lost, offset_from, renewed, span
+from spark_connector.offsets import (
+    Loss,
+    Offset,
+    beginning,
+    has_positions,
+    is_due,
+    latest,
+    lost,
+    offset_from,
+    renewed,
+    span,
+)
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
 from spark_connector.starts import start_of
@@ -90,9 +101,13 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: where the option says, by default at the oldest message that is there."""
+        return self.first_offset(None)
+
+    def first_offset(self, known: Bounds | None) -> dict[str, Any]:
+        """The same, where the queue is known to have this; None: the broker is asked."""
 
         def begin(connection: Connection) -> dict[str, Any]:
-            bounds, source = self._look(connection, None), source_of(self._options).name
+            bounds, source = known or self._look(connection, None), source_of(self._options).name
             start = beginning(bounds)
             first = start_of(range_reader(connection, self._options), self._options, source, bounds)
             # What is passed over stays in the queue: only what was read is ever settled.
@@ -101,34 +116,38 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return with_retries(self._options, begin)
 
-    def oldestOffset(self) -> dict[str, Any] | None:
-        """At the oldest message, whatever the option ``startingPosition`` says; None while the broker is away."""
-        bounds = self._current_bounds("")
-        return None if bounds is None else beginning(bounds).to_json()
-
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
         return None if self._bounds is None else beginning(self._bounds)._replace(next=self._bounds.next).to_json()
 
     def waiting(self, start: dict[str, Any]) -> int:
         """How many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
-        begin = offset_from(start)
-        bounds = self._current_bounds(begin.run)
-        return 0 if bounds is None else max(0, self._head(bounds) - max(begin.next, bounds.first))
+        bounds = self.current_bounds(offset_from(start).run)
+        return 0 if bounds is None else self.waiting_in(start, bounds)
+
+    def waiting_in(self, start: dict[str, Any], bounds: Bounds) -> int:
+        """The same, of what the queue is known to have."""
+        return max(0, self._head(bounds) - max(offset_from(start).next, bounds.first))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        self._frozen_head = with_retries(self._options, lambda connection: self._look(connection, None)).next
+        self.freeze(self.bounds_now())
+
+    def freeze(self, bounds: Bounds) -> None:
+        """Read up to the end of these, and no further."""
+        self._frozen_head = bounds.next
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes; settles what is below ``start`` where there is nothing new.
 
         Called all the time, so it asks the broker only every ``headRefreshSeconds``.
         """
+        bounds = self.current_bounds(offset_from(start).run)
+        return start if bounds is None else self.next_offset(start, limit, bounds)
+
+    def next_offset(self, start: dict[str, Any], limit: ReadLimit, bounds: Bounds) -> dict[str, Any]:
+        """The same, where the queue is known to have this."""
         begin = offset_from(start)
-        bounds = self._current_bounds(begin.run)
-        if bounds is None:
-            return start
         loss = lost(begin, begin, bounds)
         if loss is not None:
             self._tell(loss, begin)
@@ -154,16 +173,24 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
-        return self.tasks(start, end, self._options.min_partitions)
-
-    def tasks(self, start: dict[str, Any], end: dict[str, Any], least: int | None) -> list[InputPartition]:
-        """The tasks of a batch: ``least`` or more, as far as there are positions."""
-        goal = offset_from(end)
-        begin = offset_from(start)
-        first, stop = span(begin, goal)
-        if first >= stop and begin.base <= goal.base:
+        if not has_positions(offset_from(start), offset_from(end)):
             return []
-        bounds = self._current_bounds(goal.run)
+        bounds = self.current_bounds(offset_from(end).run)
+        return self.tasks(start, end, self._options.min_partitions, bounds)
+
+    def tasks(
+        self, start: dict[str, Any], end: dict[str, Any], least: int | None, bounds: Bounds | None
+    ) -> list[InputPartition]:
+        """The tasks of a batch: ``least`` or more, as far as there are positions.
+
+        Args:
+            start: where the batch begins.
+            end: where it ends.
+            least: tasks; None: one.
+            bounds: what the queue has; None where the broker is away.
+        """
+        goal, begin = offset_from(end), offset_from(start)
+        first, stop = span(begin, goal)
         if bounds is not None:
             loss = lost(begin, goal, bounds)
             if loss is not None:
@@ -214,14 +241,38 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refreshed = time.monotonic()
         return self._bounds
 
-    def _current_bounds(self, run: str) -> Bounds | None:
-        """What the queue has, not older than ``headRefreshSeconds``; None while the broker is away."""
-        now = time.monotonic()
-        if self._bounds is not None and now - self._refreshed < self._options.head_refresh_seconds:
+    def bounds_now(self) -> Bounds:
+        """What the queue has; tries for ``retrySeconds``."""
+        return with_retries(self._options, lambda connection: self._look(connection, None))
+
+    def known_bounds(self, run: str) -> Bounds | None:
+        """What the queue had, not longer than ``headRefreshSeconds`` ago; None where that is not known."""
+        if self._bounds is not None and time.monotonic() - self._refreshed < self._options.head_refresh_seconds:
             if run == self._asked:
                 return self._bounds
             if run == self._bounds.run:
                 return attrs.evolve(self._bounds, kept=self._bounds.next, aging=False)
+        return None
+
+    def take_bounds(self, run: str, bounds: Bounds) -> None:
+        """The queue has this now, as the broker was asked with this run."""
+        self._bounds, self._asked = bounds, run
+        self._refreshed, self._offline_since = time.monotonic(), None
+
+    def note_absence(self, error: JMSException) -> None:
+        """The broker does not answer; raises the error where it has not for :data:`OFFLINE_TOLERANCE_SECONDS`."""
+        # An exception here would end the query; a broker that starts again is worth waiting for.
+        now = time.monotonic()
+        self._refreshed = now
+        self._offline_since = self._offline_since or now
+        if now - self._offline_since > OFFLINE_TOLERANCE_SECONDS:
+            raise error
+
+    def current_bounds(self, run: str) -> Bounds | None:
+        """What the queue has, not older than ``headRefreshSeconds``; None while the broker is away."""
+        known = self.known_bounds(run)
+        if known is not None:
+            return known
 
         def look(connection: Connection) -> Bounds:
             return self._look(connection, run)
@@ -234,12 +285,9 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (InvalidDestinationException, ValueError):
             raise
         except JMSException as error:
-            # An exception here would end the query; a broker that starts again is worth waiting for.
-            self._refreshed = now
-            self._offline_since = self._offline_since or now
-            if now - self._offline_since > OFFLINE_TOLERANCE_SECONDS:
-                raise
-            _log.warning("the broker is away since %.0f s: %s", now - self._offline_since, error)
+            self.note_absence(error)
+            assert self._offline_since is not None
+            _log.warning("the broker is away since %.0f s: %s", time.monotonic() - self._offline_since, error)
             return None
         self._offline_since = None
         return bounds

@@ -19,6 +19,8 @@ MAX_MANAGEMENT_BYTES: Final = 32 * 1024 * 1024
 MAX_ARGUMENTS: Final = 100
 #: Bytes of an argument that its outline has; what is longer is passed over.
 MAX_ARGUMENT_BYTES: Final = 32 * 1024
+#: An argument whose texts the outline has as well, as long as all of them are no longer: names of destinations.
+DESTINATIONS: Final = "destinations"
 
 
 class Request(NamedTuple):
@@ -84,7 +86,7 @@ def _outline(outliner: Outliner) -> Outline:
             raise ValueError(f"the name of an argument is {name!r:.100} and no text")
         if name in arguments:
             raise ValueError(f"it has the argument {name!r:.100} twice")
-        arguments[name] = outliner.value()
+        arguments[name] = outliner.texts() if name == DESTINATIONS else outliner.value()
     if not outliner.is_at_end:
         raise ValueError("more data stands behind it")
     return Outline(number, operation, arguments)

@@ -146,6 +146,13 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
         return undecodable_dead_letter(payload[start:], annotations, error, destination)
 
 
+def stored_part(payload: bytes) -> bytes:
+    """The stored message of what came from our own server; what is no such delivery is the message itself."""
+    if payload[:1] != b"\xc1" or len(payload) < _DELIVERED.size:
+        return payload
+    return payload[_DELIVERED.size + _DELIVERED.unpack_from(payload)[3] :]
+
+
 def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
     """The envelope of a stored message of either format.  See ``decode_received``."""
     return decode_amqp(payload, destination) if format_of(payload) == AMQP_FORMAT else unpack(payload)

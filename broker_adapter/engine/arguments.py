@@ -31,6 +31,8 @@ class Argument(NamedTuple):
     most_values: int = 0  #: of a list
 
 
+#: The argument that names several destinations: they are read before the request is taken, for the permissions.
+DESTINATIONS: Final = "destinations"
 #: What names a queue.
 QUEUE: Final = {
     "destination": Argument(str),
@@ -85,9 +87,12 @@ def check_outline(operation: str, wanted: Mapping[str, Argument], given: Mapping
     # Of the request itself, and of the map of its arguments.
     members = 3 + 2 * len(given)
     for name, value in given.items():
+        argument = wanted.get(name) or REPETITION[name]
+        if isinstance(value, list):
+            check_count(operation, name, argument, len(value))
+            members += len(value)
         if not isinstance(value, Unread):
             continue
-        argument = wanted.get(name) or REPETITION[name]
         if argument.kind is str and value.kind == "text":
             raise _too_long(operation, name)
         if argument.kind is not list or value.kind != "list":
@@ -95,6 +100,11 @@ def check_outline(operation: str, wanted: Mapping[str, Argument], given: Mapping
                 f"operation {operation!r} needs the argument {name!r} of type {argument.kind.__name__}, not {value}"
             )
         check_count(operation, name, argument, value.size)
+        if name == DESTINATIONS:
+            raise MessageFormatException(
+                f"the argument {name!r} of operation {operation!r} is no list of texts, or is longer than the limit of"
+                " names in one request"
+            )
         members += value.size * (1 if argument.of is not None else _MEMBERS_OF_GIVEN)
     return members
 

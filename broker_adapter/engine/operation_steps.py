@@ -27,6 +27,10 @@ MAX_PUBLISHED: Final = 100_000
 #: Staged transactions that one request may name to be dropped, and beginnings of names that it may have.
 MAX_DISCARDED: Final = 10_000
 MAX_PREFIXES: Final = 1_000
+#: Queues that one request may ask the positions of: an answer has up to 600 bytes for each.
+MAX_QUEUES: Final = 1_000
+#: Queues that are looked at without the engine doing anything else.
+QUEUES_AT_ONCE: Final = 50
 #: Most bytes of messages that one answer carries, whatever is asked for.
 MAX_RANGE_BYTES: Final = 4 * 1024 * 1024
 #: Entries read at once.
@@ -55,6 +59,12 @@ def _is_name(value: object) -> bool:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
         return False
+
+
+def queue_named(state: Rules, name: str) -> QueueState | None:
+    """The queue of a name, which may be a temporary one; None where there is none."""
+    found = state.directory.by_destination.get(Destination(name))
+    return found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
 
 
 class Arguments:
@@ -114,8 +124,7 @@ class Arguments:
             return state.directory.subscription(
                 Destination(name, DestinationKind.TOPIC), subscription, self["client_id"], self._values.get("durable")
             )
-        found = state.directory.by_destination.get(Destination(name))
-        found = found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
+        found = queue_named(state, name)
         if found is None:
             raise no_destination("queue", name, is_region=name in state.events.regions)
         return found

@@ -35,6 +35,9 @@ that an operation does not have is refused, as is a value of another type.  Posi
     run.  ``aging``: whether that run is one of those that the store forgets next; a client that keeps positions below
     ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
     settle, or 0.  ``events``: the position of the last event of all regions at this moment.
+``bounds_of_queues`` with ``destinations`` (names of queues, at most 1,000, of at most 32 KiB together), ``runs`` (one
+for each of them; "" for none) and ``make`` (default: false)
+    What ``bounds`` answers of each queue, in order; None of one that does not exist.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read),
 ``columns`` (default: false) and ``selector`` (or None: all messages)
@@ -199,7 +202,7 @@ from broker_adapter.engine import (
 )
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
-from broker_adapter.engine.arguments import QUEUE, Argument, checked
+from broker_adapter.engine.arguments import DESTINATIONS, QUEUE, Argument, checked
 from broker_adapter.engine.client_operations import MAX_DESCRIBED
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.operation_steps import (
@@ -207,6 +210,7 @@ from broker_adapter.engine.operation_steps import (
     MAX_GIVEN,
     MAX_PREFIXES,
     MAX_PUBLISHED,
+    MAX_QUEUES,
     MAX_RANGE_BYTES,
     MAX_STAGED,
     RANGE_ENTRIES,
@@ -407,6 +411,7 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "redrive": _redrive,
     "delete": _delete,
     "bounds": range_operations.bounds,
+    "bounds_of_queues": range_operations.bounds_of_queues,
     "read_range": range_operations.read_range,
     "settle_through": range_operations.settle_through,
     "settle_positions": given_operations.settle_positions,
@@ -462,6 +467,11 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     },
     "delete": {**QUEUE, "force": Argument(bool, False), "incarnation": Argument(str, None)},
     "bounds": {**QUEUE, "run": _RUN, "make": Argument(bool, False)},
+    "bounds_of_queues": {
+        DESTINATIONS: Argument(list, of=str, most_values=MAX_QUEUES),
+        "runs": Argument(list, of=str, most_values=MAX_QUEUES),
+        "make": Argument(bool, False),
+    },
     "read_range": {
         **QUEUE,
         "first": Argument(int),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.destination import Destination
@@ -10,9 +11,11 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.directory import attached
 from broker_adapter.engine.operation_steps import (
     MAX_RANGE_BYTES,
+    QUEUES_AT_ONCE,
     RANGE_ENTRIES,
     Arguments,
     Steps,
+    queue_named,
     settle,
 )
 from broker_adapter.engine.queue_state import QueueState
@@ -40,24 +43,53 @@ def bounds(arguments: Arguments) -> Steps:
     if arguments["make"]:
         yield c.Declare(Destination(arguments["destination"]))
 
-    def bounds(reader: Reader) -> dict[str, Any]:
-        queue = arguments.queue(reader.state)
-        reader.note_use(queue)
-        first = reader.first_position(queue.id)
-        return {
-            "incarnation": reader.state.directory.incarnation(queue),
-            "first": queue.next_position if first is None else first,
-            "next": queue.next_position,
-            "run": reader.run(queue),
-            "kept": reader.kept(queue, arguments["run"]),
-            "aging": reader.is_aging(arguments["run"]),
-            "events": reader.state.events.head,
-            "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
-            "messages": queue.depth,
-            "bytes": queue.bytes,
-        }
+    return (yield lambda reader: _bounds(reader, arguments.queue(reader.state), arguments["run"]))
 
-    return (yield bounds)
+
+def bounds_of_queues(arguments: Arguments) -> Steps:
+    """Which positions several queues have, a few queues at a time."""
+    names, runs = arguments["destinations"], arguments["runs"]
+    if len(runs) != len(names):
+        raise MessageFormatException(
+            f"operation 'bounds_of_queues' has {counted(len(names), 'queue')} and {counted(len(runs), 'run')}"
+        )
+    found: list[dict[str, Any] | None] = []
+    for start in range(0, len(names), QUEUES_AT_ONCE):
+        part = names[start : start + QUEUES_AT_ONCE]
+        pairs = list(zip(part, runs[start : start + QUEUES_AT_ONCE], strict=True))
+        if arguments["make"]:
+            missing: list[str] = yield partial(_missing, part)
+            for name in missing:
+                yield c.Declare(Destination(name))
+        found += yield partial(_bounds_of_some, pairs)
+    return found
+
+
+def _missing(names: Sequence[str], reader: Reader) -> list[str]:
+    return [name for name in names if queue_named(reader.state, name) is None]
+
+
+def _bounds_of_some(pairs: Sequence[tuple[str, str]], reader: Reader) -> list[dict[str, Any] | None]:
+    """The bounds of queues, each with the run that is asked about; None of one that there is not."""
+    queues = [(queue_named(reader.state, name), run) for name, run in pairs]
+    return [None if queue is None else _bounds(reader, queue, run) for queue, run in queues]
+
+
+def _bounds(reader: Reader, queue: QueueState, run: str | None) -> dict[str, Any]:
+    reader.note_use(queue)
+    first = reader.first_position(queue.id)
+    return {
+        "incarnation": reader.state.directory.incarnation(queue),
+        "first": queue.next_position if first is None else first,
+        "next": queue.next_position,
+        "run": reader.run(queue),
+        "kept": reader.kept(queue, run),
+        "aging": reader.is_aging(run),
+        "events": reader.state.events.head,
+        "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
+        "messages": queue.depth,
+        "bytes": queue.bytes,
+    }
 
 
 def read_range(arguments: Arguments) -> Steps:

@@ -93,7 +93,9 @@ class Reader:
 
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""
-        found = [self._stores.load(queue, lane, 0, 1) for lane in range(10)]
+        found = [self._stores.browse(queue, 0, 0, 1)]
+        if not found[0].complete:  # there is more than one
+            found = [self._stores.load(queue, lane, 0, 1) for lane in range(10)]
         positions = [entry.position for part in found for entry in part.entries]
         positions += [position_of(key) for part in found for key in part.corrupt]
         return min(positions, default=None)

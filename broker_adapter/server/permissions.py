@@ -60,7 +60,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
 
 #: The arguments of requests that name a destination, and those that name none.  Each argument is in one of the two, so
 #: that a new one is not forgotten.
-NAMING: Final = frozenset(("destination", "kind", "queue", "to", "region"))
+NAMING: Final = frozenset(("destination", "kind", "destinations", "queue", "to", "region"))
 NOT_NAMING: Final = frozenset(
     (
         *(
@@ -72,6 +72,7 @@ NOT_NAMING: Final = frozenset(
             "force",
             "incarnation",
             "run",
+            "runs",
             "make",
             "first",
             "last",
@@ -114,6 +115,8 @@ def asked_of_request(
     To stage messages for a queue is a send to it as well: a publication, which names transactions and no queue, puts
     there what was allowed when it was staged.
 
+    To ask for the positions of several queues is to ask for those of each.
+
     A region is the topic of its name, and a durable client that of its id, as for ``RECEIVE_EVENTS``.
 
     Args:
@@ -122,6 +125,9 @@ def asked_of_request(
             the operation.
         dead_letter_queue: the queue that a redrive is of where it names none.
     """
+    names = arguments.get("destinations")
+    if operation == "bounds_of_queues" and isinstance(names, list) and names:
+        return [("bounds", named_queue(each)) for each in names]
     name = arguments.get("destination", arguments.get("queue"))
     if name is None and operation == "redrive":
         name = dead_letter_queue

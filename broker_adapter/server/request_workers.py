@@ -29,7 +29,11 @@ _GROUPS = (
     ("restoring", ("resolve_commit", "settle_positions", "uncount", "seen", "seen_rest", "uncount_rest"), 2),
     ("confirming", ("confirm",), _WAITING_THREADS),
     ("publishing", ("publish",), _WAITING_THREADS),
-    ("short", ("statistics", "bounds", "read_range", "stage", "renew", "discard", "published"), _SHORT_THREADS),
+    (
+        "short",
+        ("statistics", "bounds", "bounds_of_queues", "read_range", "stage", "renew", "discard", "published"),
+        _SHORT_THREADS,
+    ),
     ("streaming", ("settle_through",), _STREAMING_THREADS),
     (
         "events",

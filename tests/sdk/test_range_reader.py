@@ -10,11 +10,13 @@ from typing import Any
 import attrs
 import pytest
 
+from broker_adapter.amqp.management import Request, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import Destination
 from broker_adapter.engine.arguments import checked
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operation_steps import MAX_QUEUES
+from broker_adapter.engine.operations import ARGUMENTS, check_outline
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -22,6 +24,7 @@ from sdk import (
     AcknowledgeMode,
     Connection,
     ConnectionFactory,
+    Destination,
     IllegalStateException,
     InvalidDestinationException,
     InvalidSelectorException,
@@ -31,10 +34,12 @@ from sdk.range_reader import (
     RangeMessage,
     RangeReader,
     StagedTransaction,
+    bounds_of_queues,
     discard,
     publish,
     published,
     renew,
+    requests_for,
     send_envelopes,
 )
 
@@ -256,6 +261,40 @@ def test_attempts_are_discarded_and_incomplete_ones_are_not_published(connection
     assert publish(connection, "g", 0, ["g/0/0.1"], [1]) is True
     assert published(connection, "g") == 0
     assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
+
+
+def test_the_bounds_of_several_queues_come_together(connection: Connection) -> None:
+    with connection.create_session() as session:
+        for name in ("a", "b"):
+            session.create_producer(session.create_queue(name)).send(name)
+    run = RangeReader(connection, Destination("a")).bounds().run
+    expected = {name: RangeReader(connection, Destination(name)).bounds(run, make=False) for name in ("b", "a")}
+    found = bounds_of_queues(connection, {"b": run, "missing": "", "a": run})
+    assert found == {**expected, "missing": None}
+    made = bounds_of_queues(connection, {"missing": ""}, make=True)
+    assert made is not None
+    assert made["missing"] is not None
+    assert bounds_of_queues(connection, {}) == {}
+
+
+def test_a_broker_that_cannot_tell_of_several_queues_says_so(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ARGUMENTS, "bounds_of_queues")
+    assert bounds_of_queues(connection, {"a": ""}) is None
+
+
+def test_each_request_for_several_queues_is_one_that_the_broker_takes() -> None:
+    short, long = [str(number) for number in range(2500)], ["ü" * 120 + str(number) for number in range(300)]
+    assert [len(part) for part in requests_for(short)] == [MAX_QUEUES, MAX_QUEUES, 500]
+    for names in (short, long, ["x" * 4096] * 20, ["ü" * 4096] * 9, []):
+        parts = list(requests_for(names))
+        assert [name for part in parts for name in part] == names
+        for part in parts:
+            asked = {"destinations": part, "runs": [""] * len(part)}
+            outline = outline_of(pack_request(Request(1, "bounds_of_queues", asked)))
+            assert outline.arguments["destinations"] == part
+            check_outline("bounds_of_queues", outline.arguments)
 
 
 def test_a_renewal_returns_for_how_long_what_is_staged_is_kept(connection: Connection) -> None:

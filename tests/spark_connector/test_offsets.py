@@ -14,6 +14,7 @@ from sdk.range_reader import Bounds
 from spark_connector.offsets import (
     Offset,
     beginning,
+    has_positions,
     in_turn,
     is_due,
     latest,
@@ -253,3 +254,11 @@ def test_a_task_has_as_many_positions_as_its_limits_of_number_and_bytes_allow_an
     assert positions_of_task(100, 5000, 1000) == 5
     assert positions_of_task(3, 5000, 1000) == 3
     assert positions_of_task(100, 999, 1000) == 1
+
+
+def test_a_batch_has_positions_or_a_new_beginning() -> None:
+    start = Offset(1, "a", 5, "r")
+    assert has_positions(start, start._replace(next=6))
+    assert not has_positions(start, start)
+    assert has_positions(Offset(9, "a", 9, "r"), Offset(1, "a", 9, "r"))
+    assert not has_positions(start, Offset(7, "b", 7, "s"))

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.positions import EARLIEST, LATEST, Instant, check_position, first_since, position_of, positions_in
+from spark_connector.positions import (
+    EARLIEST,
+    LATEST,
+    Instant,
+    check_position,
+    first_since,
+    hint_of_instant,
+    position_of,
+    positions_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +64,24 @@ def test_an_instant_is_found_where_positions_and_times_have_gaps(steps: list[tup
 def test_all_positions_of_an_option_are_found() -> None:
     assert positions_in("o", " Latest") == [LATEST]
     assert positions_in("o", '{"latest": 17, "b": "earliest"}') == [17, EARLIEST]
+
+
+@pytest.mark.parametrize(
+    ("position", "hint"),
+    [
+        (10**9 - 1, ""),
+        (10**9, "; if seconds since 1970 are meant, write the instant: 2001-09-09T01:46:40Z"),
+        (10**10 - 1, "; if seconds since 1970 are meant, write the instant: 2286-11-20T17:46:39Z"),
+        (10**10, ""),
+        (10**12 - 1, ""),
+        (10**12 + 250, "; if milliseconds since 1970 are meant, write the instant: 2001-09-09T01:46:40.250000Z"),
+        (10**13, ""),
+        (10**19 - 1, ""),
+    ],
+)
+def test_a_number_that_looks_like_a_time_has_the_instant_as_a_hint(position: int, hint: str) -> None:
+    assert hint_of_instant(position) == hint
+    if hint:
+        instant = position_of("o", hint.rsplit(" ", 1)[1], "q", EARLIEST)
+        assert isinstance(instant, Instant)
+        assert instant.ms in (position, 1000 * position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,17 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.settings import EngineSettings
-from sdk import Connection, ConnectionFactory, InvalidDestinationException
-from spark_connector import queues_stream
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    ConnectionLostException,
+    InvalidDestinationException,
+    JMSSecurityException,
+)
+from sdk.range_reader import Bounds
+from spark_connector import connections, queues_stream, stream_reader
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
 from spark_connector.queues_stream import JmsQueuesStreamReader
@@ -120,16 +128,16 @@ def test_a_limit_holds_also_where_the_broker_was_away_for_a_moment(served: Serve
 def test_what_comes_after_the_waiting_messages_were_counted_is_for_the_next_batch(
     served: Served, monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
 ) -> None:
-    def counted(reader: JmsStreamReader, start: dict[str, Any]) -> int:
-        found = count(reader, start)
+    def counted(reader: JmsStreamReader, start: dict[str, Any], bounds: Bounds) -> int:
+        found = count(reader, start, bounds)
         fill(served, "a", 9)
         return found
 
     fill(served, "b", 5)
     reader = reader_of(served, queues="a,b", min_messages_per_trigger=3, max_trigger_delay_seconds=3600)
     begin = reader.initialOffset()
-    count = JmsStreamReader.waiting
-    monkeypatch.setattr(JmsStreamReader, "waiting", counted)
+    count = JmsStreamReader.waiting_in
+    monkeypatch.setattr(JmsStreamReader, "waiting_in", counted)
     end = reader.latestOffset(begin, limit)
     assert end["queues"]["a"] == begin["queues"]["a"]
     assert positions(begin, end) == (5 if limit is ALL else 3)
@@ -212,13 +220,111 @@ def make(served: Served, name: str) -> None:
         made.create_consumer(made.create_queue(name)).close()
 
 
+def noted(
+    monkeypatch: pytest.MonkeyPatch, refuse: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
+) -> list[tuple[str, dict[str, Any]]]:
+    """What is asked of the broker from now on; ``refuse`` may raise."""
+
+    def note(self: Connection, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+        asked.append((operation, arguments))
+        refuse(operation, arguments)
+        return request(self, operation, arguments, *rest)
+
+    asked: list[tuple[str, dict[str, Any]]] = []
+    request = Connection.request
+    monkeypatch.setattr(Connection, "request", note)
+    return asked
+
+
+def bounds_asked(asked: list[tuple[str, dict[str, Any]]]) -> list[int]:
+    """How many queues each request for bounds was about."""
+    return [len(each.get("destinations", "1")) for operation, each in asked if operation.startswith("bounds")]
+
+
+def test_a_poll_asks_about_all_queues_in_one_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [row for number in range(30) for row in fill(served, f"in.{number}", 2)]
+    asked = noted(monkeypatch)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    reader.prepareForTriggerAvailableNow()
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    assert sorted(rows(reader, begin, end)) == sorted(expected)
+    assert reader.latestOffset(end, ALL) == end
+    assert bounds_asked(asked) == [30] * 5
+
+
+def test_queues_that_were_deleted_together_are_found_out_by_one_listing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues_stream, "LISTING_SECONDS", 3600.0)
+    for number in range(9):
+        fill(served, f"in.{number}", 1)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    begin = reader.initialOffset()
+    for number in range(8):
+        delete(served, f"in.{number}")
+    asked = noted(monkeypatch)
+    end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.8"]
+    assert [operation for operation, _ in asked].count("statistics") == 1
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_broker_of_an_older_version_is_asked_about_each_queue(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fill(served, "a", 2) + fill(served, "b", 1)
+    monkeypatch.delitem(ARGUMENTS, "bounds_of_queues")
+    asked = noted(monkeypatch)
+    reader = reader_of(served, queues="a,b")
+    begin = reader.initialOffset()
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
+    assert [operation for operation, _ in asked].count("bounds_of_queues") == 1
+    assert bounds_asked(asked)[1:] == [1] * 6
+
+
+def test_a_queue_that_the_user_may_not_read_is_an_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(operation: str, arguments: dict[str, Any]) -> None:
+        if "b" in (arguments.get("destination"), *arguments.get("destinations", ())):
+            raise JMSSecurityException("not 'b'")
+
+    fill(served, "a", 2)
+    fill(served, "b", 1)
+    begin = reader_of(served, queues="a,b").initialOffset()
+    noted(monkeypatch, refuse)
+    with pytest.raises(JMSSecurityException, match="not 'b'"):
+        reader_of(served, queues="a,b").initialOffset()
+    reader = reader_of(served, queues="a,b")
+    end = reader.latestOffset(begin, ALL)  # a right that is taken away while a query runs may come back
+    assert {name: each["next"] for name, each in end["queues"].items()} == {"a": 3, "b": 1}
+    monkeypatch.setattr(stream_reader, "OFFLINE_TOLERANCE_SECONDS", -1.0)
+    with pytest.raises(JMSSecurityException, match="not 'b'"):
+        reader.latestOffset(end, ALL)
+
+
+def test_a_broker_that_is_away_is_asked_once_in_a_poll_and_for_as_long_as_a_query_tolerates(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(9):
+        fill(served, f"in.{number}", 1)
+    reader = reader_of(served, queues=",".join(f"in.{number}" for number in range(9)))
+    begin = reader.initialOffset()
+    opened: list[int] = []
+    served.listener.stop()
+    open_connection = connections.connection_for
+    monkeypatch.setattr(connections, "connection_for", lambda options: opened.append(1) or open_connection(options))
+    assert reader.latestOffset(begin, ALL) == begin
+    assert len(opened) == 1
+    monkeypatch.setattr(stream_reader, "OFFLINE_TOLERANCE_SECONDS", -1.0)
+    with pytest.raises(ConnectionLostException):
+        reader.latestOffset(begin, ALL)
+    served.start()
+    assert positions(begin, reader.latestOffset(begin, ALL)) == 9
+
+
 def test_a_queue_that_was_found_and_has_no_message_is_not_asked_about_more_often_than_the_option_says(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noted(self: Connection, operation: str, *arguments: Any, **named: Any) -> Any:
-        asked.append(operation)
-        return request(self, operation, *arguments, **named)
-
     fill(served, "in.a", 2)
     reader = reader_of(served, queue_pattern=r"in\..*", head_refresh_seconds=3600)
     begin = reader.initialOffset()
@@ -226,12 +332,10 @@ def test_a_queue_that_was_found_and_has_no_message_is_not_asked_about_more_often
     end = reader.latestOffset(begin, ALL)
     for _ in range(2):
         assert reader.latestOffset(end, ALL) == end
-    asked: list[str] = []
-    request = Connection.request
-    monkeypatch.setattr(Connection, "request", noted)
+    asked = noted(monkeypatch)
     for _ in range(9):
         assert reader.latestOffset(end, ALL) == end
-    assert set(asked) == {"statistics"}
+    assert {operation for operation, _ in asked} == {"statistics"}
 
 
 @pytest.mark.parametrize("is_asked_before", [True, False])

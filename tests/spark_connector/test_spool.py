@@ -18,7 +18,7 @@ import pytest
 from proton import Message, symbol
 
 from broker_adapter import EngineSettings, StoreLockedException
-from sdk import ConnectionFactory, Destination, JMSException
+from sdk import ConnectionFactory, ConnectionLostException, Destination, JMSException
 from sdk.range_reader import RangeMessage, RangeReader
 from spark_connector import spool as spools
 from spark_connector.options import SourceOptions
@@ -255,6 +255,19 @@ def test_a_broker_that_starts_again_is_read_on(foreign: Foreign) -> None:
             foreign.fill(100 * round_, 100)
         eventually(lambda: foreign.count() == 0)
         assert sorted(bodies(spool), key=int) == numbers(400)
+
+
+def test_a_worker_that_outlives_the_query_does_not_try_to_reach_its_spool_again(
+    foreign: Foreign, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(foreign.options)
+    with ConnectionFactory(spool.url).create_connection() as connection:
+        reader = RangeReader(connection, Destination(spool.queue))
+        assert reader.bounds().next == 1
+        spool.close()
+        with pytest.raises(ConnectionLostException):
+            reader.bounds()
+    assert [each.message for each in caplog.records if "failover" in each.name] == []
 
 
 def test_an_error_that_nobody_thought_of_does_not_look_like_a_quiet_queue(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from proton import Message, symbol
 
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.payloads import decode_payload, with_place
 from broker_adapter.destination import Destination
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, unpack
 from broker_adapter.errors import MessageFormatException
-from spark_connector.spool_messages import expiry_of, message_of, message_of_envelope
+from spark_connector.spool_messages import expiry_of, message_of, message_of_envelope, message_of_undecodable
 
 NOW_MS = 1_700_000_000_000
 
@@ -115,3 +115,12 @@ def test_a_message_of_ours_keeps_all_that_it_has() -> None:
     assert unpack(message.payload) == envelope
     assert message.identity == message_of_envelope(envelope, NOW_MS).identity
     assert message.identity != message_of_envelope(envelope._replace(body={"a": 2}), NOW_MS).identity
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"), [(b"\x00Sw\xa1\x05x", AMQP_FORMAT), (b"H\x02cut", ENVELOPE_FORMAT), (b"?", AMQP_FORMAT)]
+)
+def test_what_cannot_be_decoded_is_stored_as_our_server_had_it(stored: bytes, kind: int) -> None:
+    for payload in (stored, with_place(7, 1, None, stored)):
+        message = message_of_undecodable(payload)
+        assert (message.payload, message.format, message.identity, message.priority) == (stored, kind, None, 4)

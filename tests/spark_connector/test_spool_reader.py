@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,8 +17,13 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import incoming
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from sdk import InvalidDestinationException, InvalidSelectorException, JMSException
-from spark_connector import spool_reader
+from spark_connector import spool, spool_reader
+from spark_connector.spool import Spool
 from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
 from tests.contracts.transports import WAIT, eventually
 from tests.spark_connector.foreign import Foreign
@@ -31,8 +41,8 @@ def foreign(tmp_path: Path) -> Iterator[Foreign]:
 class Query(JmsSpoolReader):
     """A reader as the process of a query has it, with what such a query would have in its log."""
 
-    def __init__(self, foreign: Foreign, **changes: Any) -> None:
-        super().__init__(foreign.with_options(**changes), ("text",))
+    def __init__(self, foreign: Foreign, columns: tuple[str, ...] = ("text",), **changes: Any) -> None:
+        super().__init__(foreign.with_options(**changes), columns)
 
     def close(self) -> None:
         self.stop()
@@ -152,6 +162,35 @@ def test_available_now_waits_for_no_number_of_messages(foreign: Foreign) -> None
         assert found == numbers(5)
 
 
+@pytest.mark.parametrize("stored", [(AMQP_FORMAT, b"\x00\x53\x77\xa1\x05x"), (ENVELOPE_FORMAT, b"H\x02cut")])
+def test_a_message_of_our_own_server_that_cannot_be_decoded_is_a_row_and_no_dead_letter(
+    foreign: Foreign, stored: tuple[int, bytes]
+) -> None:
+    foreign.fill(0, 1)
+    client = foreign.broker.call(c.Connect(None), WAIT)
+    foreign.broker.call(c.Enqueue(client, queue("in"), [incoming(*stored, 4, True, None, None, None, None)]), WAIT)
+    foreign.fill(1, 1)
+    with closing(Query(foreign, ("bodyType", "text", "_corrupt_record"), url=foreign.url)) as reader:
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        found: list[dict[str, Any]] = []
+        while (end := reader.latestOffset(start, ALL)) != start:
+            found += [
+                row
+                for part in reader.partitions(start, end)
+                for batch in reader.read(part)
+                for row in batch.to_pylist()
+            ]
+            start = end
+    assert [(row["bodyType"], row["text"], row["_corrupt_record"]) for row in found] == [
+        ("text", "0", None),
+        ("undecodable", None, stored[1]),
+        ("text", "1", None),
+    ]
+    queues = foreign.broker.request("statistics", {}, WAIT)["queues"]
+    assert sum(each["messages"] for each in queues) == 0
+
+
 def test_a_query_goes_on_from_its_checkpoint_with_what_the_spool_has(foreign: Foreign) -> None:
     foreign.fill(0, 10)
     with closing(Query(foreign)) as query:
@@ -249,3 +288,44 @@ def test_executors_reach_the_driver_by_the_address_that_spark_gives_it() -> None
     assert reach_of(conf()) == Reach()
     cluster = conf(spark_master="spark://m:7077", spark_driver_host="d", spark_driver_bindAddress="0.0.0.0")
     assert reach_of(cluster) == Reach("d", "0.0.0.0")
+
+
+#: A process in the place of Spark's JVM, with the process of the source of an AvailableNow query, whose broker is away.
+JVM = textwrap.dedent(
+    """
+    import os, subprocess, sys, time
+
+    if len(sys.argv) == 3:
+        subprocess.Popen([sys.executable, "-c", os.environ["JVM"], *sys.argv[1:], "source"])
+        time.sleep(600)
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from spark_connector.options import parse_source
+    from spark_connector.spool_reader import JmsSpoolReader
+
+    options = {"url": sys.argv[1], "queue": "in", "spool": sys.argv[2], "retrySeconds": "3600"}
+    reader = JmsSpoolReader(parse_source(options), ("text",))
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    print("open", flush=True)
+    reader.latestOffset(start, ReadAllAvailable())
+    time.sleep(600)
+    """
+)
+
+
+@pytest.mark.crash
+def test_a_process_whose_spark_was_killed_gives_the_spool_back_while_it_waits_for_the_broker(
+    foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "LOCK_SECONDS", WAIT)
+    foreign.stop()
+    assert foreign.options.spool is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", JVM, foreign.options.url, foreign.options.spool],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "JVM": JVM},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        process.send_signal(signal.SIGKILL)
+        Spool(foreign.options).close()

@@ -120,6 +120,19 @@ def test_a_position_ahead_of_the_queue_is_an_error_that_says_where_the_queue_is(
         batch(served, starting_position=str(ahead + 1))
 
 
+def test_a_position_that_looks_like_a_time_is_told_as_the_instant_that_may_be_meant(served: Served) -> None:
+    served.fill(0, 3)
+    with pytest.raises(
+        ValueError,
+        match=r"^startingPosition=1764144000000 is ahead of the queue 'in': its next message gets position 4; if"
+        r" milliseconds since 1970 are meant, write the instant: 2025-11-26T08:00:00Z$",
+    ):
+        batch(served, starting_position="1764144000000")
+    with pytest.raises(ValueError, match=r"endingPosition=1764144000 .*; if seconds .*: 2025-11-26T08:00:00Z$"):
+        batch(served, ending_position='{"in": 1764144000}')
+    assert batch(served, starting_position="2025-11-26T08:00:00Z") == numbers(0, 3)
+
+
 def test_a_stream_that_begins_later_leaves_what_it_has_passed_over(served: Served) -> None:
     served.fill(0, 5)
     reader = served.reader(starting_position="latest")

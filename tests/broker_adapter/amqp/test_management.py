@@ -6,6 +6,7 @@ import msgpack
 import pytest
 
 from broker_adapter.amqp.management import (
+    DESTINATIONS,
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENTS,
     MAX_MANAGEMENT_BYTES,
@@ -86,6 +87,16 @@ def test_the_outline_of_a_request_has_its_values_and_the_sizes_of_its_lists() ->
             **{"many": Unread("list", 70_000)},
         },
     )
+
+
+def test_names_of_destinations_are_read_where_they_are_texts_and_not_too_long() -> None:
+    names = ["x" * 1020] * (MAX_ARGUMENT_BYTES // 1024)  # with two octets for the list, and three for each text
+    assert outline_of(pack_request(Request(1, "x", {DESTINATIONS: names}))).arguments == {DESTINATIONS: names}
+    for other in ([*names, "x" * 40], ["a", 5], ["a", b"b"], ["a", ["b"]], [None]):
+        found = outline_of(pack_request(Request(1, "x", {DESTINATIONS: other, "more": 1}))).arguments
+        assert found == {DESTINATIONS: Unread("list", len(other)), "more": 1}
+    for no_list in ("a", 5, None):
+        assert outline_of(pack_request(Request(1, "x", {DESTINATIONS: no_list}))).arguments == {DESTINATIONS: no_list}
 
 
 def test_what_is_long_or_no_plain_value_is_not_read() -> None:

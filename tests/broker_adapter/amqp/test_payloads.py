@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer, unpack_request
-from broker_adapter.amqp.payloads import as_amqp, decode_received, format_of, read_head, received, with_place
+from broker_adapter.amqp.payloads import (
+    as_amqp,
+    decode_received,
+    format_of,
+    read_head,
+    received,
+    stored_part,
+    with_place,
+)
 from broker_adapter.amqp.stored_message import with_delivery
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Envelope, Head, pack
 from broker_adapter.errors import MessageFormatException
@@ -87,3 +95,11 @@ def test_a_delivery_whose_message_has_properties_that_are_no_map_is_refused() ->
     odd = msgpack.packb(FULL._replace(properties=5))
     with pytest.raises(MessageFormatException, match="'properties' is a int"):
         decode_received(with_place(1, 2, {"a": 1}, odd))
+
+
+def test_the_stored_part_of_a_delivery_is_what_stands_behind_its_head() -> None:
+    for added in (None, {"reason": "x"}):
+        assert stored_part(with_place(7, 1, added, b"anything")) == b"anything"
+    for message in (b"", b"\x00Sw\xa1\x01x", b"H", b"\xc1", b"\xc1cut"):
+        assert stored_part(message) == message
+    assert stored_part(with_place(7, 1, {"reason": "x"}, b"")[:-1]) == b""

@@ -11,9 +11,9 @@ import pytest
 
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.arguments import MAX_TEXT, NEEDED
+from broker_adapter.engine.arguments import DESTINATIONS, MAX_TEXT, NEEDED
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operation_steps import MAX_GIVEN, MAX_PREFIXES
+from broker_adapter.engine.operation_steps import MAX_GIVEN, MAX_PREFIXES, MAX_QUEUES
 from broker_adapter.engine.operations import ARGUMENTS, check_outline, checked_arguments
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.packing import MAX_MEMBERS, Unread, check
@@ -275,6 +275,16 @@ def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -
             "'prefixes' of operation 'discard' has 1001 values",
         ),
         ("discard", {"prefixes": Unread("map", 1)}, "needs the argument 'prefixes' of type list, not a map of 1"),
+        (
+            "bounds_of_queues",
+            {"destinations": Unread("list", MAX_QUEUES)},
+            "'destinations' of operation 'bounds_of_queues' is no list of texts, or is longer",
+        ),
+        (
+            "bounds_of_queues",
+            {"destinations": ["q"] * (MAX_QUEUES + 1)},
+            "'destinations' of operation 'bounds_of_queues' has 1001 values",
+        ),
         ("purge", {"destination": Unread("list", 1)}, "needs the argument 'destination' of type str, not a list of 1"),
         (
             "purge",
@@ -299,7 +309,10 @@ def test_the_largest_request_of_each_operation_has_as_many_members_as_it_may_hav
     } | {"request_id": "a", "request_run": "b"}
     most = check_outline(
         operation,
-        {name: Unread("list", len(value)) if isinstance(value, list) else value for name, value in largest.items()},
+        {
+            name: Unread("list", len(value)) if isinstance(value, list) and name != DESTINATIONS else value
+            for name, value in largest.items()
+        },
     )
     check(msgpack.packb((1, operation, largest)), most)
     assert most < MAX_MEMBERS // 4

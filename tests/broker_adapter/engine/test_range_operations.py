@@ -13,9 +13,11 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store, quarantined
+from broker_adapter.engine.operation_steps import QUEUES_AT_ONCE
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
+    MessageFormatException,
     StoreCorruptException,
 )
 from broker_adapter.settings import EngineSettings
@@ -281,3 +283,29 @@ def test_a_damaged_entry_is_reported_in_the_part_of_the_range_that_it_belongs_to
     assert found == [([1, 3], [2]), ([4, 6], [5])]
     assert wrong(broker) == []
     broker.close()
+
+
+def test_the_bounds_of_several_queues_are_those_of_each(broker: Broker) -> None:
+    client = connect(broker)
+    names = [f"q{number}" for number in range(2 * QUEUES_AT_ONCE + 1)]
+    for number, name in enumerate(names):
+        broker.call(c.Declare(queue(name)), WAIT)
+        send(broker, client, name, *map(str, range(number % 3)))
+    run = ask(broker, "bounds", destination="q1")["run"]
+    runs = ["" if number % 2 else run for number in range(len(names))]
+    expected = [
+        ask(broker, "bounds", destination=name, run=asked or None) for name, asked in zip(names, runs, strict=True)
+    ]
+    assert ask(broker, "bounds_of_queues", destinations=names, runs=runs) == expected
+    assert ask(broker, "bounds_of_queues", destinations=[], runs=[]) == []
+
+
+def test_of_several_queues_those_that_are_missing_are_none_or_are_made(broker: Broker) -> None:
+    broker.call(c.Declare(queue("a")), WAIT)
+    names, runs = ["b", "a", "c"], [""] * 3
+    first, second, third = ask(broker, "bounds_of_queues", destinations=names, runs=runs)
+    assert (first, second["next"], third) == (None, 1, None)
+    made = ask(broker, "bounds_of_queues", destinations=names, runs=runs, make=True)
+    assert [each["next"] for each in made] == [1, 1, 1]
+    with pytest.raises(MessageFormatException, match="'bounds_of_queues' has 3 queues and 2 runs"):
+        ask(broker, "bounds_of_queues", destinations=names, runs=runs[:2])

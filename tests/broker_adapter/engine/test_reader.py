@@ -23,6 +23,23 @@ def test_entries_come_by_position_with_their_messages(engines: Engines) -> None:
         assert reader.first_position(number + 1) is None
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_the_first_position_is_the_lowest_whatever_the_priorities(engines: Engines, persistent: bool) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    broker.call(c.Declare(queue("q")), WAIT)
+    number = broker._state.directory.by_destination[queue("q")].id
+    found = []
+    for priority in (1, 9, 0):
+        send(broker, client, "q", "x", priority=priority, persistent=persistent)
+        with broker.reading() as reader:
+            found.append(reader.first_position(number))
+    assert found == [1, 1, 1]
+    broker.request("settle_through", {"destination": "q", "position": 1}, WAIT)
+    with broker.reading() as reader:
+        assert reader.first_position(number) == 2
+
+
 @pytest.mark.damages
 def test_the_first_position_is_also_that_of_a_damaged_entry(disk: Engines) -> None:
     broker = disk.start()

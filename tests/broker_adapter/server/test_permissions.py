@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.amqp.management import DESTINATIONS as READ_AHEAD
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import (
     TEMPORARY_QUEUE_PREFIX,
@@ -18,6 +19,7 @@ from broker_adapter.destination import (
     topic,
 )
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.arguments import DESTINATIONS
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.server.listener import Listener
@@ -32,6 +34,7 @@ from sdk import (
     ConnectionFactory,
     InvalidDestinationException,
     JMSSecurityException,
+    MessageFormatException,
     TransactionRolledBackException,
 )
 from tests.broker_adapter.engine.driving import WAIT, Inbox
@@ -185,6 +188,10 @@ def make_a_region(connection: Connection) -> None:
     connection.request("create_region", {"region": "t"})
 
 
+def ask_about_several_queues(connection: Connection) -> None:
+    connection.request("bounds_of_queues", {"destinations": ["q", "other"], "runs": ["", ""], "make": True})
+
+
 def ask_in_general(connection: Connection) -> None:
     connection.statistics()
 
@@ -207,6 +214,7 @@ WAYS = pytest.mark.parametrize(
         (receive_events, [("receive_events", topic("me"))]),
         (make_a_region, [("create_region", T)]),
         (ask, [("purge", Q)]),
+        (ask_about_several_queues, [("bounds", Q), ("bounds", queue("other"))]),
         (ask_in_general, [("statistics", None)]),
         (stage, [("stage", Q), ("send", Q)]),
         (redrive, [("redrive", queue("DLQ"))]),
@@ -330,3 +338,19 @@ def test_each_argument_of_each_operation_names_a_destination_or_is_known_to_name
 
 def test_a_connection_is_not_served_without_a_check_of_permissions() -> None:
     assert signature(ServerProtocol).parameters["authorize"].default is Parameter.empty
+
+
+@pytest.mark.parametrize(
+    "names", [["q", 5], [["q"]], ["q" * 40_000], ["q" * 100] * 400, "q", {"q": "q"}, ["q"] * 1001, None]
+)
+def test_no_form_of_several_names_goes_past_the_door(connection: Connection, door: Door, names: object) -> None:
+    prepare(connection)
+    door.refused = ("bounds", Q)
+    with pytest.raises(MessageFormatException, match="destinations"):
+        connection.request("bounds_of_queues", {"destinations": names, "runs": [""]})
+    with pytest.raises(JMSSecurityException, match="alice may not"):
+        connection.request("bounds_of_queues", {"destinations": ["other", "q"], "runs": ["", ""]})
+
+
+def test_the_argument_whose_names_are_read_for_the_door_is_the_one_that_operations_have() -> None:
+    assert READ_AHEAD == DESTINATIONS
