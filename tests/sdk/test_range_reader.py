@@ -12,7 +12,6 @@ import pytest
 
 from broker_adapter.amqp.management import Request, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.destination import Destination
 from broker_adapter.engine.arguments import checked
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operation_steps import MAX_QUEUES

@@ -85,6 +85,8 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "snapshot": st.none() | st.sampled_from(["1", "x" * 600]),
     "keys_per_part": st.integers(0, 3) | NUMBERS,
     "name": st.sampled_from(["q", "", "x" * 600]),
+    "destinations": st.lists(st.sampled_from(["q", "target", "new", "", "x" * 600]), max_size=4),
+    "runs": st.lists(st.sampled_from(["", "run", "x" * 600]), max_size=4),
 }
 _CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
 _LIKELY_OF = {
