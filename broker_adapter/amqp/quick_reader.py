@@ -28,6 +28,7 @@ from broker_adapter.amqp.jms_mapping import (
     duplicate_id,
     identity_of,
     integer,
+    is_id_form,
     message_id_of,
     named_kind,
     property_value,
@@ -43,7 +44,7 @@ from broker_adapter.amqp.sections import (
 )
 from broker_adapter.amqp.values import CONSTANTS, FIXED, MAX_VALUES, Reader, Symbol
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
-from broker_adapter.envelope import AMQP_FORMAT, Envelope, Head, Identity
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Head, Identity
 from broker_adapter.errors import MessageFormatException
 
 #: Most bytes ahead of the properties, and of fields of them, whose meaning is kept; how many of each are kept.
@@ -56,12 +57,14 @@ _FIELDS: Final = 13
 _SENT: Final = 10
 #: Type code of an instant.
 _TIMESTAMP: Final = 0x83
+_NO_INSTANT: Final = -1 << 63  #: beyond the numbers that are taken
 #: Type code of a number of eight bytes, as the sequence of an identity is written from 128 on.
 _LONG: Final = 0x81
 #: Stand for the sequence of an identity while the rest of the annotations is decoded.
 _SOME_SEQUENCES: Final = (0x0123456789ABCDEF, 0x0123456789ABCDEE)
 _u32: Final = struct.Struct(">I").unpack_from
 _i64: Final = struct.Struct(">q").unpack_from
+_BYTES: Final = BodyKind.BYTES
 #: What a named tuple does, without the call of a function of Python.
 _new: Final = tuple.__new__
 #: What is wrong with data that is cut short, malformed or means nothing: it is left to the general reader.
@@ -104,6 +107,11 @@ class _Ahead(NamedTuple):
 def head(payload: bytes, now_ms: int) -> Head | None:
     """See :func:`broker_adapter.amqp.amqp_message.read_head`; None: that has to read it."""
     try:
+        found = _usual(payload, None)
+        if found is not None:
+            usual, identity, _, _, _ = found
+            destination = usual.to if usual.has_to else None
+            return _new(Head, (AMQP_FORMAT, destination, usual.priority, usual.persistent, None, None, None, identity))
         (persistent, priority, ttl), annotations, identity, properties, _ = _ahead(payload)
         to, expires_at_ms, group_id = properties[2], properties[8], properties[10]
         if expires_at_ms is not None:
@@ -124,70 +132,103 @@ def head(payload: bytes, now_ms: int) -> Head | None:
 def envelope(payload: bytes, destination: Destination | None) -> Envelope | None:
     """See :func:`broker_adapter.amqp.amqp_message.decode_amqp`; None: that has to decode it."""
     try:
-        (persistent, priority, ttl), annotations, identity, properties, position = _ahead(payload)
-        application: dict[str, Any] | None = None
-        if payload.startswith(b"\x00\x53\x74", position):
-            application, position = _application(payload, position + 3)
-            if identity is not None and application.get(DUPLICATE_ID) == duplicate_id(identity):
-                del application[DUPLICATE_ID]  # ours, and not the application's
-        # fmt: off
-        (
-            message_id, user_id, to, subject, reply_to, correlation_id, content_type, _, expires_at_ms,
-            sent_at_ms, group_id, group_sequence, _,
-        ) = properties
-        # fmt: on
-        bodies = _bodies(payload, position)
-        body_kind, body = body_of(
-            bodies, annotations.message_type, None if content_type is None else string(content_type)
-        )
-        if to is not None:
-            kind = annotations.destination_kind
-            if kind is None and destination is not None:
-                kind = destination.kind
-            to = _destination(to, kind)
-        else:
-            to = Destination("") if destination is None else destination
-        if reply_to is not None:
-            kind = annotations.reply_kind
-            if kind is None and destination is not None:
-                kind = destination.kind
-            reply_to = _destination(reply_to, kind)
-        if sent_at_ms is not None:
-            sent_at_ms = integer(sent_at_ms, "creation-time")
-        if expires_at_ms is not None:
-            expires_at_ms = integer(expires_at_ms, "absolute-expiry-time") or None
-        if expires_at_ms is None and ttl and sent_at_ms is not None:
-            expires_at_ms = sent_at_ms + ttl
-        if group_sequence is not None:
-            group_sequence = integer(group_sequence, "group-sequence") or 0
-            if group_sequence > 0x7FFFFFFF:
-                group_sequence -= 1 << 32
-        if user_id is not None:
-            user_id = user_id.decode(errors="replace") if isinstance(user_id, bytes) else string(user_id)
-        return _new(
-            Envelope,
-            (
-                to,
-                body_kind,
-                body,
-                application or None,
-                None if message_id is None else message_id_of(message_id),
-                None if correlation_id is None else correlation_id_of(correlation_id),
-                reply_to,
-                None if subject is None else string(subject),
-                sent_at_ms,
-                expires_at_ms,
-                _delivery_time(annotations, sent_at_ms),
-                priority,
-                persistent,
-                None if group_id is None else string(group_id),
-                group_sequence,
-                user_id,
-                identity,
-            ),
-        )
+        found = _usual(payload, destination)
+        return _with_times(payload, destination) if found is None else _made(payload, *found)
     except _FAULTS:
         return None
+
+
+def _made(
+    payload: bytes, usual: _Usual, identity: Identity | None, message_id: str, sent_at_ms: int, position: int
+) -> Envelope:
+    """The envelope of a message of which nearly all repeats; the arguments are the result of :func:`_usual`."""
+    to, reply_to, kind, correlation_id, user_id, content_type, _, message_type, priority, persistent, *_ = usual
+    application, position = _application_of(payload, position, identity)
+    body_kind, body = _body(payload, position, message_type, content_type)
+    named = message_id if message_id.startswith("ID:") and not is_id_form(message_id) else message_id_of(message_id)
+    # fmt: off
+    return _new(
+        Envelope,
+        (
+            to, body_kind, body, application, named, correlation_id, reply_to, kind, sent_at_ms,
+            None, None, priority, persistent, None, None, user_id, identity,
+        ),
+    )
+    # fmt: on
+
+
+def _with_times(payload: bytes, link: Destination | None) -> Envelope:
+    """The envelope of any other message of common form; raises ValueError and the like where it is of another."""
+    (persistent, priority, ttl), annotations, identity, properties, position = _ahead(payload)
+    application, position = _application_of(payload, position, identity)
+    # fmt: off
+    (
+        message_id, user_id, to, subject, reply_to, correlation_id, content_type, _, expires_at_ms,
+        sent_at_ms, group_id, group_sequence, _,
+    ) = properties
+    # fmt: on
+    named = user_id, to, subject, reply_to, correlation_id, content_type
+    to, reply_to, subject, correlation_id, user_id, content_type = _meaning(annotations, named, link)
+    body_kind, body = _body(payload, position, annotations.message_type, content_type)
+    if sent_at_ms is not None:
+        sent_at_ms = integer(sent_at_ms, "creation-time")
+    if expires_at_ms is not None:
+        expires_at_ms = integer(expires_at_ms, "absolute-expiry-time") or None
+    if expires_at_ms is None and ttl and sent_at_ms is not None:
+        expires_at_ms = sent_at_ms + ttl
+    if group_sequence is not None:
+        group_sequence = integer(group_sequence, "group-sequence") or 0
+        if group_sequence > 0x7FFFFFFF:
+            group_sequence -= 1 << 32
+    return _new(
+        Envelope,
+        (
+            to,
+            body_kind,
+            body,
+            application,
+            None if message_id is None else message_id_of(message_id),
+            correlation_id,
+            reply_to,
+            subject,
+            sent_at_ms,
+            expires_at_ms,
+            _delivery_time(annotations, sent_at_ms),
+            priority,
+            persistent,
+            None if group_id is None else string(group_id),
+            group_sequence,
+            user_id,
+            identity,
+        ),
+    )
+
+
+def _meaning(
+    annotations: _Annotations, fields: Sequence[Any], link: Destination | None
+) -> tuple[Destination, Destination | None, str | None, str | bytes | None, str | None, str | None]:
+    """What the properties from the user to the content type say.
+
+    Args:
+        annotations: of the message.
+        fields: user, destination, type, address for answers, correlation id and content type.
+        link: where the message comes from; None: not known.
+
+    Returns:
+        Destination, address for answers, type, correlation id, user and content type.
+    """
+    user_id, to, subject, reply_to, correlation_id, content_type = fields
+    usual = None if link is None else link.kind
+    if to is not None:
+        to = _destination(to, usual if annotations.destination_kind is None else annotations.destination_kind)
+    else:
+        to = Destination("") if link is None else link
+    if reply_to is not None:
+        reply_to = _destination(reply_to, usual if annotations.reply_kind is None else annotations.reply_kind)
+    if user_id is not None:
+        user_id = user_id.decode(errors="replace") if isinstance(user_id, bytes) else string(user_id)
+    correlation_id = None if correlation_id is None else correlation_id_of(correlation_id)
+    return to, reply_to, string(subject), correlation_id, user_id, string(content_type)
 
 
 def _delivery_time(annotations: _Annotations, now_ms: int | None) -> int | None:
@@ -197,42 +238,92 @@ def _delivery_time(annotations: _Annotations, now_ms: int | None) -> int | None:
     return None if delay_ms is None or now_ms is None or delay_ms <= 0 else now_ms + delay_ms
 
 
+def _usual(payload: bytes, link: Destination | None) -> tuple[_Usual, Identity | None, str, int, int] | None:
+    """What is ahead of the application's sections of a message of which nearly all repeats.
+
+    Args:
+        payload: the message.
+        link: where it comes from; None: not known.
+
+    Returns:
+        What repeats, the identity, message id and time of sending, and where the next section starts; None where it is
+        of another form.
+    """
+    position = _end_of_annotations(payload)
+    fields = _sent_fields(payload, position + 3) if payload.startswith(b"\x00\x53\x73", position) else None
+    if fields is None:
+        return None
+    start, behind, end = fields
+    if position > MOST_KEPT_BYTES or end - behind > MOST_KEPT_BYTES:
+        return None
+    between = payload[behind : end - 8]
+    identity: Identity | None = None
+    usual = None
+    if position and payload[position - 9] == _LONG:
+        usual = _kept_usual(payload[: position - 8], between, link, True)
+        if usual is not None:
+            sequence = _i64(payload, position - 8)[0]
+            if sequence < 0:
+                return None
+            identity = _new(Identity, (usual.producer_id, usual.thread_id, sequence))
+    if usual is None:
+        usual = _kept_usual(payload[:position], between, link, False)
+        if usual is None:
+            return None
+    sent_at_ms = _i64(payload, end - 8)[0]
+    if sent_at_ms == _NO_INSTANT:
+        return None
+    _check_behind(payload, end)
+    return usual, identity, payload[start + 2 : behind].decode(), sent_at_ms, end
+
+
 def _ahead(payload: bytes) -> _Ahead:
     """The sections ahead of the application's; raises ValueError and the like where they are of another form."""
-    position = _end(payload, 3, _LISTS) if payload.startswith(b"\x00\x53\x70") else 0
-    if payload.startswith(b"\x00\x53\x71", position):
-        position = _end(payload, position + 3, _MAPS)
+    position = _end_of_annotations(payload)
     identity: Identity | None = None
     known: _Known | None = None
-    if payload.startswith(b"\x00\x53\x72", position):
-        position = _end(payload, position + 3, _MAPS)
-        if payload[position - 9] == _LONG and position <= MOST_KEPT_BYTES:
-            known = _known(payload[: position - 8], ends_with_sequence=True)
-            if known is not None:
-                sequence = _i64(payload, position - 8)[0]
-                if sequence < 0:
-                    raise ValueError("no sequence of an identity is below 0")
-                identity = _new(Identity, (known.producer_id, known.thread_id, sequence))
+    if position > 8 and payload[position - 9] == _LONG and position <= MOST_KEPT_BYTES:
+        known = _known(payload[: position - 8], True)
+        if known is not None:
+            sequence = _i64(payload, position - 8)[0]
+            if sequence < 0:
+                raise ValueError("no sequence of an identity is below 0")
+            identity = _new(Identity, (known.producer_id, known.thread_id, sequence))
     if known is None:
-        known = _known(payload[:position], ends_with_sequence=False) if position <= MOST_KEPT_BYTES else None
+        known = _known(payload[:position], False) if position <= MOST_KEPT_BYTES else None
         if known is None:
             raise ValueError("a header or annotations of another form")
         identity = known.annotations.identity
     properties: Sequence[Any] = _NOTHING
     if payload.startswith(b"\x00\x53\x73", position):
         properties, position = _properties(payload, position + 3)
-    # What is behind them is not one of these sections, in another order, nor one that is named by its symbol.
+    _check_behind(payload, position)
+    return _new(_Ahead, (known.header, known.annotations, identity, properties, position))
+
+
+def _end_of_annotations(payload: bytes) -> int:
+    """Where the header and both kinds of annotations end."""
+    position = _end(payload, 3, _LISTS) if payload.startswith(b"\x00\x53\x70") else 0
+    if payload.startswith(b"\x00\x53\x71", position):
+        position = _end(payload, position + 3, _MAPS)
+    if payload.startswith(b"\x00\x53\x72", position):
+        position = _end(payload, position + 3, _MAPS)
+    return position
+
+
+def _check_behind(payload: bytes, position: int) -> None:
+    """Raise ValueError where another section follows than one behind the properties."""
+    # It is not one of those sections, in another order, nor one that is named by its symbol.
     if position < len(payload):
         code = payload[position + 2]
         if payload[position] or payload[position + 1] != 0x53 or code < APPLICATION_PROPERTIES:
             raise ValueError("another section follows")
         if code == APPLICATION_PROPERTIES and payload[position + 3] == _MAPS[1]:
             check_properties(_u32(payload, position + 8)[0] // 2)
-    return _new(_Ahead, (known.header, known.annotations, identity, properties, position))
 
 
-def _properties(payload: bytes, position: int) -> tuple[Sequence[Any], int]:
-    """The fields of the properties, all of them, and where they end."""
+def _sent_fields(payload: bytes, position: int) -> tuple[int, int, int] | None:
+    """Properties from a short message id to the time of sending: where they start, where the id ends, and they end."""
     code = payload[position]
     if code == _LISTS[0]:
         start, end, count = position + 3, position + 2 + payload[position + 1], payload[position + 2]
@@ -240,10 +331,17 @@ def _properties(payload: bytes, position: int) -> tuple[Sequence[Any], int]:
         start, end = position + 9, position + 5 + _u32(payload, position + 1)[0]
         count = _u32(payload, position + 5)[0]
     else:
-        start = end = count = 0
-    if count == _SENT and payload[start] == 0xA1 and payload[end - 9] == _TIMESTAMP and end <= len(payload):
-        # From a short message id to the time of sending: what is between them repeats.
-        behind = start + 2 + payload[start + 1]
+        return None
+    if count == _SENT and payload[start] == 0xA1 and end <= len(payload) and payload[end - 9] == _TIMESTAMP:
+        return start, start + 2 + payload[start + 1], end
+    return None
+
+
+def _properties(payload: bytes, position: int) -> tuple[Sequence[Any], int]:
+    """The fields of the properties, all of them, and where they end."""
+    found = _sent_fields(payload, position)
+    if found is not None:
+        start, behind, end = found
         between = _between(payload[behind : end - 8]) if end - behind <= MOST_KEPT_BYTES else None
         if between is not None:
             return (payload[start + 2 : behind].decode(), *between, *_i64(payload, end - 8), None, None, None), end
@@ -336,6 +434,16 @@ def _value(data: bytes, position: int) -> tuple[Any, int]:
     return (Symbol(raw.decode("ascii")) if code == 0xA3 else raw.decode()), end
 
 
+def _application_of(payload: bytes, position: int, identity: Identity | None) -> tuple[dict[str, Any] | None, int]:
+    """The application's properties, if any, without the identity for Artemis, and where they end."""
+    if not payload.startswith(b"\x00\x53\x74", position):
+        return None, position
+    found, position = _application(payload, position + 3)
+    if identity is not None and found.get(DUPLICATE_ID) == duplicate_id(identity):
+        del found[DUPLICATE_ID]  # ours, and not the application's
+    return found or None, position
+
+
 def _application(payload: bytes, position: int) -> tuple[dict[str, Any], int]:
     """The application's properties, and where they end."""
     code = payload[position]
@@ -366,6 +474,15 @@ def _application(payload: bytes, position: int) -> tuple[dict[str, Any], int]:
     if position != end or count:
         raise ValueError("the pairs do not end where their map does")
     return found, end
+
+
+def _body(payload: bytes, position: int, message_type: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
+    """The kind of the body, and the body."""
+    if message_type == _BYTES and payload.startswith(b"\x00\x53\x75\xb0", position):
+        start = position + 8
+        if start + _u32(payload, position + 4)[0] == len(payload):
+            return _BYTES, payload[start:]
+    return body_of(_bodies(payload, position), message_type, content_type)
 
 
 def _bodies(payload: bytes, position: int) -> list[tuple[int, Any]]:
@@ -415,7 +532,7 @@ class _Known(NamedTuple):
 
 
 @lru_cache(maxsize=_KEPT)
-def _known(ahead: bytes, *, ends_with_sequence: bool) -> _Known | None:
+def _known(ahead: bytes, ends_with_sequence: bool) -> _Known | None:
     """What the sections ahead of the properties say.
 
     Args:
@@ -470,6 +587,52 @@ def _between(fields: bytes) -> Sequence[Any] | None:
         return None
 
 
+class _Usual(NamedTuple):
+    """What repeats in messages of one sender."""
+
+    to: Destination
+    reply_to: Destination | None
+    type: str | None
+    correlation_id: str | bytes | None
+    user_id: str | None
+    content_type: str | None
+    has_to: bool  #: whether the messages name ``to``
+    message_type: int | None
+    priority: int
+    persistent: bool
+    producer_id: str
+    thread_id: int
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept_usual(ahead: bytes, between: bytes, link: Destination | None, ends_with_sequence: bool) -> _Usual | None:
+    """What repeats in messages with these bytes.
+
+    Args:
+        ahead: as in :func:`_known`.
+        between: as in :func:`_between`.
+        link: where they come from; None: not known.
+        ends_with_sequence: as in :func:`_known`.
+
+    Returns:
+        This, or None where a message may be of another form, expire, be delivered later, or have an identity elsewhere.
+    """
+    known, fields = _known(ahead, ends_with_sequence), _between(between)
+    if known is None or fields is None:
+        return None
+    (_, priority, ttl), annotations = known.header, known.annotations
+    *named, _, expires_at_ms = fields
+    later = annotations.delivery_time, annotations.delivery_delay, expires_at_ms
+    if ttl or later != (None, None, None) or (annotations.identity is not None and not ends_with_sequence):
+        return None
+    try:
+        meaning = _meaning(annotations, named, link)
+    except _FAULTS:
+        return None
+    whose = known.producer_id, known.thread_id
+    return _Usual(*meaning, named[1] is not None, annotations.message_type, priority, known.header.persistent, *whose)
+
+
 @lru_cache(maxsize=_KEPT)
 def _kept_destination(name: str, kind: DestinationKind | None) -> Destination:
     return Destination(name, DestinationKind.QUEUE if kind is None else kind)
@@ -482,4 +645,4 @@ def _destination(name: Any, kind: DestinationKind | None) -> Destination:
 
 
 #: All that keeps something of messages.
-KEPT: Final = (_known, _between, _kept_destination)
+KEPT: Final = (_known, _between, _kept_usual, _kept_destination)

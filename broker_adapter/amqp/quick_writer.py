@@ -35,7 +35,15 @@ _OCTETS: Final = b"\xa3\x18application/octet-stream" + _NULL
 _NO_CONTENT_TYPE: Final = _NULL * 2
 _DUPLICATE_ID: Final = encode(DUPLICATE_ID)
 _TEXTS: Final = tuple(bytes((0xA1, size)) for size in range(256))  #: what is ahead of a short text, by its size
+#: Names and values of so many properties as are within any limit.
+_FEW: Final = 200
 _PLAIN: Final = frozenset((bool, int, float, type(None)))
+#: What is ahead of properties with the usual fields, by the size that their list says.
+_SHORT_PROPERTIES: Final = tuple(b"\x00\x53\x73" + bytes((0xC0, size, _FIELDS)) for size in range(256))
+#: Correlation id, address for answers, type, expiry, group and user of a message that has none of them.
+_NO_OTHERS: Final = (None,) * 6
+#: Type code of an instant.
+_TIMESTAMP: Final = 0x83
 _timestamp: Final = struct.Struct(">Bq").pack
 _long: Final = struct.Struct(">q").pack
 _sized: Final = struct.Struct(">BI").pack
@@ -55,83 +63,95 @@ def encoded(envelope: Envelope, *, has_duplicate_id: bool = False) -> bytes | No
     producer_id, thread_id, sequence = identity
     if type(thread_id) is not int or len(producer_id) > _MOST_KEPT or len(name) > MAX_NAME_BYTES:
         return None
-    ttl = None
-    if expires_at_ms is not None:
-        ttl = max(1, expires_at_ms - sent_at_ms)
-        if ttl >= MAX_UINT:
-            ttl = None
+    others = correlation_id, reply_to, message_type, expires_at_ms, group_id, user_id
     try:
-        reply_kind = None if reply_to is None else reply_to[1]
-        kinds = body_kind, destination_kind, reply_kind
-        if sequence > 127:
-            annotations = _annotations(*kinds, producer_id, thread_id, _A_LONG) + _long(sequence)
+        if others == _NO_OTHERS and sequence > 127 and type(message_id) is str and not is_id_form(message_id):
+            # All but the sequence, the message id and the time of sending repeats.
+            ahead, behind_id = _repeated(envelope[0], body_kind, persistent, priority, producer_id, thread_id)
+            ahead += _long(sequence)
+            fields = _text(message_id) + behind_id + _long(sent_at_ms)
+            count = _FIELDS
         else:
-            annotations = _annotations(*kinds, producer_id, thread_id, 0) + bytes((sequence,))
-        if user_id is None and message_type is None and reply_to is None:
-            addressed = _to(name)
-        else:
-            addressed = b"".join(
+            reply_kind = None if reply_to is None else reply_to[1]
+            kinds = body_kind, destination_kind, reply_kind
+            if sequence > 127:
+                annotations = _annotations(*kinds, producer_id, thread_id, _A_LONG) + _long(sequence)
+            else:
+                annotations = _annotations(*kinds, producer_id, thread_id, 0) + bytes((sequence,))
+            ttl = None
+            if expires_at_ms is not None:
+                ttl = max(1, expires_at_ms - sent_at_ms)
+                if ttl >= MAX_UINT:
+                    ttl = None
+            ahead = _header(persistent, priority, ttl) + annotations
+            fields = b"".join(
                 (
+                    _id(message_id),
                     _NULL if user_id is None else encode(user_id.encode()),
                     _text(name),
                     _NULL if message_type is None else _text(message_type),
                     _NULL if reply_to is None else _text(reply_to[0]),
+                    _NULL if correlation_id is None else _id(correlation_id),
+                    _OCTETS if body_kind is BodyKind.BYTES else _NO_CONTENT_TYPE,
+                    _NULL if expires_at_ms is None else _timestamp(_TIMESTAMP, expires_at_ms),
+                    _timestamp(_TIMESTAMP, sent_at_ms),
+                    b"" if group_id is None else _text(group_id),
                 )
             )
-        fields = b"".join(
-            (
-                _id(message_id),
-                addressed,
-                _NULL if correlation_id is None else _id(correlation_id),
-                _OCTETS if body_kind is BodyKind.BYTES else _NO_CONTENT_TYPE,
-                _NULL if expires_at_ms is None else _timestamp(0x83, expires_at_ms),
-                _timestamp(0x83, sent_at_ms),
-                b"" if group_id is None else _text(group_id),
-            )
-        )
+            count = _FIELDS if group_id is None else _FIELDS + 1
+        size = len(fields) + 1
         if type(body) is bytes and body_kind is BodyKind.BYTES:
-            size = len(body)
-            content = b"\x00\x53\x75" + (bytes((0xA0, size)) if size < 256 else _sized(0xB0, size)) + body
+            length = len(body)
+            content = b"\x00\x53\x75" + (bytes((0xA0, length)) if length < 256 else _sized(0xB0, length)), body
         elif type(body) is str and body_kind is BodyKind.TEXT:
-            content = b"\x00\x53\x77" + _text(body)
+            content = b"\x00\x53\x77", _text(body)
         else:
-            content = encoded_body(body_kind, body)
+            content = encoded_body(body_kind, body), b""
         return b"".join(
             (
-                _header(persistent, priority, ttl),
-                annotations,
-                b"\x00\x53\x73",
-                compound(0xC0, _FIELDS if group_id is None else _FIELDS + 1, fields),
+                ahead,
+                _SHORT_PROPERTIES[size] if size < 256 and count == _FIELDS else _properties(size, count),
+                fields,
                 _application(properties, identity if has_duplicate_id else None),
-                content,
+                *content,
             )
         )
     except (ValueError, TypeError, AttributeError, struct.error):
         return None
 
 
+def _properties(size: int, count: int) -> bytes:
+    """The head of the properties' section, with so many fields of so many bytes, the octet of their number included."""
+    short = size < 256 and count < 256
+    return b"\x00\x53\x73" + (bytes((0xC0, size, count)) if short else struct.pack(">BII", 0xD0, size + 3, count))
+
+
 def _application(properties: dict[str, Any] | None, identity: Identity | None) -> bytes:
     """The section of the application's properties, with the identity for Artemis where it is to be one of them."""
     pairs: list[bytes] = []
-    count = 0
+    add = pairs.append
     if properties:
-        count = len(properties)
         for name, value in properties.items():
-            pairs.append(_text(name))
+            add(_text(name))
             if type(value) is str:
-                pairs.append(_text(value))
+                add(_text(value))
             elif type(value) in _PLAIN:
-                pairs.append(encode(value))
+                add(encode(value))
             else:
                 raise ValueError("a value of another type")
     if identity is not None and not (properties and DUPLICATE_ID in properties):
-        count += 1
-        pairs.append(_DUPLICATE_ID)
-        pairs.append(_text(duplicate_id(identity)))
-    if not count:
+        producer_id, thread_id, sequence = identity
+        ahead = _duplicate_ids(producer_id, thread_id)
+        number = b"%d" % sequence
+        size = len(ahead) + len(number)
+        add(_DUPLICATE_ID)
+        add((_TEXTS[size] if size < 256 else _sized(0xB1, size)) + ahead + number)
+    if not pairs:
         return b""
-    check_properties(count)
-    return b"\x00\x53\x74" + compound(0xC1, 2 * count, b"".join(pairs))
+    count = len(pairs)
+    if count > _FEW:
+        check_properties(count // 2)
+    return b"\x00\x53\x74" + compound(0xC1, count, b"".join(pairs))
 
 
 def _text(value: str) -> bytes:
@@ -165,6 +185,33 @@ def _header(persistent: bool, priority: int, ttl: int | None) -> bytes:
     return b"\x00\x53" + bytes((HEADER,)) + encode(fields)
 
 
+@lru_cache(maxsize=_KEPT)
+def _repeated(
+    destination: Destination,
+    body_kind: BodyKind,
+    persistent: bool,
+    priority: int,
+    producer_id: str,
+    thread_id: int,
+) -> tuple[bytes, bytes]:
+    """What repeats in the messages of a producer that say no more than they have to.
+
+    Returns:
+        What is ahead of the sequence; what is between the message id and the time of sending.
+    """
+    header = _header(persistent, priority, None)
+    annotations = _annotations(body_kind, destination.kind, None, producer_id, thread_id, _A_LONG)
+    content_type = _OCTETS if body_kind is BodyKind.BYTES else _NO_CONTENT_TYPE
+    fields = (_NULL, _text(destination.name), _NULL * 3, content_type, _NULL, bytes((_TIMESTAMP,)))
+    return header + annotations, b"".join(fields)
+
+
+@lru_cache(maxsize=_KEPT)
+def _duplicate_ids(producer_id: str, thread_id: int) -> bytes:
+    """What repeats in the identities of a producer's messages in the form for Artemis: all but the sequence."""
+    return duplicate_id(Identity(producer_id, thread_id, 0))[:-1].encode()
+
+
 #: Some sequence that is written in eight bytes.
 _A_LONG: Final = 1 << 32
 
@@ -190,11 +237,5 @@ def _annotations(
     return section[:-8] if sequence == _A_LONG else section[:-1]
 
 
-@lru_cache(maxsize=_KEPT)
-def _to(name: str) -> bytes:
-    """The fields of the properties from the user to the address for answers, where all but the destination are null."""
-    return _NULL + _text(name) + _NULL * 2
-
-
 #: All that keeps something of messages.
-KEPT: Final = (_header, _annotations, _to)
+KEPT: Final = (_header, _annotations, _repeated, _duplicate_ids)

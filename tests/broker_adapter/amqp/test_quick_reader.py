@@ -41,9 +41,11 @@ def in_general(read: Callable[..., Any], *arguments: Any) -> Any:
 
 def check_both(payload: bytes) -> None:
     """Check that both readers agree, if the quick one reads this at all."""
-    head, envelope = quick_reader.head(payload, NOW), quick_reader.envelope(payload, FROM)
+    head = quick_reader.head(payload, NOW)
     assert head is None or repr(head) == repr(in_general(read_head, payload, NOW))
-    assert envelope is None or repr(envelope) == repr(in_general(decode_amqp, payload, FROM))
+    for link in (FROM, topic("t"), None):
+        envelope = quick_reader.envelope(payload, link)
+        assert envelope is None or repr(envelope) == repr(in_general(decode_amqp, payload, link))
 
 
 def like_qpid_jms(number: int = 1, **headers: Any) -> bytes:
@@ -77,6 +79,53 @@ def test_both_readers_agree_whatever_is_broken(envelope: Envelope, broken: list[
         payload[place % len(payload)] = octet
     check_both(bytes(payload))
     check_both(bytes(payload[:cut]))
+
+
+#: Messages that are read as their sender's others are, but for what differs in each.
+USUAL = st.builds(
+    Envelope,
+    st.sampled_from((queue("q"), topic("t"))),
+    st.sampled_from((BodyKind.BYTES, BodyKind.TEXT)),
+    st.none(),
+    st.sampled_from((None, {"colour": "red"}, {"_AMQ_DUPL_ID": "p:1:1000"})),
+    st.sampled_from(
+        ("ID:p:1:1-1000", "ID:AMQP_UUID:12345678-1234-5678-1234-567812345678", "ID:AMQP_NO_PREFIX:1", "no prefix", "")
+    ),
+    st.sampled_from((None, "ID:a", b"raw")),
+    st.sampled_from((None, queue("answers"))),
+    st.sampled_from((None, "kind")),
+    st.sampled_from((0, NOW)),
+    expires_at_ms=st.none(),
+    deliver_at_ms=st.none(),
+    priority=st.integers(0, 9),
+    persistent=st.booleans(),
+    group_id=st.none(),
+    group_sequence=st.none(),
+    user_id=st.sampled_from((None, "me")),
+    identity=st.sampled_from((None, Identity("p", 1, 127), Identity("p", 1, 1_000))),
+)
+
+
+@given(USUAL, st.booleans(), st.lists(st.tuples(st.integers(0, 400), OCTETS), max_size=2))
+def test_both_readers_agree_on_what_repeats(
+    envelope: Envelope, is_foreign: bool, broken: list[tuple[int, int]]
+) -> None:
+    """Twice: what is kept of the first one is used for the second one."""
+    payload = bytearray(like_qpid_jms() if is_foreign else encode_amqp(envelope, has_duplicate_id=True))
+    check_both(bytes(payload))
+    for place, octet in broken:
+        payload[place % len(payload)] = octet
+    check_both(bytes(payload))
+    check_both(bytes(payload))
+
+
+@pytest.mark.parametrize("name", ["q", None])
+def test_the_engine_is_told_a_destination_only_where_the_message_names_one(name: str | None) -> None:
+    payload = section(0x73, ["ID:1", None, name, None, None, None, None, None, None, Timestamp(NOW)])
+    head = quick_reader.head(payload, NOW)
+    assert head is not None
+    assert head.destination == (name and queue(name))
+    check_both(payload)
 
 
 @given(envelopes(), st.permutations(range(4)), st.integers(0, 9))
