@@ -133,12 +133,12 @@ def envelope(payload: bytes, destination: Destination | None) -> Envelope | None
     """See :func:`broker_adapter.amqp.amqp_message.decode_amqp`; None: that has to decode it."""
     try:
         found = _usual(payload, destination)
-        return _with_times(payload, destination) if found is None else _made(payload, *found)
+        return _common_envelope(payload, destination) if found is None else _usual_envelope(payload, *found)
     except _FAULTS:
         return None
 
 
-def _made(
+def _usual_envelope(
     payload: bytes, usual: _Usual, identity: Identity | None, message_id: str, sent_at_ms: int, position: int
 ) -> Envelope:
     """The envelope of a message of which nearly all repeats; the arguments are the result of :func:`_usual`."""
@@ -157,7 +157,7 @@ def _made(
     # fmt: on
 
 
-def _with_times(payload: bytes, link: Destination | None) -> Envelope:
+def _common_envelope(payload: bytes, link: Destination | None) -> Envelope:
     """The envelope of any other message of common form; raises ValueError and the like where it is of another."""
     (persistent, priority, ttl), annotations, identity, properties, position = _ahead(payload)
     application, position = _application_of(payload, position, identity)
