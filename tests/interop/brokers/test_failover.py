@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 COUNT = 6
 #: Between two cuts, in frames.
 STRIDE = 3
+#: How long a scenario waits for a message; where a commit in doubt was carried out, it waits for one that is gone.
+IN_DOUBT_SECONDS = 30.0
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
 
 
@@ -71,7 +73,7 @@ def test_the_contract_holds_wherever_the_connection_to_artemis_is_cut(
         for after in range(0, proxy.frames[direction], STRIDE):
             cuts = proxy.cuts
             proxy.plan(Cut(direction, frames=after))
-            seen = play(mode, url_of(proxy), f"{name}-{after}", COUNT)
+            seen = play(mode, url_of(proxy), f"{name}-{after}", COUNT, IN_DOUBT_SECONDS)
             proxy.plan(None)
             try:
                 check_artemis(mode, seen, proxy.cuts - cuts, left_in(proxy, f"{name}-{after}"))
