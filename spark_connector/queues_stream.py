@@ -163,7 +163,13 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
         """What the readers answer, without those of queues that were deleted since their names were asked for."""
         found = self._current_bounds(dict.fromkeys(self._queues(), ""), (), must=True)
-        return {name: ask(self._reader(name), _known(bounds)) for name, bounds in found.items()}
+        answers = {}
+        for name, bounds in found.items():
+            try:
+                answers[name] = ask(self._reader(name), _known(bounds))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=False)
+        return answers
 
     def _current_bounds(
         self, runs: Mapping[str, str], known: Container[str], *, must: bool = False

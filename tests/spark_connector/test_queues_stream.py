@@ -418,6 +418,24 @@ def test_a_queue_that_was_found_and_deleted_before_it_was_read_is_no_loss(served
     assert len(rows(reader, begin, end)) == 2
 
 
+def test_a_queue_that_is_deleted_while_the_start_of_another_one_is_looked_for_is_no_loss(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "read_range" and arguments["destination"] == "in.a" and not lost:
+            lost.append("in.b")
+            delete(served, "in.b")
+
+    lost: list[str] = []
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    noted(monkeypatch, lose)
+    reader = reader_of(served, queue_pattern=r"in\..*", starting_position="2026-01-01T00:00:00Z")
+    begin = reader.initialOffset()
+    assert (list(begin["queues"]), lost) == (["in.a"], ["in.b"])
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
+
+
 def test_a_named_queue_that_is_missing_is_an_error_where_the_option_wants_it(served: Served) -> None:
     fill(served, "a", 1)
     with pytest.raises(InvalidDestinationException):
