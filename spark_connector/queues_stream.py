@@ -258,7 +258,9 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tuple(each.queue or "" for each in found)
 
     def _leave_out(self, name: str, error: InvalidDestinationException, *, is_known: bool) -> None:
-        """Go on without a queue that was deleted since its name was found; raise the error where it was not.
+        """Go on without a queue that was deleted since its name was found; raise the error where data is lost.
+
+        One that was made again meanwhile is found as a new one.
 
         Args:
             name: of the queue.
@@ -269,8 +271,10 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise error
         if self._names is None or name in self._names:  # it is not among those that were found to be gone before
             there = self._list(None)
-            if name in there:
+            if name in there and is_known and self._options.fail_on_data_loss:
                 raise error
+            if self._is_frozen:  # where it was made again since, that is for the next query
+                there = tuple(each for each in there if each != name)
             self._names = there if self._names is None else tuple(each for each in self._names if each in there)
         self._readers.pop(name, None)
         if is_known:

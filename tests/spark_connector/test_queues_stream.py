@@ -418,6 +418,38 @@ def test_a_queue_that_was_found_and_deleted_before_it_was_read_is_no_loss(served
     assert len(rows(reader, begin, end)) == 2
 
 
+@pytest.mark.usefixtures("rarely_listed")
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_queue_that_was_deleted_and_is_made_again_while_the_names_are_asked_for_ends_no_query(
+    served: Served, monkeypatch: pytest.MonkeyPatch, available_now: bool
+) -> None:
+    def make_again(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "statistics":
+            fill(served, "in.b", 3)
+
+    fill(served, "in.a", 1)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    strict = reader_of(served, queue_pattern=r"in\..*")
+    begin = strict.initialOffset()
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    else:
+        assert reader.latestOffset(begin, ReadMaxRows(1)) != begin
+    delete(served, "in.b")
+    with monkeypatch.context() as patched:
+        noted(patched, make_again)
+        with pytest.raises(InvalidDestinationException):
+            strict.latestOffset(begin, ALL)
+        delete(served, "in.b")
+        end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.a"]
+    assert rows(reader, begin, end) == [("in.a", "in.a0")]
+    again = reader.latestOffset(end, ALL)
+    made_again = [] if available_now else [("in.b", f"in.b{number}") for number in range(3)]
+    assert rows(reader, end, again) == made_again
+
+
 def test_a_queue_that_is_deleted_while_the_start_of_another_one_is_looked_for_is_no_loss(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
