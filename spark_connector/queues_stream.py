@@ -75,7 +75,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        self._of_each(JmsStreamReader.freeze)
+        self._names = tuple(self._of_each(JmsStreamReader.freeze))
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

@@ -450,6 +450,29 @@ def test_a_queue_that_was_deleted_and_is_made_again_while_the_names_are_asked_fo
     assert rows(reader, end, again) == made_again
 
 
+def test_a_queue_that_is_made_again_as_the_end_of_available_now_is_looked_for_is_for_the_next_query(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturb(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "bounds_of_queues":
+            delete(served, "in.b")
+        elif operation == "bounds":
+            asked_alone.append(arguments["destination"])
+        elif operation == "statistics" and asked_alone:
+            fill(served, "in.b", 3)
+
+    asked_alone: list[str] = []
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    with monkeypatch.context() as patched:
+        noted(patched, disturb)
+        reader.prepareForTriggerAvailableNow()
+    assert asked_alone == ["in.b"]
+    begin = reader.initialOffset()
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
+
+
 def test_a_queue_that_is_deleted_while_the_start_of_another_one_is_looked_for_is_no_loss(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
