@@ -75,7 +75,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        self._of_each(JmsStreamReader.freeze)
+        self._names = tuple(self._of_each(JmsStreamReader.freeze))
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -163,7 +163,13 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
         """What the readers answer, without those of queues that were deleted since their names were asked for."""
         found = self._current_bounds(dict.fromkeys(self._queues(), ""), (), must=True)
-        return {name: ask(self._reader(name), _known(bounds)) for name, bounds in found.items()}
+        answers = {}
+        for name, bounds in found.items():
+            try:
+                answers[name] = ask(self._reader(name), _known(bounds))
+            except InvalidDestinationException as error:
+                self._leave_out(name, error, is_known=False)
+        return answers
 
     def _current_bounds(
         self, runs: Mapping[str, str], known: Container[str], *, must: bool = False
@@ -252,7 +258,9 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tuple(each.queue or "" for each in found)
 
     def _leave_out(self, name: str, error: InvalidDestinationException, *, is_known: bool) -> None:
-        """Go on without a queue that was deleted since its name was found; raise the error where it was not.
+        """Go on without a queue that was deleted since its name was found; raise the error where data is lost.
+
+        One that was made again meanwhile is found as a new one.
 
         Args:
             name: of the queue.
@@ -263,8 +271,10 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise error
         if self._names is None or name in self._names:  # it is not among those that were found to be gone before
             there = self._list(None)
-            if name in there:
+            if name in there and is_known and self._options.fail_on_data_loss:
                 raise error
+            if self._is_frozen:  # where it was made again since, that is for the next query
+                there = tuple(each for each in there if each != name)
             self._names = there if self._names is None else tuple(each for each in self._names if each in there)
         self._readers.pop(name, None)
         if is_known:

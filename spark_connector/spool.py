@@ -282,7 +282,7 @@ class Spool:
                 try:
                     message = message_of_envelope(delivery.envelope, now_ms)
                 except MessageFormatException:
-                    message = message_of_undecodable(payload)
+                    message = message_of_undecodable(payload, now_ms)
             if message.identity is None and not self._told_of_ids:
                 self._told_of_ids = True
                 self._driver_log.warning(

@@ -47,18 +47,27 @@ def message_of(payload: bytes, now_ms: int) -> NewMessage:
     return incoming(AMQP_FORMAT, payload, head.priority, True, expires_at_ms, None, identity, None)
 
 
-def message_of_undecodable(payload: bytes) -> NewMessage:
-    """The same of a message of which nothing can be decoded, from a server of ours: the bytes as that has stored them.
+def message_of_undecodable(payload: bytes, now_ms: int) -> NewMessage:
+    """The same of a message that cannot be decoded, from a server of ours: the bytes as that has stored them.
+
+    It is recognised if it comes twice as long as its head can be read, which in our own form names its sender.
 
     Args:
         payload: the message as it came.
+        now_ms: the time it came, milliseconds since the epoch.
     """
     stored = stored_part(payload)
     try:
         kind = format_of(stored)
     except MessageFormatException:
         kind = AMQP_FORMAT
-    return incoming(kind, stored, 4, True, None, None, None, None)
+    if kind == AMQP_FORMAT:
+        return message_of(stored, now_ms)
+    try:
+        identity = None if read_head(stored, now_ms).identity is None else _identity(stored)
+    except MessageFormatException:
+        identity = None
+    return incoming(kind, stored, 4, True, None, None, identity, None)
 
 
 def message_of_envelope(envelope: Envelope, now_ms: int) -> NewMessage:

@@ -418,6 +418,79 @@ def test_a_queue_that_was_found_and_deleted_before_it_was_read_is_no_loss(served
     assert len(rows(reader, begin, end)) == 2
 
 
+@pytest.mark.usefixtures("rarely_listed")
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_queue_that_was_deleted_and_is_made_again_while_the_names_are_asked_for_ends_no_query(
+    served: Served, monkeypatch: pytest.MonkeyPatch, available_now: bool
+) -> None:
+    def make_again(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "statistics":
+            fill(served, "in.b", 3)
+
+    fill(served, "in.a", 1)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*", fail_on_data_loss=False)
+    strict = reader_of(served, queue_pattern=r"in\..*")
+    begin = strict.initialOffset()
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    else:
+        assert reader.latestOffset(begin, ReadMaxRows(1)) != begin
+    delete(served, "in.b")
+    with monkeypatch.context() as patched:
+        noted(patched, make_again)
+        with pytest.raises(InvalidDestinationException):
+            strict.latestOffset(begin, ALL)
+        delete(served, "in.b")
+        end = reader.latestOffset(begin, ALL)
+    assert list(end["queues"]) == ["in.a"]
+    assert rows(reader, begin, end) == [("in.a", "in.a0")]
+    again = reader.latestOffset(end, ALL)
+    made_again = [] if available_now else [("in.b", f"in.b{number}") for number in range(3)]
+    assert rows(reader, end, again) == made_again
+
+
+def test_a_queue_that_is_made_again_as_the_end_of_available_now_is_looked_for_is_for_the_next_query(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturb(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "bounds_of_queues":
+            delete(served, "in.b")
+        elif operation == "bounds":
+            asked_alone.append(arguments["destination"])
+        elif operation == "statistics" and asked_alone:
+            fill(served, "in.b", 3)
+
+    asked_alone: list[str] = []
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    reader = reader_of(served, queue_pattern=r"in\..*")
+    with monkeypatch.context() as patched:
+        noted(patched, disturb)
+        reader.prepareForTriggerAvailableNow()
+    assert asked_alone == ["in.b"]
+    begin = reader.initialOffset()
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
+
+
+def test_a_queue_that_is_deleted_while_the_start_of_another_one_is_looked_for_is_no_loss(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(operation: str, arguments: dict[str, Any]) -> None:
+        if operation == "read_range" and arguments["destination"] == "in.a" and not lost:
+            lost.append("in.b")
+            delete(served, "in.b")
+
+    lost: list[str] = []
+    expected = fill(served, "in.a", 2)
+    fill(served, "in.b", 2)
+    noted(monkeypatch, lose)
+    reader = reader_of(served, queue_pattern=r"in\..*", starting_position="2026-01-01T00:00:00Z")
+    begin = reader.initialOffset()
+    assert (list(begin["queues"]), lost) == (["in.a"], ["in.b"])
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
+
+
 def test_a_named_queue_that_is_missing_is_an_error_where_the_option_wants_it(served: Served) -> None:
     fill(served, "a", 1)
     with pytest.raises(InvalidDestinationException):

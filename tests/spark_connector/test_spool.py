@@ -18,12 +18,16 @@ import pytest
 from proton import Message, symbol
 
 from broker_adapter import EngineSettings, StoreLockedException
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import incoming
+from broker_adapter.envelope import AMQP_FORMAT
 from sdk import ConnectionFactory, ConnectionLostException, Destination, JMSException
 from sdk.range_reader import RangeMessage, RangeReader
 from spark_connector import spool as spools
 from spark_connector.options import SourceOptions
 from spark_connector.spool import SOURCE_FILE, Spool, settings_of, source_in_words
-from tests.contracts.transports import eventually
+from tests.contracts.transports import WAIT, eventually
 from tests.spark_connector.foreign import Foreign
 
 
@@ -74,6 +78,20 @@ def test_a_message_that_comes_twice_is_in_the_spool_once_also_after_it_was_proce
     with closing(Spool(foreign.options)) as spool:
         eventually(lambda: foreign.count() == 0)
         assert bodies(spool) == ["10"]
+
+
+def test_a_message_of_our_own_server_that_cannot_be_decoded_and_comes_twice_is_in_the_spool_once(
+    foreign: Foreign, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = Message(id="m1").encode() + b"\x00\x53\x77\xa1\x05x"  # a text that is cut short
+    client = foreign.broker.call(c.Connect(None), WAIT)
+    with closing(Spool(foreign.with_options(url=foreign.url))) as spool:
+        for _ in range(2):
+            message = incoming(AMQP_FORMAT, damaged, 4, True, None, None, None, None)
+            foreign.broker.call(c.Enqueue(client, queue("in"), [message]), WAIT)
+            eventually(lambda: foreign.count() == 0)
+        assert [message.payload for message in spooled(spool)] == [damaged]
+    assert [each for each in caplog.records if "no message id" in each.getMessage()] == []
 
 
 def test_as_many_messages_are_recognised_as_the_option_says(foreign: Foreign) -> None:

@@ -9,7 +9,7 @@ from proton import Message, symbol
 
 from broker_adapter.amqp.payloads import decode_payload, with_place
 from broker_adapter.destination import Destination
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, unpack
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import MessageFormatException
 from spark_connector.spool_messages import expiry_of, message_of, message_of_envelope, message_of_undecodable
 
@@ -122,5 +122,24 @@ def test_a_message_of_ours_keeps_all_that_it_has() -> None:
 )
 def test_what_cannot_be_decoded_is_stored_as_our_server_had_it(stored: bytes, kind: int) -> None:
     for payload in (stored, with_place(7, 1, None, stored)):
-        message = message_of_undecodable(payload)
+        message = message_of_undecodable(payload, NOW_MS)
         assert (message.payload, message.format, message.identity, message.priority) == (stored, kind, None, 4)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_cannot_be_decoded_is_recognised_if_our_server_sends_it_again(own: bool) -> None:
+    def cut(number: int) -> bytes:
+        if not own:
+            return amqp(id=f"m{number}", body=None) + b"\x00\x53\x77\xa1\x05x"
+        whole = pack(Envelope(Destination("q"), BodyKind.MAP, {"a": 1}, identity=Identity("p", 1, number)))
+        return whole[:-1] + b"\xc1"
+
+    first, again, other = (
+        message_of_undecodable(with_place(7, count, None, cut(number)), NOW_MS)
+        for number, count in ((1, 0), (1, 1), (2, 0))
+    )
+    for message in (first, again, other):
+        with pytest.raises(MessageFormatException):
+            decode_payload(message.payload)
+    assert first.identity is not None
+    assert first.identity == again.identity != other.identity
