@@ -95,7 +95,9 @@ class SourceOptions(ConnectionOptions):
     )
     topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
     subscription: str | None = _option(
-        "subscription", None, "name of the durable subscription on the topic; made where there is none"
+        "subscription",
+        None,
+        "name of the durable subscription on the topic; made where there is none, but not with clientId",
     )
     region: str | None = _option(
         "region",
@@ -162,7 +164,8 @@ class SourceOptions(ConnectionOptions):
     fail_on_missing: bool = _option(
         "failOnMissing",
         False,
-        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows",
+        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows (a"
+        " subscription with clientId is not made, and always an error)",
     )
     fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
     fail_on_data_loss: bool = _option(
