@@ -46,7 +46,8 @@ The first connection to an embedded engine sets the engine's options, for as lon
 connections give the same options, or none.
 
 `holdfast serve` takes the options of the engine and of the server as `--option NAME=VALUE`. An unknown option is an
-error that lists the known ones. The value `none` means no limit, or not set, for the options that may be.
+error that lists the known ones. The value `none` means no limit, or not set, for the options that may be. Of Spark's
+options it does so for numbers only: one that is text, such as `selector` or `startingPosition`, is left out instead.
 """
 
 

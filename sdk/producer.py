@@ -289,6 +289,14 @@ class MessageProducer:
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
 
         def send(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> None:
+            try:
+                made = make(several)
+            except JMSException as error:
+                error.failures = dict.fromkeys(range(len(several)), error)
+                raise
+            self._send_together(made)
+
+        def make(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> list[Envelope]:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             target = self._target(destination)
@@ -305,7 +313,7 @@ class MessageProducer:
                     if isinstance(error, JMSException):
                         raise type(error)(named, error_code=error.error_code) from error
                     raise type(error)(named) from error
-            self._send_together(made)
+            return made
 
         self._state.in_one_call(send, list(messages))
 

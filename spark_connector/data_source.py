@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
-from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from spark_connector.options import SNAPSHOT, SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.queues_stream import JmsQueuesStreamReader
 from spark_connector.refused_stream import RefusedStream
 from spark_connector.region_reader import JmsRegionReader
-from spark_connector.region_rows import REGION_SCHEMA, check_region_schema, region_projection
+from spark_connector.region_rows import REGION_SCHEMA, RegionColumns, check_region_schema, region_projection
 from spark_connector.region_stream import JmsRegionStreamReader
 from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
@@ -56,17 +56,18 @@ class JmsDataSource(DataSource):
     def schema(self) -> StructType:
         """All columns; a schema of the user's may name some of them."""
         options = self._source()
-        if options.region is not None:
-            return REGION_SCHEMA
-        return (
-            SCHEMA if options.include_properties else StructType([each for each in SCHEMA if each.name != _PROPERTIES])
-        )
+        columns = SCHEMA if options.region is None else REGION_SCHEMA
+        if options.include_properties:
+            return columns
+        return StructType([each for each in columns if each.name != _PROPERTIES])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
         options = self._source()
         if options.region is not None:
-            return JmsRegionReader(reachable(options, self.registry), region_projection(schema))
+            if options.starting_position not in (None, SNAPSHOT):
+                raise ValueError("startingPosition is for streams of a region; a batch of it has all its keys")
+            return JmsRegionReader(reachable(options, self.registry), self._region_columns(options, schema))
         if options.spool is not None:
             raise ValueError(
                 "a spool is for streams: a batch reads what a foreign broker shows in a browser, and takes nothing;"
@@ -92,7 +93,7 @@ class JmsDataSource(DataSource):
                 )
             if options.key_pattern is not None or options.selector is not None:
                 raise ValueError("keyPattern and selector are for batches; the rows of a stream are chosen by where()")
-            names = region_projection(schema)
+            names = self._region_columns(options, schema)
             return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
         columns = self._columns(options, schema)
         if options.ending_position is not None:
@@ -121,10 +122,12 @@ class JmsDataSource(DataSource):
         return JmsStreamWriter(options, self.speculation, DriverLog(self.registry))
 
     def _columns(self, options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-        columns = projection(schema)
-        if not options.include_properties and _PROPERTIES in columns:
-            raise ValueError("the schema has a column properties, and includeProperties=false: leave out one of both")
-        return columns
+        _check_properties(options, schema)
+        return projection(schema)
+
+    def _region_columns(self, options: SourceOptions, schema: StructType) -> RegionColumns:
+        _check_properties(options, schema)
+        return region_projection(schema)
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
@@ -139,6 +142,11 @@ class JmsDataSource(DataSource):
         else:
             check_region_schema(schema)
         return reachable(options, self.registry)
+
+
+def _check_properties(options: SourceOptions, schema: StructType) -> None:
+    if not options.include_properties and _PROPERTIES in schema.names:
+        raise ValueError("the schema has a column properties, and includeProperties=false: leave out one of both")
 
 
 _host: EngineHost | None = None

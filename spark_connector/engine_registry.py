@@ -56,14 +56,22 @@ def reachable(options: Options, registry: EngineRegistry | None) -> Options:
     """These options with a URL that any process on this machine can use.
 
     Raises:
-        JMSException: the engine of an ``embedded:`` URL cannot be opened in the driver's process.
+        JMSException: the engine of an ``embedded:`` URL cannot be opened in the driver's process, or that process has
+            ended, has closed its engines, or is on another machine.
         ValueError: the data source is not registered in the driver's process.
     """
     if not options.url.startswith("embedded:"):
         return options
     if registry is None:
         raise ValueError("an embedded: URL needs register(spark) from spark_connector in the driver's program")
-    answer = _ask(registry, {"url": options.url})
+    try:
+        answer = _ask(registry, {"url": options.url})
+    except ConnectionRefusedError as error:
+        raise JMSException(
+            "the engine of an embedded: URL is in the program that has called register(spark), and does not answer"
+            f" ({error}): call register(spark) again if close_engines() was called; from another machine use the"
+            " amqp: URL of a server"
+        ) from error
     if "error" in answer:
         raise JMSException(answer["error"])
     without_login = attrs.evolve(options, username=None, password=None, password_file=None, password_env=None)

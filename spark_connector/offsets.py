@@ -133,8 +133,8 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
     first, _ = span(start, offset)
     if bounds.incarnation != offset.incarnation:
         return Loss(
-            f"the queue was deleted and made again since the checkpoint was written (it was {offset.incarnation!r}, and"
-            f" is {bounds.incarnation!r} now)",
+            f"the queue was deleted and made again since the checkpoint was written, or the checkpoint is of another"
+            f" queue (it was {offset.incarnation!r}, and is {bounds.incarnation!r} now)",
             True,
         )
     if offset.next > bounds.kept:

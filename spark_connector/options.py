@@ -14,7 +14,7 @@ import attrs
 from broker_adapter.selectors.language import parse_selector
 from broker_adapter.urls.url import masked
 from broker_adapter.wording import most_similar
-from spark_connector.positions import EARLIEST, LATEST, check_position, positions_in
+from spark_connector.positions import EARLIEST, LATEST, check_position, is_behind, position_of, positions_in
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
@@ -32,10 +32,16 @@ SNAPSHOT = "snapshot"
 
 
 def _option(
-    name: str, default: Any, text: str, *, least: float | None = None, shown: bool | Callable[[Any], str] = True
+    name: str,
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    most: float = 2**63 - 1,
+    shown: bool | Callable[[Any], str] = True,
 ) -> Any:
     """An option; ``shown``: whether, or as what, ``repr`` shows its value."""
-    return attrs.field(default=default, repr=shown, metadata={"name": name, "text": text, "least": least})
+    return attrs.field(default=default, repr=shown, metadata={"name": name, "text": text, "least": least, "most": most})
 
 
 def _shown_url(url: str | None) -> str:
@@ -89,7 +95,9 @@ class SourceOptions(ConnectionOptions):
     )
     topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
     subscription: str | None = _option(
-        "subscription", None, "name of the durable subscription on the topic; made where there is none"
+        "subscription",
+        None,
+        "name of the durable subscription on the topic; made where there is none, but not with clientId",
     )
     region: str | None = _option(
         "region",
@@ -156,7 +164,8 @@ class SourceOptions(ConnectionOptions):
     fail_on_missing: bool = _option(
         "failOnMissing",
         False,
-        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows",
+        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows (a"
+        " subscription with clientId is not made, and always an error)",
     )
     fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
     fail_on_data_loss: bool = _option(
@@ -225,7 +234,11 @@ class SinkOptions(ConnectionOptions):
     )
     priority: int = _option("priority", 4, "of messages whose row has no priority, 0 to 9", least=0)
     time_to_live: float | None = _option(
-        "timeToLive", None, "seconds until messages expire whose row has no expiration; none: never", least=0.001
+        "timeToLive",
+        None,
+        "seconds until messages expire whose row has no expiration, at most a hundred years; none: never",
+        least=0.001,
+        most=100 * 365.25 * 86_400,
     )
 
 
@@ -273,11 +286,16 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         raise ValueError("clientId is for the subscription of a topic, or of a region: leave it out")
     if parsed.selector is not None:
         parse_selector(parsed.selector)  # else the first task would tell, which a quiet stream may not have for days
+    least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
         if parsed.ending_position is not None:
             raise ValueError("endingPosition is for queues; a batch of a region has all its keys")
+        if parsed.min_partitions is not None:
+            raise ValueError("minPartitions is for queues; a task reads maxMessagesPerPartition keys of a region")
         if parsed.starting_position not in (None, SNAPSHOT, LATEST, EARLIEST):
             raise ValueError(
                 f"startingPosition={parsed.starting_position!r} is none of {SNAPSHOT}, {LATEST}, {EARLIEST}"
@@ -300,9 +318,14 @@ def _check_queues(parsed: SourceOptions) -> None:
     check_position("endingPosition", parsed.ending_position, names)
     if parsed.ending_position is not None and EARLIEST in positions_in("endingPosition", parsed.ending_position):
         raise ValueError("endingPosition=earliest leaves nothing to read; leave it out, or say latest or a position")
-    least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
-    if least is not None and most is not None and least > most:
-        raise ValueError(f"minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
+    for queue in names or ():
+        begin = position_of("startingPosition", parsed.starting_position, queue, EARLIEST)
+        end = position_of("endingPosition", parsed.ending_position, queue, LATEST)
+        if is_behind(begin, end):
+            raise ValueError(
+                f"startingPosition={parsed.starting_position!r} is behind endingPosition={parsed.ending_position!r} in"
+                f" the queue {queue!r}: there is nothing between them"
+            )
 
 
 def _check_spool(parsed: SourceOptions) -> None:
@@ -374,6 +397,8 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
                 raise ValueError(f"the option {name!r} is one of Kafka's; here it is {_KAFKAS[name]}")
             if name.startswith("kafka."):
                 raise ValueError(f"the option {name!r} is one of Kafka's, and there is none here that does the same")
+            if name == "paths":
+                raise ValueError("a path is the name of one queue; name several by the option 'queues'")
             other, what = (SinkOptions, "writing") if cls is SourceOptions else (SourceOptions, "reading")
             if name in map(str.lower, _names(other)):
                 raise ValueError(f"the option {name!r} is for {what}: leave it out here")
@@ -382,8 +407,8 @@ def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
                 f"unknown option {name!r}{most_similar(name, names)}; the options here are {', '.join(names)}"
             )
         values[field.name] = _value(field, text)
-    if path is not None and not values.keys() & {"region", "queues", "queue_pattern"}:
-        values.setdefault("queue", path)  # load("orders"), start("orders")
+    if path is not None and values.setdefault("queue", path) != path:  # load("orders"), start("orders")
+        raise ValueError(f"the queue is {path!r} by the path, and {values['queue']!r} by the option 'queue'; name one")
     passwords = [each.metadata["name"] for each in attrs.fields(cls) if "password" in each.name and each.name in values]
     if len(passwords) > 1:
         raise ValueError(
@@ -427,13 +452,20 @@ def _value(field: Any, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"{name}={text!r} is neither true nor false")
         return text.lower() == "true"
+    if is_text:
+        return text
+    whole, none = "int" in kind, ", or none" if "None" in kind else ""
     try:
-        value: Any = int(text) if "int" in kind else float(text) if "float" in kind else text
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r} is not a number") from error
+        if "_" in text:
+            raise ValueError("only a program's numbers have underscores")
+        value: Any = int(text) if whole else float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a {'whole ' if whole else ''}number{none}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name}={text!r} is not a finite number")
-    least = field.metadata["least"]
+    least, most = field.metadata["least"], field.metadata["most"]
     if least is not None and value < least:
         raise ValueError(f"{name}={text!r} is below the least value, {least}")
+    if least is not None and value > most:
+        raise ValueError(f"{name}={text!r} is above the greatest value, {int(most)}")
     return value

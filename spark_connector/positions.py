@@ -44,11 +44,7 @@ def position_of(option: str, text: str | None, queue: str, default: str) -> Posi
         return default
     if not text.lstrip().startswith("{"):
         return _position(option, text)
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{option}={text!r} is no JSON: {error}; it is {_FORMS}") from None
-    return _position(option, str(given[queue])) if queue in given else default
+    return _of_queues(option, text).get(queue, default)
 
 
 def positions_in(option: str, text: str) -> list[Position]:
@@ -60,7 +56,7 @@ def positions_in(option: str, text: str) -> list[Position]:
     """
     if not text.lstrip().startswith("{"):
         return [_position(option, text)]
-    return [_position(option, str(value)) for value in json.loads(text).values()]
+    return list(_of_queues(option, text).values())
 
 
 def check_position(option: str, text: str | None, queues: tuple[str, ...] | None) -> None:
@@ -78,10 +74,24 @@ def check_position(option: str, text: str | None, queues: tuple[str, ...] | None
         return
     position_of(option, text, "", EARLIEST)
     if text.lstrip().startswith("{"):
-        for queue, value in json.loads(text).items():
-            _position(option, str(value))
+        for queue in _of_queues(option, text):
             if queues is not None and queue not in queues:
                 raise ValueError(f"{option} has a position for {queue!r}, which is not read")
+
+
+def _of_queues(option: str, text: str) -> dict[str, Position]:
+    """The position of each queue that JSON names."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+    except ValueError as error:
+        raise ValueError(f"{option}={text!r} is no JSON: {error}; it is {_FORMS}") from None
+    found: dict[str, Position] = {}
+    for queue, value in pairs:
+        if queue in found:
+            raise ValueError(f"{option} has two positions for {queue!r}")
+        named = value if isinstance(value, str) else json.dumps(value)
+        found[queue] = _position(f"{option} of {queue!r}", named)
+    return found
 
 
 def _position(option: str, text: str) -> Position:
@@ -98,6 +108,13 @@ def _position(option: str, text: str) -> Position:
         moment = instant.isoformat()
         raise ValueError(f"{option}={text!r} has no zone: write {moment}Z for UTC, or {moment}+02:00")
     return Instant(round(instant.timestamp() * 1000))
+
+
+def is_behind(begin: Position, end: Position) -> bool:
+    """Whether a range has nothing because it begins behind its end, as far as the two say it without a queue."""
+    if isinstance(begin, Instant) and isinstance(end, Instant):
+        return begin.ms > end.ms
+    return isinstance(begin, int) and isinstance(end, int) and begin > end
 
 
 def hint_of_instant(position: int) -> str:

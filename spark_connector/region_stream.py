@@ -81,7 +81,8 @@ class JmsRegionStreamReader(JmsStreamReader):
         """Where a new query begins."""
 
         def begin(connection: Connection) -> dict[str, Any]:
-            create_region(connection, region_of(self._region_options))
+            if not self._region_options.fail_on_missing:
+                create_region(connection, region_of(self._region_options))
             bounds = self._look(connection, None)
             start = beginning(bounds)
             if self._region_options.starting_position == EARLIEST:

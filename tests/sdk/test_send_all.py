@@ -115,6 +115,19 @@ def test_one_that_no_message_can_carry_is_found_before_any_is_sent(session: Sess
     assert bodies(session) == ["c"]
 
 
+def test_where_none_is_sent_the_failures_have_all_of_them(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    for several in (["a", {"b": object()}, "c"], [{"b": object()}]):
+        with pytest.raises(MessageFormatException) as told:
+            producer.send_all(several)
+        assert list(told.value.failures) == list(range(len(several)))
+    producer.close()
+    with pytest.raises(IllegalStateException) as told:
+        producer.send_all(["a", "b"])
+    assert list(told.value.failures) == [0, 1]
+    assert bodies(session) == []
+
+
 def test_what_the_broker_refuses_is_named_and_the_others_are_sent(session: Session) -> None:
     producer = session.create_producer(session.create_queue("q"))
     producer.send_all([str(number) for number in range(4998)])

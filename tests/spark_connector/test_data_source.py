@@ -121,3 +121,19 @@ def test_properties_may_be_left_out() -> None:
     assert isinstance(without.reader(without.schema()), JmsBatchReader)
     with pytest.raises(ValueError, match="leave out one of both"):
         without.reader(SCHEMA)
+
+
+def test_properties_of_a_region_may_be_left_out() -> None:
+    without = source(region="quotes", subscription="s", includeProperties="false")
+    assert [name for name in REGION_SCHEMA.names if name not in without.schema().names] == ["properties"]
+    assert isinstance(without.reader(without.schema()), JmsRegionReader)
+    with pytest.raises(ValueError, match="leave out one of both"):
+        without.reader(REGION_SCHEMA)
+    with pytest.raises(ValueError, match="leave out one of both"):
+        without.streamReader(REGION_SCHEMA).initialOffset()
+
+
+def test_a_batch_of_a_region_begins_nowhere_but_with_all_its_keys() -> None:
+    assert isinstance(source(region="quotes", startingPosition="snapshot").reader(REGION_SCHEMA), JmsRegionReader)
+    with pytest.raises(ValueError, match="startingPosition is for streams of a region"):
+        source(region="quotes", startingPosition="latest").reader(REGION_SCHEMA)

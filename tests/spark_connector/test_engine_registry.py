@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sdk import JMSException
 from spark_connector.engine_host import EngineHost
 from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
 from spark_connector.options import SourceOptions
@@ -55,7 +56,10 @@ def test_other_urls_stay_as_they_are_and_embedded_ones_need_a_registry() -> None
     assert reachable(options("amqp://host"), None) == options("amqp://host")
     with pytest.raises(ValueError, match="register"):
         reachable(options("embedded:x"), None)
-    with pytest.raises(OSError, match="refused"):
+
+
+def test_a_registry_that_does_not_answer_is_told_with_what_to_do() -> None:
+    with pytest.raises(JMSException, match=r"refused.*: call register\(spark\) again .* from another machine use"):
         reachable(options("embedded:x"), EngineRegistry(1, b"key"))
 
 

@@ -115,6 +115,7 @@ def test_what_is_lost_is_told_apart() -> None:
     made_again = lost(offset, offset, bounds(1, 99, incarnation="b"))
     assert made_again is not None
     assert ("deleted and made again" in made_again.reason, made_again.restart) == (True, True)
+    assert "or the checkpoint is of another queue" in made_again.reason
     for replaced in (
         lost(offset, offset, bounds(1, 5, kept=5)),
         lost(offset, offset, bounds(1, 50, kept=9)),

@@ -31,6 +31,7 @@ def test_a_producer_id_is_a_word_of_the_users() -> None:
 def test_the_path_names_the_queue() -> None:
     assert parse_source({"url": "u", "path": "orders"}).queue == "orders"
     assert parse_sink({"url": "u", "path": "orders", "checkpointlocation": "x", "queryname": "y"}).queue == "orders"
+    assert parse_source({"url": "u", "path": "orders", "queue": "orders"}).queue == "orders"
 
 
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
@@ -95,7 +96,19 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ),
         ({"url": "u", "queue": "q", "spool": "hdfs://n/s"}, "'hdfs://n/s' is a URL; name a directory"),
         ({"url": "embedded:/d", "queue": "q", "spool": "/s"}, "an embedded: queue is read without one"),
-        ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
+        ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a whole number$"),
+        ({"url": "u", "queue": "q", "minPartitions": "4.0"}, "minPartitions='4.0' is not a whole number, or none$"),
+        ({"url": "u", "queue": "q", "minPartitions": "1_0"}, "minPartitions='1_0' is not a whole number"),
+        ({"url": "u", "queue": "q", "retrySeconds": "15m"}, "retrySeconds='15m' is not a number$"),
+        ({"url": "u", "queue": "q", "fetchBytes": "9" * 20}, "is above the greatest value, 9223372036854775807$"),
+        ({"url": "u", "queue": "q", "path": "p"}, "'p' by the path, and 'q' by the option 'queue'; name one$"),
+        ({"url": "u", "queues": "a,b", "path": "p"}, "and not by 'queue' and 'queues'$"),
+        ({"url": "u", "region": "r", "path": "p"}, "and not by 'queue' and 'region'$"),
+        ({"url": "u", "paths": '["a","b"]'}, "name several by the option 'queues'$"),
+        ({"url": "u", "queue": "q", "startingPosition": "5", "endingPosition": "3"}, "nothing between them$"),
+        ({"url": "u", "queues": "a,b", "startingPosition": "5", "endingPosition": '{"b": 3}'}, "in the queue 'b'"),
+        ({"url": "u", "region": "r", "minPartitions": "2"}, "minPartitions is for queues"),
+        ({"url": "u", "region": "r", "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "=9 is above max"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
         ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
         ({"url": "u", "queue": "q", "retrySeconds": "nan"}, "retrySeconds='nan' is not a finite number"),
@@ -120,6 +133,8 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
         ({"url": "u", "queue": "q", "deliveryGuarantee": "maybe"}, "neither exactly_once nor at_least_once"),
         ({"url": "u", "queue": "q", "priority": "10"}, "not from 0 to 9"),
         ({"url": "u", "queue": "q", "timeToLive": "inf"}, "timeToLive='inf' is not a finite number"),
+        ({"url": "u", "queue": "q", "timeToLive": "1e18"}, "'1e18' is above the greatest value, 3155760000$"),
+        ({"url": "u", "queue": "q", "path": "p"}, "'p' by the path, and 'q' by the option 'queue'; name one$"),
         ({"url": "u", "queue": "q", "producerId": "p", "deliveryGuarantee": "at_least_once"}, "at_least_once none is"),
     ],
 )
@@ -146,7 +161,6 @@ def test_several_queues_are_named_with_commas() -> None:
     assert queues_of(parse_source({"url": "u", "queues": "a, b ,c"})) == ("a", "b", "c")
     assert queues_of(parse_source({"url": "u", "queue": "a, b"})) == ("a, b",)
     assert queues_of(parse_source({"url": "u", "queuepattern": "a.*"})) is None
-    assert parse_source({"url": "u", "path": "x", "queues": "a"}).queue is None
 
 
 def test_a_spool_has_limits_of_its_own() -> None:

@@ -10,9 +10,11 @@ from spark_connector.positions import (
     EARLIEST,
     LATEST,
     Instant,
+    Position,
     check_position,
     first_since,
     hint_of_instant,
+    is_behind,
     position_of,
     positions_in,
 )
@@ -41,6 +43,21 @@ def test_a_position_has_these_forms(text: str | None, position: object) -> None:
 def test_anything_else_is_refused_with_the_forms_that_there_are(text: str) -> None:
     with pytest.raises(ValueError, match=r"(none of these:|it is) earliest, latest, a position"):
         check_position("startingPosition", text, None)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "behind"),
+    [(5, 3, True), (3, 3, False), (Instant(5), Instant(3), True), (5, Instant(3), False), (LATEST, 3, False)],
+)
+def test_a_begin_is_behind_an_end_of_its_own_kind(begin: Position, end: Position, behind: bool) -> None:
+    assert is_behind(begin, end) is behind
+
+
+def test_what_is_wrong_in_json_is_told_with_its_queue() -> None:
+    with pytest.raises(ValueError, match="startingPosition of 'orders'='null' is none of these"):
+        check_position("startingPosition", '{"returns": 1, "orders": null}', None)
+    with pytest.raises(ValueError, match="startingPosition has two positions for 'orders'"):
+        check_position("startingPosition", '{"orders": 3, "orders": 5}', None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=40), st.integers(0, 150))

@@ -109,6 +109,15 @@ def stream(
     return JmsRegionStreamReader(options, region_projection(schema(text)))
 
 
+def test_a_stream_makes_its_region_unless_what_is_missing_is_an_error(served: Served) -> None:
+    with pytest.raises(InvalidDestinationException, match="no subscription"):
+        stream(served, fail_on_missing=True).initialOffset()
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        assert connection.request("regions", {})["regions"] == []
+        stream(served).initialOffset()
+        assert [each["name"] for each in connection.request("regions", {})["regions"]] == ["quotes"]
+
+
 def follow(reader: JmsRegionStreamReader, start: Any, limit: Any = None) -> tuple[list[tuple[Any, Any, Any]], Any]:
     end = json.loads(json.dumps(reader.latestOffset(start, limit or ReadAllAvailable())))
     found = [] if end == start else rows(reader, reader.partitions(start, end))

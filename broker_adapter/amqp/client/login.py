@@ -14,7 +14,7 @@ from broker_adapter.urls.url import AmqpURL
 
 
 def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None) -> Login:
-    """The login of a connection: with the given credentials, or else those of the URL.
+    """The login of a connection: with the given credentials, or else those of the URL; a password alone is of its user.
 
     Args:
         url: the address.
@@ -30,6 +30,8 @@ def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None
     of_url = username is None and password is None
     if of_url:
         username, password = url.username, url.password
+    elif username is None:
+        username = url.username  # whose password the application has, as from a file
     usable = usable_mechanisms(url, username, password, trust, of_url=of_url)
     if (username is None) is not (password is None) and url.amqp.sasl_mechanisms is None:
         have, lack = ("password", "user name") if username is None else (f"user name {username!r}", "password")

@@ -32,6 +32,8 @@ def login(text: str, credentials: Credentials) -> Any:
         ("amqps://al:s3@127.0.0.1", Credentials(), "al"),
         ("amqps://al:s3@127.0.0.1", Credentials("bob", "x"), "bob"),
         ("amqps://a%40b:s%3A3@127.0.0.1", Credentials(), "a@b"),
+        ("amqps://al@127.0.0.1", Credentials(None, "x"), "al"),
+        ("amqps://al:s3@127.0.0.1", Credentials(None, "x"), "al"),
     ],
 )
 def test_credentials_come_from_the_caller_or_else_from_the_url(
