@@ -326,11 +326,14 @@ def bounds_of_queues(
 
 
 def requests_for(names: Iterable[str]) -> Iterator[list[str]]:
-    """Names of queues in parts that one request may have."""
+    """Names of queues in parts that one request may have.
+
+    A name that has no form in UTF-8 is in one of them: the request raises ``MessageFormatException`` for it.
+    """
     part: list[str] = []
     size = 0
     for name in names:
-        length = len(name.encode()) + _NAME_HEAD_BYTES
+        length = len(name.encode(errors="surrogatepass")) + _NAME_HEAD_BYTES
         if part and (len(part) == QUEUES_OF_REQUEST or size + length > _NAMES_BYTES):
             yield part
             part, size = [], 0

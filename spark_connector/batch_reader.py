@@ -18,7 +18,7 @@ from sdk.range_reader import Bounds, RangeReader
 from spark_connector.ahead import one_ahead
 from spark_connector.block_rows import batch_of_block
 from spark_connector.connections import connection_for, drop_connection, with_retries
-from spark_connector.offsets import part_of, positions_of_task, split
+from spark_connector.offsets import ANY_PARTS, PartCounts, positions_of_task, split
 from spark_connector.options import SourceOptions, queues_of
 from spark_connector.positions import EARLIEST, LATEST
 from spark_connector.rows import Readable, batch_of
@@ -107,7 +107,9 @@ def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOpt
         names = matching(options.queue_pattern, found)
     if names is None:
         return [options]
-    return [attrs.evolve(options, queue=name, queues=None, queue_pattern=None) for name in names]
+    # One that was deleted since the names were asked for is not made again.
+    fails = options.fail_on_missing or options.queue_pattern is not None
+    return [attrs.evolve(options, queue=name, queues=None, queue_pattern=None, fail_on_missing=fails) for name in names]
 
 
 def partitions_of(
@@ -117,17 +119,16 @@ def partitions_of(
     run: str,
     first: int,
     end: int,
-    least: int | None = None,
+    wanted: PartCounts = ANY_PARTS,
     message_bytes: int | None = None,
 ) -> list[InputPartition]:
-    """Tasks for the positions [first, end): ``least`` or more, as far as there are positions.
+    """Tasks for the positions [first, end): as many as are ``wanted``.
 
     Of messages of ``message_bytes`` on average (None: not known), as many as the options allow by number and bytes.
     """
     most = positions_of_task(options.max_messages_per_partition, options.max_bytes_per_partition, message_bytes)
     return [
-        RangePartition(options, columns, incarnation, run, low, high)
-        for low, high in split(first, end, most, least or 1)
+        RangePartition(options, columns, incarnation, run, low, high) for low, high in split(first, end, most, wanted)
     ]
 
 
@@ -258,16 +259,26 @@ class JmsBatchReader(DataSourceReader):
                 return [_browsing(one, self._columns) for one in each]
             ranges = []
             for one in each:
-                bounds, name, reader = bounds_of(connection, one), source_of(one).name, range_reader(connection, one)
-                first, end = start_of(reader, one, name, bounds), end_of(reader, one, name, bounds)
+                try:
+                    bounds, name, reader = (
+                        bounds_of(connection, one),
+                        source_of(one).name,
+                        range_reader(connection, one),
+                    )
+                    first, end = start_of(reader, one, name, bounds), end_of(reader, one, name, bounds)
+                except InvalidDestinationException:
+                    if options.queue_pattern is None:
+                        raise
+                    continue  # it was deleted since the broker was asked for the names
                 ranges.append((one, bounds, max(first, bounds.first), end))
-            total = sum(max(0, end - first) for _, _, first, end in ranges)
+            counts = {source_of(one).name: max(0, end - first) for one, _, first, end in ranges}
+            wanted = PartCounts(options.min_partitions, options.max_partitions).of_each(counts)
             return [
                 task
                 for one, bounds, first, end in ranges
                 for task in partitions_of(
                     *(one, self._columns, bounds.incarnation, bounds.run, first, end),
-                    part_of(options.min_partitions, end - first, total),
+                    wanted[source_of(one).name],
                     bounds.message_bytes,
                 )
             ]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sdk.range_reader import Bounds
 
@@ -203,9 +203,28 @@ def shares(most: int, wanted: Mapping[str, int], last: str | None = None) -> dic
     return given
 
 
-def part_of(least: int | None, count: int, total: int) -> int | None:
-    """How many of ``least`` ranges are those of ``count`` positions of ``total``, rounded up."""
-    return None if least is None or count <= 0 else -(-least * count // total)
+class PartCounts(NamedTuple):
+    """How many ranges a batch is to have."""
+
+    least: int | None = None  #: as far as there are positions; None: one
+    most: int | None = None  #: None: any number
+
+    def of_each(self, counts: Mapping[str, int]) -> dict[str, PartCounts]:
+        """The same of each queue of a batch: one range at least where there are positions.
+
+        Args:
+            counts: positions, by the name of the queue.
+        """
+        least = shares(self.least or 0, counts)
+        if self.most is None:
+            return {name: PartCounts(each) for name, each in least.items()}
+        left = {name: count - least[name] for name, count in counts.items()}
+        more = shares(self.most - (self.least or 0), left)
+        return {name: PartCounts(each, max(1, each + more[name])) for name, each in least.items()}
+
+
+#: One range, or as many as have too many positions for one.
+ANY_PARTS: Final = PartCounts()
 
 
 def positions_of_task(most: int, most_bytes: int | None, message_bytes: int | None) -> int:
@@ -221,18 +240,20 @@ def positions_of_task(most: int, most_bytes: int | None, message_bytes: int | No
     return max(1, min(most, most_bytes // message_bytes))
 
 
-def split(first: int, end: int, most: int, least_parts: int = 1) -> list[tuple[int, int]]:
+def split(first: int, end: int, most: int, wanted: PartCounts = ANY_PARTS) -> list[tuple[int, int]]:
     """[first, end) in ranges [first, last], alike in size.
 
     Args:
         first: the lowest position.
         end: the position behind the highest one.
-        most: positions of a range.
-        least_parts: ranges, as far as there are positions.
+        most: positions of a range, but where there would be too many ranges.
+        wanted: how many ranges.
     """
     total = end - first
     if total <= 0:
         return []
-    parts = max(-(-total // most), min(least_parts, total))
+    parts = max(-(-total // most), min(wanted.least or 1, total))
+    if wanted.most is not None:
+        parts = min(parts, wanted.most)
     edges = [first + total * part // parts for part in range(parts + 1)]
     return [(low, high - 1) for low, high in pairwise(edges)]

@@ -91,7 +91,7 @@ class SourceOptions(ConnectionOptions):
         "queuePattern",
         None,
         "regular expression (RE2) for the whole names of the queues to read as one; those that are made while a stream"
-        " runs are found within five seconds",
+        " runs are found within five seconds, and that there is none is no error",
     )
     topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
     subscription: str | None = _option(
@@ -157,6 +157,13 @@ class SourceOptions(ConnectionOptions):
     )
     min_partitions: int | None = _option(
         "minPartitions", None, "tasks that a batch is read by at least, as far as it has messages; none: one", least=1
+    )
+    max_partitions: int | None = _option(
+        "maxPartitions",
+        None,
+        "tasks that a batch is read by at most, but one for each queue that has messages; they read more then than"
+        " maxMessagesPerPartition and maxBytesPerPartition say; none: any number",
+        least=1,
     )
     include_properties: bool = _option(
         "includeProperties", True, "whether there is a column properties; without it reading takes less time"
@@ -289,13 +296,17 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
     least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
     if least is not None and most is not None and least > most:
         raise ValueError(f"minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
+    fewest, parts = parsed.min_partitions, parsed.max_partitions
+    if fewest is not None and parts is not None and fewest > parts:
+        raise ValueError(f"minPartitions={fewest} is above maxPartitions={parts}")
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")
         if parsed.ending_position is not None:
             raise ValueError("endingPosition is for queues; a batch of a region has all its keys")
-        if parsed.min_partitions is not None:
-            raise ValueError("minPartitions is for queues; a task reads maxMessagesPerPartition keys of a region")
+        for name, given in (("minPartitions", parsed.min_partitions), ("maxPartitions", parsed.max_partitions)):
+            if given is not None:
+                raise ValueError(f"{name} is for queues; a task reads maxMessagesPerPartition keys of a region")
         if parsed.starting_position not in (None, SNAPSHOT, LATEST, EARLIEST):
             raise ValueError(
                 f"startingPosition={parsed.starting_position!r} is none of {SNAPSHOT}, {LATEST}, {EARLIEST}"

@@ -27,7 +27,7 @@ from sdk.range_reader import Bounds, bounds_of_queues
 from spark_connector.batch_reader import RangePartition, one_by_one, read_range
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import beginning, has_positions, in_turn, is_due, offset_from, part_of, shares, span
+from spark_connector.offsets import PartCounts, beginning, has_positions, in_turn, is_due, offset_from, shares, span
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first
 from spark_connector.stream_reader import JmsStreamReader
@@ -129,13 +129,12 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         pairs = {name: (begins.get(name) or _begin_of(goal), goal) for name, goal in ends.items()}
         pairs = {name: pair for name, pair in pairs.items() if has_positions(*map(offset_from, pair))}
         counts = {name: _count(*pair) for name, pair in pairs.items()}
-        total = sum(counts.values())
+        wanted = PartCounts(self._options.min_partitions, self._options.max_partitions).of_each(counts)
         found = self._current_bounds({name: offset_from(goal).run for name, (_, goal) in pairs.items()}, pairs)
         tasks: list[InputPartition] = []
         for name, bounds in found.items():
-            least = part_of(self._options.min_partitions, counts[name], total)
             try:
-                tasks += self._reader(name).tasks(*pairs[name], least, bounds)
+                tasks += self._reader(name).tasks(*pairs[name], wanted[name], bounds)
             except InvalidDestinationException as error:
                 self._leave_out(name, error, is_known=True)
         return tasks

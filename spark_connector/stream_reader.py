@@ -45,6 +45,7 @@ from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import (
     Loss,
     Offset,
+    PartCounts,
     beginning,
     has_positions,
     is_due,
@@ -176,17 +177,18 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not has_positions(offset_from(start), offset_from(end)):
             return []
         bounds = self.current_bounds(offset_from(end).run)
-        return self.tasks(start, end, self._options.min_partitions, bounds)
+        wanted = PartCounts(self._options.min_partitions, self._options.max_partitions)
+        return self.tasks(start, end, wanted, bounds)
 
     def tasks(
-        self, start: dict[str, Any], end: dict[str, Any], least: int | None, bounds: Bounds | None
+        self, start: dict[str, Any], end: dict[str, Any], wanted: PartCounts, bounds: Bounds | None
     ) -> list[InputPartition]:
-        """The tasks of a batch: ``least`` or more, as far as there are positions.
+        """The tasks of a batch.
 
         Args:
             start: where the batch begins.
             end: where it ends.
-            least: tasks; None: one.
+            wanted: how many.
             bounds: what the queue has; None where the broker is away.
         """
         goal, begin = offset_from(end), offset_from(start)
@@ -200,7 +202,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = max(first, bounds.first)  # what is below is gone: consumed, or expired
         return partitions_of(
             *(self._options, self._columns, goal.incarnation, goal.run, first, stop),
-            least,
+            wanted,
             None if bounds is None else bounds.message_bytes,
         )
 

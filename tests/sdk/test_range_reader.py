@@ -286,6 +286,7 @@ def test_a_broker_that_cannot_tell_of_several_queues_says_so(
 def test_each_request_for_several_queues_is_one_that_the_broker_takes() -> None:
     short, long = [str(number) for number in range(2500)], ["ü" * 120 + str(number) for number in range(300)]
     assert [len(part) for part in requests_for(short)] == [MAX_QUEUES, MAX_QUEUES, 500]
+    assert list(requests_for(["a", "\ud800"])) == [["a", "\ud800"]]
     for names in (short, long, ["x" * 4096] * 20, ["ü" * 4096] * 9, []):
         parts = list(requests_for(names))
         assert [name for part in parts for name in part] == names

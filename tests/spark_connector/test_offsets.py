@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sdk.range_reader import Bounds
 from spark_connector.offsets import (
     Offset,
+    PartCounts,
     beginning,
     has_positions,
     in_turn,
@@ -199,10 +200,35 @@ def test_ranges_cover_everything_once_and_keep_their_limit(first: int, size: int
 
 
 def test_ranges_are_as_many_as_is_asked_for_as_far_as_there_are_positions() -> None:
-    assert split(0, 10, 100, 4) == [(0, 1), (2, 4), (5, 6), (7, 9)]
-    assert split(0, 3, 100, 8) == [(0, 0), (1, 1), (2, 2)]
-    assert len(split(0, 1000, 10, 4)) == 100
-    assert split(5, 5, 10, 4) == []
+    assert split(0, 10, 100, PartCounts(4)) == [(0, 1), (2, 4), (5, 6), (7, 9)]
+    assert split(0, 3, 100, PartCounts(8)) == [(0, 0), (1, 1), (2, 2)]
+    assert len(split(0, 1000, 10, PartCounts(4))) == 100
+    assert split(5, 5, 10, PartCounts(4, 4)) == []
+
+
+def test_ranges_are_not_more_than_is_asked_for_however_large_they_get() -> None:
+    assert split(0, 1000, 10, PartCounts(most=4)) == [(0, 249), (250, 499), (500, 749), (750, 999)]
+    assert split(0, 10, 100, PartCounts(1, 4)) == [(0, 9)]
+    assert split(0, 10, 100, PartCounts(4, 4)) == [(0, 1), (2, 4), (5, 6), (7, 9)]
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=20),
+    st.none() | st.integers(1, 50),
+    st.none() | st.integers(1, 50),
+)
+def test_the_ranges_of_several_queues_are_together_as_many_as_is_asked_for(
+    counts: list[int], least: int | None, most: int | None
+) -> None:
+    if least is not None and most is not None:
+        least = min(least, most)
+    named = {str(place): count for place, count in enumerate(counts)}
+    wanted = PartCounts(least, most).of_each(named)
+    ranges = {name: split(0, count, 10**6, wanted[name]) for name, count in named.items()}
+    found = sum(map(len, ranges.values()))
+    assert all(bool(ranges[name]) == (count > 0) for name, count in named.items())
+    assert most is None or found <= max(most, len([count for count in counts if count]))
+    assert least is None or found >= min(least, sum(counts))
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_an_unknown_option_is_told_with_the_most_similar_one() -> None:
         ({"url": "u", "queue": "q", "startingPosition": "5", "endingPosition": "3"}, "nothing between them$"),
         ({"url": "u", "queues": "a,b", "startingPosition": "5", "endingPosition": '{"b": 3}'}, "in the queue 'b'"),
         ({"url": "u", "region": "r", "minPartitions": "2"}, "minPartitions is for queues"),
+        ({"url": "u", "region": "r", "maxPartitions": "2"}, "maxPartitions is for queues"),
+        ({"url": "u", "queue": "q", "minPartitions": "3", "maxPartitions": "2"}, "=3 is above maxPartitions=2$"),
         ({"url": "u", "region": "r", "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "=9 is above max"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
         ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
@@ -190,7 +192,7 @@ def test_a_password_is_not_shown() -> None:
 EVERY_NAME = """
     clientId deliveryGuarantee endingPosition failOnDataLoss failOnMissing fetchBytes headRefreshSeconds
     includeProperties keyPattern maxBytesPerPartition maxMessagesPerPartition maxMessagesPerTrigger
-    maxTriggerDelaySeconds minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority
+    maxPartitions maxTriggerDelaySeconds minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority
     producerId queue queuePattern queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes
     spoolMaxMessages startingPosition subscription timeToLive topic url username
 """

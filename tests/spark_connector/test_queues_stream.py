@@ -21,7 +21,7 @@ from sdk import (
     JMSSecurityException,
 )
 from sdk.range_reader import Bounds
-from spark_connector import connections, queues_stream, stream_reader
+from spark_connector import batch_reader, connections, queues_stream, stream_reader
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.connections import drop_connection
 from spark_connector.queues_stream import JmsQueuesStreamReader
@@ -534,6 +534,32 @@ def test_the_tasks_of_all_queues_together_are_at_least_as_many_as_the_option_say
     assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 8
     options = attrs.evolve(served.options, queue=None, **changes)
     assert len(JmsBatchReader(options, ("text",)).partitions()) == 8
+
+
+@pytest.mark.parametrize(("most", "expected"), [(8, 8), (1, 2)])
+def test_the_tasks_of_all_queues_together_are_at_most_as_many_as_the_option_says(
+    served: Served, most: int, expected: int
+) -> None:
+    """But each queue that has messages has one."""
+    fill(served, "a", 30)
+    fill(served, "b", 10)
+    changes: dict[str, Any] = {"queues": "a,b", "max_partitions": most, "max_messages_per_partition": 1}
+    reader = reader_of(served, **changes)
+    begin = reader.initialOffset()
+    assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == expected
+    tasks = JmsBatchReader(attrs.evolve(served.options, queue=None, **changes), ("text",)).partitions()
+    assert len(tasks) == expected
+
+
+def test_a_batch_does_not_make_a_queue_again_that_is_deleted_meanwhile(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(served, "in.a", 2)
+    monkeypatch.setattr(batch_reader, "matching", lambda _pattern, names: (*(n for n in names if n == "in.a"), "in.b"))
+    options = attrs.evolve(served.options, queue=None, queue_pattern=r"in\..*")
+    assert [part.options.queue for part in JmsBatchReader(options, ("text",)).partitions()] == ["in.a"]
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        assert "in.b" not in {queue.name for queue in connection.statistics().queues}
 
 
 def test_a_batch_reads_several_queues_as_well(served: Served) -> None:

@@ -180,6 +180,15 @@ def test_there_are_at_least_as_many_tasks_as_the_option_says(served: Served) -> 
     assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 3
 
 
+def test_there_are_at_most_as_many_tasks_as_the_option_says(served: Served) -> None:
+    served.fill(0, 8)
+    options = attrs.evolve(served.options, max_partitions=3, max_messages_per_partition=1)
+    assert len(JmsBatchReader(options, ("text",)).partitions()) == 3
+    reader = served.reader(max_partitions=3, max_messages_per_partition=1)
+    begin = reader.initialOffset()
+    assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 3
+
+
 def test_the_broker_applies_a_selector_and_a_stream_drops_what_it_did_not_choose(served: Served) -> None:
     with ConnectionFactory(served.options.url).create_connection() as connection:
         session = connection.create_session()
