@@ -195,7 +195,7 @@ class TaskWriter:
         size = 0
         try:
             with (
-                connection_for(options).create_session() as session,
+                with_retries(options, Connection.create_session) as session,
                 session.create_producer(destination) as producer,
             ):
                 for rows in batches:

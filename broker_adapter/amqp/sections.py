@@ -34,9 +34,10 @@ _CODES: Final[dict[Any, int]] = {
     Symbol("amqp:amqp-value:*"): VALUE,
     Symbol("amqp:footer:map"): 0x78,
 }
-#: Most values in the sections of a message ahead of its body, which the server decodes.
-MAX_AHEAD_VALUES: Final = 20_000
 _ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the application
+#: Most values in the sections of a message ahead of its body, which the server decodes: a name and a value of each
+#: property, and what stands beside them.
+MAX_AHEAD_VALUES: Final = 2 * (MAX_PROPERTIES + _ADDED_PROPERTIES) + 1_000
 _MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
 _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
     HEADER: (list,),

@@ -24,6 +24,7 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     Connection,
+    ConnectionFactory,
     ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
@@ -608,6 +609,24 @@ def test_at_least_once_a_task_that_is_tried_again_loses_nothing(options: SinkOpt
     found = texts(options.url, "out")
     assert set(found) == set(map(str, range(1500)))
     assert len(found) == 1500 + 1000  # the first thousand was committed by itself
+
+
+def test_at_least_once_a_task_waits_for_a_broker_that_is_away_as_it_begins(
+    options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, away = ConnectionFactory.create_connection, iter([True])
+
+    def away_once(factory: ConnectionFactory) -> Connection:
+        if next(away, False):
+            raise ConnectionLostException("the broker is away")
+        return create(factory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionFactory, "create_connection", away_once)
+        once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
+        assert writer(once).write(iter([rows("a", "b")])).count == 2
+    assert next(away, None) is None
+    assert texts(options.url, "out") == ["a", "b"]
 
 
 def test_at_least_once_a_row_that_expires_in_centuries_is_written(options: SinkOptions) -> None:

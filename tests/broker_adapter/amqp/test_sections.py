@@ -45,6 +45,12 @@ def test_properties_have_a_limit() -> None:
             read()
 
 
+def test_what_selectors_read_has_all_properties_that_a_message_may_have() -> None:
+    properties = {f"p{number}": number for number in range(MAX_PROPERTIES + 16)}
+    envelope = Envelope(queue("q"), BodyKind.TEXT, "x", properties, "ID:1", "c", queue("r"), "t", 1, 2, group_id="g")
+    assert decode_ahead(encode_amqp(envelope)).properties == properties
+
+
 def test_a_section_is_told_by_its_number_or_its_name() -> None:
     properties = encode({"a": 1})
     by_name = b"\x00\xa3\x1famqp:application-properties:map" + properties
