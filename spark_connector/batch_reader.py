@@ -187,11 +187,14 @@ def read_range(
 
 
 def browse(partition: BrowsePartition) -> Iterator[pa.RecordBatch]:
-    """All that a browser shows, as Arrow batches.  Not tried again: a browser has no place to go on from."""
+    """All that a browser shows, as Arrow batches.
+
+    The connection is tried for again, what is read is not: a browser has no place to go on from.
+    """
     options = partition.options
     source = source_of(options)
     found: list[Envelope] = []
-    with connection_for(options).create_session() as session:
+    with with_retries(options, Connection.create_session) as session:
         for message in session.create_browser(source):
             found.append(_as_it_came(message))
             if len(found) == _BROWSED:

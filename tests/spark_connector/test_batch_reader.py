@@ -279,3 +279,20 @@ def test_a_queue_of_a_broker_without_positions_is_browsed_by_one_task(options: S
     assert [text for each in batches for text in each["text"]] == numbers(2500)
     assert batches[0]["position"] == [None] * 1000
     assert set(batches[0]["priority"]) == {7}
+
+
+def test_a_task_that_browses_waits_for_a_broker_that_is_away_as_it_begins(
+    options: SourceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(options.url, "in", numbers(2))
+    create, away = ConnectionFactory.create_connection, iter([True])
+
+    def away_once(factory: ConnectionFactory) -> Connection:
+        if next(away, False):
+            raise ConnectionLostException("the broker is away")
+        return create(factory)
+
+    monkeypatch.setattr(ConnectionFactory, "create_connection", away_once)
+    (batch,) = JmsBatchReader(options, COLUMNS).read(BrowsePartition(options, ("text",)))
+    assert next(away, None) is None
+    assert batch.to_pydict() == {"text": numbers(2)}
