@@ -364,7 +364,7 @@ def test_a_producer_sends_several_with_what_was_set_before(context: JMSContext) 
 
 
 def test_where_a_producer_sends_none_of_several_the_failures_have_all_of_them(context: JMSContext) -> None:
-    queue = context.create_queue("several")
+    queue = context.create_queue("none of several")
     producer = context.create_producer()
     with pytest.raises(MessageFormatException, match="message 1 of 3 cannot be sent, and none of them was") as told:
         producer.send_all(queue, ["a", {"b": object()}, "c"])
