@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ack_modes import AcknowledgeMode
-from broker_adapter import Destination, IllegalStateException, MessageFormatException
+from broker_adapter import Destination, IllegalStateException, JMSException, MessageFormatException
 from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData, EventListener, ExceptionListener
 from sdk.consumer import Listener, MessageConsumer
@@ -404,16 +404,22 @@ class JMSProducer:
             JMSException: see ``MessageProducer.send_all``, as for all else.
         """
         check_several(messages)
-        producer = self._producer()
+        several = list(messages)
+        try:
+            producer = self._producer()
+        except JMSException as error:
+            error.failures = dict.fromkeys(range(len(several)), error)
+            raise
         producer.disable_message_id = self.disable_message_id
         producer.disable_timestamp = self.disable_timestamp
-        producer.send_all(
-            [self._prepared(message) for message in messages],
+        producer._send_all(
+            self._prepared,
+            several,
             destination,
-            delivery_mode=self.delivery_mode,
-            priority=self.priority,
-            time_to_live=self.time_to_live,
-            delivery_delay=self.delivery_delay,
+            self.delivery_mode,
+            self.priority,
+            self.time_to_live,
+            self.delivery_delay,
         )
         return self
 

@@ -286,17 +286,22 @@ class MessageProducer:
                 index.
         """
         check_several(messages)
+        self._send_all(wrapped, list(messages), destination, delivery_mode, priority, time_to_live, delivery_delay)
+
+    def _send_all(
+        self,
+        prepared: Callable[[Message | str | bytes | dict[str, Any] | list[Any]], Message],
+        several: list[Message | str | bytes | dict[str, Any] | list[Any]],
+        destination: Destination | None,
+        delivery_mode: DeliveryMode | None,
+        priority: int | Sequence[int | None] | None,
+        time_to_live: float | Sequence[float | None] | None,
+        delivery_delay: float | None,
+    ) -> None:
+        """``send_all``, where ``prepared`` makes a message of each."""
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
 
-        def send(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> None:
-            try:
-                made = make(several)
-            except JMSException as error:
-                error.failures = dict.fromkeys(range(len(several)), error)
-                raise
-            self._send_together(made)
-
-        def make(several: list[Message | str | bytes | dict[str, Any] | list[Any]]) -> list[Envelope]:
+        def make() -> list[Envelope]:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             target = self._target(destination)
@@ -305,7 +310,7 @@ class MessageProducer:
             made: list[Envelope] = []
             for each, own_priority, life in zip(several, priorities, lives, strict=True):
                 try:
-                    made.append(self._made(wrapped(each), target, mode, own_priority, life, delivery_delay))
+                    made.append(self._made(prepared(each), target, mode, own_priority, life, delivery_delay))
                 except (JMSException, TypeError, ValueError) as error:
                     if len(several) == 1:
                         raise
@@ -315,18 +320,36 @@ class MessageProducer:
                     raise type(error)(named) from error
             return made
 
-        self._state.in_one_call(send, list(messages))
+        self._in_one_send(len(several), make)
+
+    def _in_one_send(self, count: int, make: Callable[[], list[Envelope]]) -> None:
+        """Make so many envelopes, and send them together; an error before any is sent names all of them."""
+        is_made = False
+
+        def send() -> None:
+            nonlocal is_made
+            made = make()
+            is_made = True
+            self._send_together(made)
+
+        try:
+            self._state.in_one_call(send)
+        except JMSException as error:
+            if not is_made:
+                error.failures = dict.fromkeys(range(count), error)
+            raise
 
     def _send_envelopes(self, envelopes: Iterable[Envelope]) -> None:
         """See :func:`sdk.range_reader.send_envelopes`."""
+        several = list(envelopes)
 
-        def send(several: list[Envelope]) -> None:
+        def make() -> list[Envelope]:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             now_ms = None if self.disable_timestamp else max(0, time.time_ns() // 1_000_000)
-            self._send_together([self._stamped(each, now_ms) for each in several])
+            return [self._stamped(each, now_ms) for each in several]
 
-        self._state.in_one_call(send, list(envelopes))
+        self._in_one_send(len(several), make)
 
     def _stamped(self, envelope: Envelope, sent_at_ms: int | None) -> Envelope:
         """The envelope with what a send writes into it."""

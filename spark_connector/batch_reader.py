@@ -112,6 +112,11 @@ def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOpt
     return [attrs.evolve(options, queue=name, queues=None, queue_pattern=None, fail_on_missing=fails) for name in names]
 
 
+def positions_per_task(options: SourceOptions, message_bytes: int | None) -> int:
+    """How many positions a task has at most, of messages of so many bytes on average (None: not known)."""
+    return positions_of_task(options.max_messages_per_partition, options.max_bytes_per_partition, message_bytes)
+
+
 def partitions_of(
     options: SourceOptions,
     columns: tuple[str, ...],
@@ -126,7 +131,7 @@ def partitions_of(
 
     Of messages of ``message_bytes`` on average (None: not known), as many as the options allow by number and bytes.
     """
-    most = positions_of_task(options.max_messages_per_partition, options.max_bytes_per_partition, message_bytes)
+    most = positions_per_task(options, message_bytes)
     return [
         RangePartition(options, columns, incarnation, run, low, high) for low, high in split(first, end, most, wanted)
     ]
@@ -275,7 +280,8 @@ class JmsBatchReader(DataSourceReader):
                     continue  # it was deleted since the broker was asked for the names
                 ranges.append((one, bounds, max(first, bounds.first), end))
             counts = {source_of(one).name: max(0, end - first) for one, _, first, end in ranges}
-            wanted = PartCounts(options.min_partitions, options.max_partitions).of_each(counts)
+            sizes = {source_of(one).name: positions_per_task(one, bounds.message_bytes) for one, bounds, _, _ in ranges}
+            wanted = PartCounts(options.min_partitions, options.max_partitions).of_each(counts, sizes)
             return [
                 task
                 for one, bounds, first, end in ranges

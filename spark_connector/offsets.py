@@ -209,18 +209,20 @@ class PartCounts(NamedTuple):
     least: int | None = None  #: as far as there are positions; None: one
     most: int | None = None  #: None: any number
 
-    def of_each(self, counts: Mapping[str, int]) -> dict[str, PartCounts]:
+    def of_each(self, counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, PartCounts]:
         """The same of each queue of a batch: one range at least where there are positions.
 
         Args:
             counts: positions, by the name of the queue.
+            sizes: most positions of a range, likewise, but where there would be too many ranges.
         """
-        least = shares(self.least or 0, counts)
-        if self.most is None:
-            return {name: PartCounts(each) for name, each in least.items()}
-        left = {name: count - least[name] for name, count in counts.items()}
-        more = shares(self.most - (self.least or 0), left)
-        return {name: PartCounts(each, max(1, each + more[name])) for name, each in least.items()}
+        parts = {name: -(-count // sizes[name]) for name, count in counts.items()}
+        if self.least is not None and self.least > sum(parts.values()):
+            more = shares(self.least - sum(parts.values()), {name: counts[name] - part for name, part in parts.items()})
+            parts = {name: part + more[name] for name, part in parts.items()}
+        elif self.most is not None:
+            parts = shares(max(self.most, sum(map(bool, parts.values()))), parts)
+        return {name: PartCounts(part, max(1, part)) for name, part in parts.items()}
 
 
 #: One range, or as many as have too many positions for one.

@@ -24,7 +24,7 @@ from sdk import (
     OperationTimedOutException,
 )
 from sdk.range_reader import Bounds, bounds_of_queues
-from spark_connector.batch_reader import RangePartition, one_by_one, read_range
+from spark_connector.batch_reader import RangePartition, one_by_one, positions_per_task, read_range
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import PartCounts, beginning, has_positions, in_turn, is_due, offset_from, shares, span
@@ -128,9 +128,13 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begins, ends = _split(start), _split(end)
         pairs = {name: (begins.get(name) or _begin_of(goal), goal) for name, goal in ends.items()}
         pairs = {name: pair for name, pair in pairs.items() if has_positions(*map(offset_from, pair))}
-        counts = {name: _count(*pair) for name, pair in pairs.items()}
-        wanted = PartCounts(self._options.min_partitions, self._options.max_partitions).of_each(counts)
         found = self._current_bounds({name: offset_from(goal).run for name, (_, goal) in pairs.items()}, pairs)
+        counts = {name: _count(*pairs[name], bounds) for name, bounds in found.items()}
+        sizes = {
+            name: positions_per_task(self._options, None if bounds is None else bounds.message_bytes)
+            for name, bounds in found.items()
+        }
+        wanted = PartCounts(self._options.min_partitions, self._options.max_partitions).of_each(counts, sizes)
         tasks: list[InputPartition] = []
         for name, bounds in found.items():
             try:
@@ -329,6 +333,7 @@ def _begin_of(end: dict[str, Any]) -> dict[str, Any]:
     return goal._replace(next=goal.base).to_json()
 
 
-def _count(start: dict[str, Any], end: dict[str, Any]) -> int:
+def _count(start: dict[str, Any], end: dict[str, Any], bounds: Bounds | None) -> int:
+    """How many positions a batch has, of a queue that has this now."""
     first, stop = span(offset_from(start), offset_from(end))
-    return max(0, stop - first)
+    return max(0, stop - (first if bounds is None else max(first, bounds.first)))

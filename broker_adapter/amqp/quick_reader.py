@@ -259,7 +259,7 @@ def _usual(payload: bytes, link: Destination | None) -> tuple[_Usual, Identity |
     between = payload[behind : end - 8]
     identity: Identity | None = None
     usual = None
-    if position and payload[position - 9] == _LONG:
+    if position > 8 and payload[position - 9] == _LONG:  # else there is none, and this is an octet of the body
         usual = _kept_usual(payload[: position - 8], between, link, True)
         if usual is not None:
             sequence = _i64(payload, position - 8)[0]

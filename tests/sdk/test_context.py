@@ -361,3 +361,16 @@ def test_a_producer_sends_several_with_what_was_set_before(context: JMSContext) 
         ("a", "red", 7),
         ("b", "red", 7),
     ]
+
+
+def test_where_a_producer_sends_none_of_several_the_failures_have_all_of_them(context: JMSContext) -> None:
+    queue = context.create_queue("none of several")
+    producer = context.create_producer()
+    with pytest.raises(MessageFormatException, match="message 1 of 3 cannot be sent, and none of them was") as told:
+        producer.send_all(queue, ["a", {"b": object()}, "c"])
+    assert list(told.value.failures) == [0, 1, 2]
+    assert list(context.create_browser(queue)) == []
+    context.close()
+    with pytest.raises(IllegalStateException) as closed:
+        producer.send_all(queue, ["a", "b"])
+    assert list(closed.value.failures) == [0, 1]

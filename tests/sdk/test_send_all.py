@@ -4,10 +4,12 @@ speaks for."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from broker_adapter import BodyKind, Destination, Envelope
 from sdk import (
     AcknowledgeMode,
     ConnectionLostException,
@@ -22,6 +24,7 @@ from sdk import (
     TextMessage,
     TransactionRolledBackException,
 )
+from sdk.range_reader import send_envelopes
 from tests.sdk.regions import Connect
 from tests.sdk.small_broker import SmallBroker
 
@@ -125,6 +128,28 @@ def test_where_none_is_sent_the_failures_have_all_of_them(session: Session) -> N
     with pytest.raises(IllegalStateException) as told:
         producer.send_all(["a", "b"])
     assert list(told.value.failures) == [0, 1]
+    assert bodies(session) == []
+
+
+def test_where_another_thread_has_the_session_the_failures_have_all_of_them(session: Session) -> None:
+    producer = session.create_producer(session.create_queue("q"))
+    sends: list[Callable[[], None]] = [
+        lambda: producer.send_all(["a", "b"]),
+        lambda: send_envelopes(producer, [Envelope(Destination("q"), BodyKind.TEXT, each) for each in "ab"]),
+    ]
+    told: list[list[int]] = []
+
+    def send() -> None:
+        for each in sends:
+            with pytest.raises(IllegalStateException, match="in use by another thread") as refused:
+                each()
+            told.append(list(refused.value.failures))
+
+    with session._state.owner:
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join(60)
+    assert told == [[0, 1]] * 2
     assert bodies(session) == []
 
 

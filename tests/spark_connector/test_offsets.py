@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdk.range_reader import Bounds
@@ -216,19 +216,27 @@ def test_ranges_are_not_more_than_is_asked_for_however_large_they_get() -> None:
     st.lists(st.integers(0, 1000), min_size=1, max_size=20),
     st.none() | st.integers(1, 50),
     st.none() | st.integers(1, 50),
+    st.sampled_from((1, 10, 100, 10**6)),
 )
+@example([1000] * 5, 4, 6, 100)  # the least is below the number of queues
+@example([3, 391], 1, 6, 100)  # all fit, though not in proportion
 def test_the_ranges_of_several_queues_are_together_as_many_as_is_asked_for(
-    counts: list[int], least: int | None, most: int | None
+    counts: list[int], least: int | None, most: int | None, size: int
 ) -> None:
     if least is not None and most is not None:
         least = min(least, most)
     named = {str(place): count for place, count in enumerate(counts)}
-    wanted = PartCounts(least, most).of_each(named)
-    ranges = {name: split(0, count, 10**6, wanted[name]) for name, count in named.items()}
+    wanted = PartCounts(least, most).of_each(named, dict.fromkeys(named, size))
+    ranges = {name: split(0, count, size, wanted[name]) for name, count in named.items()}
     found = sum(map(len, ranges.values()))
     assert all(bool(ranges[name]) == (count > 0) for name, count in named.items())
     assert most is None or found <= max(most, len([count for count in counts if count]))
     assert least is None or found >= min(least, sum(counts))
+    needed = {name: -(-count // size) for name, count in named.items()}
+    if most is None or sum(needed.values()) <= most:
+        assert all(len(ranges[name]) >= each for name, each in needed.items()), "none is larger than it has to be"
+    else:
+        assert found >= most, "none is larger than it has to be"
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,19 @@ def test_what_is_kept_of_senders_has_a_limit() -> None:
         assert kept.cache_info().currsize <= 256
 
 
+def test_nothing_is_kept_of_a_body() -> None:
+    """Where there is a short header alone, no octet near the end of the body is that of a sequence."""
+    for kept in quick_reader.KEPT:
+        kept.cache_clear()
+    for number in range(10):
+        body = bytes((number, *[0x81] * 9))
+        for header in (b"\x45", b"\xc0\x02\x01\x41"):
+            payload = b"\x00\x53\x70" + header + section(0x73, ["ID:1", *[None] * 8, Timestamp(NOW)])
+            check_both(payload + section(0x75, body))
+    for kept in quick_reader.KEPT:
+        assert kept.cache_info().currsize <= 2 * 3  # of each header, from three links
+
+
 def test_more_properties_than_the_limit_are_refused_as_ever() -> None:
     pairs = b"".join(encode(f"p{number}") + encode(number) for number in range(10_017))
     payload = b"\x00\x53\x74" + compound(0xC1, 2 * 10_017, pairs)
