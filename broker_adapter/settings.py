@@ -90,7 +90,10 @@ class ClientSettings:
         15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001
     )
     send_timeout_seconds: float = _option(
-        60.0, "longest time that a send waits for a place in the send window and for its confirmation", least=0.001
+        60.0,
+        "longest time that a send waits for a place in the send window and for its confirmation; to be more than"
+        " blocked_send_timeout_seconds of the engine, so that a send which is blocked at a limit has its answer",
+        least=0.001,
     )
     request_timeout_seconds: float = _option(
         60.0, "longest wait for the answer to any other request (attach, commit, browse, ...)", least=0.001
