@@ -575,8 +575,8 @@ class Session(MessageFactory):
     def _close(self, deadline: float) -> None:
         state = self._state
         state.process(Event.BEGIN_CLOSE)
+        answered_by = deadline - _TO_TELL * self._settings.close_timeout_seconds
         if not state.policy.transacted:
-            answered_by = deadline - _TO_TELL * self._settings.close_timeout_seconds
             for producer in self._links.producers.values():
                 if not producer._wait_for_answers(answered_by):
                     log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
@@ -586,7 +586,7 @@ class Session(MessageFactory):
             if state.interrupted:  # first: a call of another thread that waits for the network ends now
                 with self._links.perhaps_without_the_broker():
                     self._transport.end_session(state.number, 0)
-            owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
+            owned = state.owner.acquire(timeout=max(0.001, answered_by - time.monotonic()))
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)
             self._links.end_all(deadline)
@@ -625,7 +625,8 @@ class Session(MessageFactory):
                 raise
 
 
-#: The part of the time for closing that is kept for what comes behind the answers to asynchronous sends.
+#: The part of the time for closing that is kept for what comes behind the answers to asynchronous sends and the end of
+#: a call of another thread: such as the answer to a commit, which the end of the session rolls back.
 _TO_TELL = 0.1
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
