@@ -39,6 +39,7 @@ from sdk.message_values import (
 )
 from sdk.producer import MessageProducer, check_several
 from sdk.region import Region
+from sdk.send_answers import none_sent
 from sdk.session import Session
 from sdk.session_state import OnCompletion
 
@@ -408,7 +409,7 @@ class JMSProducer:
         try:
             producer = self._producer()
         except JMSException as error:
-            error.failures = dict.fromkeys(range(len(several)), error)
+            none_sent(error, len(several))
             raise
         producer.disable_message_id = self.disable_message_id
         producer.disable_timestamp = self.disable_timestamp

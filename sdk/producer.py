@@ -28,7 +28,7 @@ from sdk.envelopes import envelope_of, wrapped
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import DeliveryMode, Message, checked_mode
 from sdk.message_values import checked_ms, checked_priority
-from sdk.send_answers import SendAnswers, failed
+from sdk.send_answers import SendAnswers, failed, none_sent
 from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
 
 _Value = TypeVar("_Value", int, float)
@@ -336,7 +336,7 @@ class MessageProducer:
             self._state.in_one_call(send)
         except JMSException as error:
             if not is_made:
-                error.failures = dict.fromkeys(range(count), error)
+                none_sent(error, count)
             raise
 
     def _send_envelopes(self, envelopes: Iterable[Envelope]) -> None:

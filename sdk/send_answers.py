@@ -56,6 +56,11 @@ class SendAnswers:
             self._wake()
 
 
+def none_sent(error: JMSException, count: int) -> None:
+    """Have an error say that none of so many messages was sent."""
+    error.failures = dict.fromkeys(range(count), error)
+
+
 def failed(errors: dict[int, JMSException], count: int) -> JMSException:
     """What the application is told where some messages of several failed: the error of the first one.
 

@@ -267,27 +267,24 @@ class JmsBatchReader(DataSourceReader):
                 return [_browsing(one, self._columns) for one in each]
             ranges = []
             for one in each:
+                name, reader = source_of(one).name, range_reader(connection, one)
                 try:
-                    bounds, name, reader = (
-                        bounds_of(connection, one),
-                        source_of(one).name,
-                        range_reader(connection, one),
-                    )
+                    bounds = bounds_of(connection, one)
                     first, end = start_of(reader, one, name, bounds), end_of(reader, one, name, bounds)
                 except InvalidDestinationException:
                     if options.queue_pattern is None:
                         raise
                     continue  # it was deleted since the broker was asked for the names
-                ranges.append((one, bounds, max(first, bounds.first), end))
-            counts = {source_of(one).name: max(0, end - first) for one, _, first, end in ranges}
-            sizes = {source_of(one).name: positions_per_task(one, bounds.message_bytes) for one, bounds, _, _ in ranges}
+                ranges.append((name, one, bounds, max(first, bounds.first), end))
+            counts = {name: max(0, end - first) for name, _, _, first, end in ranges}
+            sizes = {name: positions_per_task(one, bounds.message_bytes) for name, one, bounds, _, _ in ranges}
             wanted = PartCounts(options.min_partitions, options.max_partitions).of_each(counts, sizes)
             return [
                 task
-                for one, bounds, first, end in ranges
+                for name, one, bounds, first, end in ranges
                 for task in partitions_of(
                     *(one, self._columns, bounds.incarnation, bounds.run, first, end),
-                    wanted[source_of(one).name],
+                    wanted[name],
                     bounds.message_bytes,
                 )
             ]

@@ -293,12 +293,12 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         raise ValueError("clientId is for the subscription of a topic, or of a region: leave it out")
     if parsed.selector is not None:
         parse_selector(parsed.selector)  # else the first task would tell, which a quiet stream may not have for days
-    least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
-    if least is not None and most is not None and least > most:
-        raise ValueError(f"minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
-    fewest, parts = parsed.min_partitions, parsed.max_partitions
-    if fewest is not None and parts is not None and fewest > parts:
-        raise ValueError(f"minPartitions={fewest} is above maxPartitions={parts}")
+    for what, least, most in (
+        ("MessagesPerTrigger", parsed.min_messages_per_trigger, parsed.max_messages_per_trigger),
+        ("Partitions", parsed.min_partitions, parsed.max_partitions),
+    ):
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"min{what}={least} is above max{what}={most}")
     if parsed.region is not None:
         if parsed.spool is not None:
             raise ValueError("only a Holdfast broker has regions, and its streams need no spool: leave out 'spool'")

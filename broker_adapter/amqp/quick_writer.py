@@ -35,8 +35,6 @@ _OCTETS: Final = b"\xa3\x18application/octet-stream" + _NULL
 _NO_CONTENT_TYPE: Final = _NULL * 2
 _DUPLICATE_ID: Final = encode(DUPLICATE_ID)
 _TEXTS: Final = tuple(bytes((0xA1, size)) for size in range(256))  #: what is ahead of a short text, by its size
-#: Names and values of so many properties as are within any limit.
-_FEW: Final = 200
 _PLAIN: Final = frozenset((bool, int, float, type(None)))
 #: What is ahead of properties with the usual fields, by the size that their list says.
 _SHORT_PROPERTIES: Final = tuple(b"\x00\x53\x73" + bytes((0xC0, size, _FIELDS)) for size in range(256))
@@ -100,6 +98,10 @@ def encoded(envelope: Envelope, *, has_duplicate_id: bool = False) -> bytes | No
             )
             count = _FIELDS if group_id is None else _FIELDS + 1
         size = len(fields) + 1
+        if size < 256 and count == _FIELDS:
+            listed = _SHORT_PROPERTIES[size] + fields
+        else:
+            listed = b"\x00\x53\x73" + compound(0xC0, count, fields)
         if type(body) is bytes and body_kind is BodyKind.BYTES:
             length = len(body)
             content = b"\x00\x53\x75" + (bytes((0xA0, length)) if length < 256 else _sized(0xB0, length)), body
@@ -110,20 +112,13 @@ def encoded(envelope: Envelope, *, has_duplicate_id: bool = False) -> bytes | No
         return b"".join(
             (
                 ahead,
-                _SHORT_PROPERTIES[size] if size < 256 and count == _FIELDS else _properties(size, count),
-                fields,
+                listed,
                 _application(properties, identity if has_duplicate_id else None),
                 *content,
             )
         )
     except (ValueError, TypeError, AttributeError, struct.error):
         return None
-
-
-def _properties(size: int, count: int) -> bytes:
-    """The head of the properties' section, with so many fields of so many bytes, the octet of their number included."""
-    short = size < 256 and count < 256
-    return b"\x00\x53\x73" + (bytes((0xC0, size, count)) if short else struct.pack(">BII", 0xD0, size + 3, count))
 
 
 def _application(properties: dict[str, Any] | None, identity: Identity | None) -> bytes:
@@ -149,8 +144,7 @@ def _application(properties: dict[str, Any] | None, identity: Identity | None) -
     if not pairs:
         return b""
     count = len(pairs)
-    if count > _FEW:
-        check_properties(count // 2)
+    check_properties(count // 2)
     return b"\x00\x53\x74" + compound(0xC1, count, b"".join(pairs))
 
 

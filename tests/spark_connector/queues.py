@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sdk import AcknowledgeMode, ConnectionFactory, Message
+import pytest
+
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, ConnectionLostException, Message
 
 
 def fill(url: str, name: str, bodies: Iterable[Any], **arguments: Any) -> None:
@@ -38,3 +40,16 @@ def staged(url: str) -> list[tuple[str, int]]:
 def texts(url: str, name: str) -> list[str]:
     """The bodies of what waits in a queue."""
     return [message.body for message in browse(url, name)]
+
+
+def away_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Have the next connection fail as if the broker were away; what is returned is used up then."""
+    create, away = ConnectionFactory.create_connection, iter([True])
+
+    def fail_once(factory: ConnectionFactory) -> Connection:
+        if next(away, False):
+            raise ConnectionLostException("the broker is away")
+        return create(factory)
+
+    monkeypatch.setattr(ConnectionFactory, "create_connection", fail_once)
+    return away

@@ -19,7 +19,7 @@ from sdk import Connection, ConnectionFactory, ConnectionLostException, InvalidD
 from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, matching, source_of
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import SourceOptions
-from tests.spark_connector.queues import fill, texts
+from tests.spark_connector.queues import away_once, fill, texts
 
 COLUMNS = ("text", "position")
 
@@ -285,14 +285,7 @@ def test_a_task_that_browses_waits_for_a_broker_that_is_away_as_it_begins(
     options: SourceOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(options.url, "in", numbers(2))
-    create, away = ConnectionFactory.create_connection, iter([True])
-
-    def away_once(factory: ConnectionFactory) -> Connection:
-        if next(away, False):
-            raise ConnectionLostException("the broker is away")
-        return create(factory)
-
-    monkeypatch.setattr(ConnectionFactory, "create_connection", away_once)
+    away = away_once(monkeypatch)
     (batch,) = JmsBatchReader(options, COLUMNS).read(BrowsePartition(options, ("text",)))
     assert next(away, None) is None
     assert batch.to_pydict() == {"text": numbers(2)}

@@ -171,20 +171,18 @@ def test_a_missing_queue_is_an_error_where_the_option_says_so(served: Served) ->
     assert batch(served, queue="nowhere", fail_on_missing=True) == []
 
 
-def test_there_are_at_least_as_many_tasks_as_the_option_says(served: Served) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"min_partitions": 3, "max_messages_per_partition": 100}, id="at least"),
+        pytest.param({"max_partitions": 3, "max_messages_per_partition": 1}, id="at most"),
+    ],
+)
+def test_there_are_as_many_tasks_as_the_options_say(served: Served, changes: dict[str, int]) -> None:
     served.fill(0, 8)
-    options = attrs.evolve(served.options, min_partitions=3, max_messages_per_partition=100)
+    options = attrs.evolve(served.options, **changes)
     assert len(JmsBatchReader(options, ("text",)).partitions()) == 3
-    reader = served.reader(min_partitions=3, max_messages_per_partition=100)
-    begin = reader.initialOffset()
-    assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 3
-
-
-def test_there_are_at_most_as_many_tasks_as_the_option_says(served: Served) -> None:
-    served.fill(0, 8)
-    options = attrs.evolve(served.options, max_partitions=3, max_messages_per_partition=1)
-    assert len(JmsBatchReader(options, ("text",)).partitions()) == 3
-    reader = served.reader(max_partitions=3, max_messages_per_partition=1)
+    reader = served.reader(**changes)
     begin = reader.initialOffset()
     assert len(reader.partitions(begin, reader.latestOffset(begin, ALL))) == 3
 

@@ -24,7 +24,6 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     Connection,
-    ConnectionFactory,
     ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
@@ -39,7 +38,7 @@ from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
 from spark_connector.rows import RowError
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Unsent, Written, refused
-from tests.spark_connector.queues import browse, texts
+from tests.spark_connector.queues import away_once, browse, texts
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
@@ -614,15 +613,8 @@ def test_at_least_once_a_task_that_is_tried_again_loses_nothing(options: SinkOpt
 def test_at_least_once_a_task_waits_for_a_broker_that_is_away_as_it_begins(
     options: SinkOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, away = ConnectionFactory.create_connection, iter([True])
-
-    def away_once(factory: ConnectionFactory) -> Connection:
-        if next(away, False):
-            raise ConnectionLostException("the broker is away")
-        return create(factory)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ConnectionFactory, "create_connection", away_once)
+        away = away_once(patch)
         once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
         assert writer(once).write(iter([rows("a", "b")])).count == 2
     assert next(away, None) is None
