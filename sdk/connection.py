@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -44,8 +44,8 @@ from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_fl
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.region import Region
 from sdk.region_events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
-from sdk.session import Session
-from sdk.session_state import log
+from sdk.session import TO_TELL, Session
+from sdk.session_state import SessionState, log
 
 ExceptionListener = Callable[[JMSException], object]
 EventListener = Callable[[TransportEvent], object]
@@ -383,6 +383,11 @@ class Connection:
         self._refuse_own_threads("stop")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._starting:
+            states = self._stop_listeners()
+        self._wait_for_listeners(states, deadline)
+        if any(state.running for state in states):  # another thread has started it meanwhile
+            return
+        with self._starting:
             with self._lock:
                 self._lifecycle.process(Event.STOP)
                 sessions = self._sessions.values()
@@ -395,6 +400,21 @@ class Connection:
             raise OperationTimedOutException(
                 f"a listener of {' and of '.join(late)} has not returned in time; no other message is given out"
             )
+
+    def _stop_listeners(self) -> list[SessionState]:
+        """Call no listener of a session any more; returns the sessions that have listeners."""
+        with self._lock:
+            states = [session._state for session in self._sessions.values()]
+        states = [state for state in states if state.listening]
+        for state in states:
+            state.stop_listeners()
+        return states
+
+    def _wait_for_listeners(self, states: Sequence[SessionState], deadline: float) -> None:
+        """Wait for listeners that run, and call none of a region: everything works for them until they return."""
+        self._events.stop(deadline)
+        for state in states:
+            state.wait_for_listener(deadline)
 
     def close(self, *, keep_alive: bool = False) -> None:
         """Close with all sessions; legal twice, and from any thread but those of its sessions' and regions' listeners.
@@ -423,6 +443,9 @@ class Connection:
         self._closing.take_turn(close, self._closed.is_set, longer)
 
     def _close(self, deadline: float, *, keep_alive: bool, is_asked: bool) -> None:
+        if not self._standing[1]:  # else they wait for a network that is away, and what they have comes again
+            answered_by = deadline - TO_TELL * self._settings.close_timeout_seconds
+            self._wait_for_listeners(self._stop_listeners(), answered_by)
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
         is_whole = False  # where the handler of a signal raises, there is no long wait any more

@@ -574,8 +574,11 @@ class Session(MessageFactory):
 
     def _close(self, deadline: float) -> None:
         state = self._state
+        answered_by = deadline - TO_TELL * self._settings.close_timeout_seconds
+        # First: a listener that runs may acknowledge, commit and send until it returns (Jakarta Messaging 3.1, 6.1.8).
+        state.stop_listeners()
+        state.wait_for_listener(answered_by)
         state.process(Event.BEGIN_CLOSE)
-        answered_by = deadline - _TO_TELL * self._settings.close_timeout_seconds
         if not state.policy.transacted:
             for producer in self._links.producers.values():
                 if not producer._wait_for_answers(answered_by):
@@ -627,7 +630,7 @@ class Session(MessageFactory):
 
 #: The part of the time for closing that is kept for what comes behind the answers to asynchronous sends and the end of
 #: a call of another thread: such as the answer to a commit, which the end of the session rolls back.
-_TO_TELL = 0.1
+TO_TELL = 0.1
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
 

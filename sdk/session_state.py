@@ -674,6 +674,15 @@ class SessionState:
         with self.lock:
             return self.lifecycle.usable and self.process(event)
 
+    def stop_listeners(self) -> None:
+        """Call no listener any more; one that runs goes on."""
+        if self.listening:
+            self.start_or_stop(Event.STOP)
+
+    def wait_for_listener(self, deadline: float) -> None:
+        """Wait until no listener runs, or the session is started again, or the network is away."""
+        self.wait_until(lambda: self.dispatching is None or self.running or self.interrupted, deadline)
+
     def wait_until_stopped(self, deadline: float) -> bool:
         """Wait until no listener runs and no receiver returns a message, or it is started again; whether that is so."""
         self.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
