@@ -33,6 +33,8 @@ from broker_adapter import (
     Restoring,
     Transport,
     TransportEvent,
+    hand_over_log,
+    never_wait,
     own_version,
     statistics_from,
     uninterrupted,
@@ -130,6 +132,7 @@ class Connection:
             JMSException: see ``ConnectionFactory.create_connection``.
         """
         close_what_is_dropped()
+        hand_over_log()
         self._user_id = user_id
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
@@ -555,6 +558,7 @@ class Connection:
                 log.error(text, name, report, failure)
 
     def _tell(self) -> None:
+        never_wait()
         # What is reported while the lock is released is seen by this thread, or by one that its reporter has started.
         while self._reports and self._telling.acquire(blocking=False):
             try:

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.logging import LogCaptureHandler
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from broker_adapter import own_threads
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
@@ -63,6 +65,22 @@ def pytest_collection_finish() -> None:
     """Leave what the tests' modules have made to no garbage collection: there is much of it, and it stays."""
     gc.collect()
     gc.freeze()
+
+
+class _WrittenLog(pytest.LogCaptureFixture):
+    """What was logged, also where it is written by a thread of its own."""
+
+    @property
+    def handler(self) -> LogCaptureHandler:
+        own_threads.flush_log(60)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(request: pytest.FixtureRequest) -> Iterator[pytest.LogCaptureFixture]:
+    log = _WrittenLog(request.node, _ispytest=True)
+    yield log
+    log._finalize()
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from broker_adapter.failover.failures import out_of_time
 from broker_adapter.failover.inner import EndWait, Inner
 from broker_adapter.failover.links import Link
 from broker_adapter.failover.rules import Action, Close, Connected, Lost, Reconnect, State
+from broker_adapter.own_threads import may_wait
 from broker_adapter.signals import Condition
 from broker_adapter.transport import Peer, TransportEvent
 
@@ -241,6 +242,12 @@ class CurrentTransport:
                     return self.last
                 if self.last is not None and self.last.in_callback():
                     raise IllegalStateException(f"{what} cannot wait in a callback of the transport")
+                if not may_wait():
+                    raise IllegalStateException(
+                        f"{what} would wait for the network, which is away, in {threading.current_thread().name!r}, a"
+                        " thread of the SDK that others need: a log handler or exception listener that uses the"
+                        " connection does so in a thread of its own, or leaves it out meanwhile"
+                    )
                 left = None if deadline is None else deadline - self.clock()
                 if left is not None and left <= 0:
                     if link is not None and self.rules.state is State.CONNECTED:

@@ -1,0 +1,161 @@
+"""Handlers of the log, which belong to the application, hold up no thread of the SDK."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from broker_adapter import own_threads
+from broker_adapter.own_threads import MAX_RECORDS, flush_log, hand_over_log, may_wait, never_wait
+
+WAIT = 60.0
+
+
+class Slow(logging.Handler):
+    """A handler that writes nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.entered = threading.Event()
+        self.written: list[tuple[str, str]] = []  #: the thread, and the text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.entered.set()
+        self.go.wait(WAIT)
+        self.written.append((threading.current_thread().name, record.getMessage()))
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("holdfast.tests.own_threads")
+    hand_over_log()
+    logger.propagate = False
+    yield logger
+    logger.handlers.clear()
+
+
+@pytest.fixture
+def handler(log: logging.Logger) -> Iterator[Slow]:
+    slow = Slow()
+    log.addHandler(slow)
+    yield slow
+    slow.go.set()
+
+
+def test_a_record_is_written_by_a_thread_of_its_own_and_its_logger_does_not_wait(
+    log: logging.Logger, handler: Slow
+) -> None:
+    log.warning("lost: %s", "the network")
+    log.warning("restored")
+    assert handler.entered.wait(WAIT)
+    assert handler.written == []
+    handler.go.set()
+    flush_log(WAIT)
+    assert handler.written == [("holdfast-log", "lost: the network"), ("holdfast-log", "restored")]
+
+
+def test_a_record_is_written_as_its_arguments_were_when_it_was_logged(log: logging.Logger, handler: Slow) -> None:
+    changing = ["before"]
+    log.warning("%s", changing)
+    changing[0] = "after"
+    handler.go.set()
+    flush_log(WAIT)
+    assert handler.written[0][1] == "['before']"
+
+
+def test_records_beyond_the_limit_are_dropped_and_the_next_one_says_how_many(
+    log: logging.Logger, handler: Slow
+) -> None:
+    log.warning("the first")
+    assert handler.entered.wait(WAIT)
+    for number in range(MAX_RECORDS + 5):
+        log.warning("%d", number)
+    handler.go.set()
+    flush_log(WAIT)
+    texts = [text for _, text in handler.written]
+    assert len(texts) == 1 + MAX_RECORDS
+    assert texts[1] == "0 (before this, 5 records were dropped: a handler of the log is slow)"
+    assert texts[-1] == str(MAX_RECORDS - 1)
+
+
+def test_a_handler_that_raises_keeps_no_later_record_back(
+    log: logging.Logger, handler: Slow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("a broken handler")
+
+    log.addHandler(Raises())
+    handler.go.set()
+    log.warning("one")
+    log.warning("two")
+    flush_log(WAIT)
+    assert [text for _, text in handler.written] == ["one", "two"]
+    assert "a broken handler" in capsys.readouterr().err
+
+
+def test_the_thread_that_writes_the_log_does_not_wait_for_the_network(log: logging.Logger) -> None:
+    found: list[bool] = []
+
+    class Asks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(may_wait())
+
+    log.addHandler(Asks())
+    log.warning("x")
+    flush_log(WAIT)
+    assert (found, may_wait()) == ([False], True)
+
+
+def test_a_thread_says_of_itself_alone_that_it_does_not_wait() -> None:
+    found: list[bool] = []
+
+    def run() -> None:
+        never_wait()
+        found.append(may_wait())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert (found, may_wait()) == ([False], True)
+
+
+def test_a_record_is_written_at_once_where_no_thread_can_start(
+    log: logging.Logger, handler: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler.go.set()
+    writer = own_threads._LogWriter()
+    log.filters[:] = [writer]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    log.warning("x")
+    assert handler.written == [(threading.current_thread().name, "x")]
+
+
+def test_a_process_made_by_fork_writes_its_own_records(log: logging.Logger, handler: Slow) -> None:
+    handler.go.set()
+    log.warning("of the parent")
+    flush_log(WAIT)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            log.warning("of the child")
+            flush_log(WAIT)
+            os.write(writing, handler.written[-1][1].encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert told.read() == "of the child"
+    assert os.waitpid(child, 0)[1] == 0
