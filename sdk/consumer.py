@@ -306,6 +306,8 @@ class MessageConsumer:
         if self._state.listening:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
+        if not self._state.running:
+            self._state.warn_unstarted(self._lifecycle.name)
         deadline = monotonic() + (timeout or 0)
         if prefetch.is_giving_back:
             prefetch.release_all()

@@ -550,8 +550,9 @@ class Session(MessageFactory):
     def close(self) -> None:
         """Close; legal twice, and from any thread but those of its own listeners and completion callbacks.
 
-        Receives that wait return None.  Waits for a listener that runs, for asynchronous sends and for the broker,
-        together at most ``close_timeout_seconds``.  The callbacks of sends that the broker has not answered by then are
+        Receives that wait return None.  Waits for a listener that runs, which can use the session until it returns
+        (Jakarta Messaging 3.1 section 6.1.8), for asynchronous sends and for the broker, together at most
+        ``close_timeout_seconds``.  The callbacks of sends that the broker has not answered by then are
         called with :class:`ConnectionLostException`.  What was received and not acknowledged or committed is
         redelivered; what was only prefetched goes back without a mark.
 
@@ -647,7 +648,12 @@ def _checked_selector(selector: object) -> str | None:
         return None
     if not isinstance(selector, str):
         raise InvalidSelectorException(f"selector {selector!r} is not a str")
-    parse_selector(selector)  # a broker that is not ours may not say what is wrong, and where
+    # A broker that is not ours may not say what is wrong, and where.
+    for name in parse_selector(selector).compared_quoted:
+        log.warning(
+            "! selector %s compares with the property \"%s\": if the text is meant, it is in single quotes: '%s'",
+            *(selector, name, name),
+        )
     return selector
 
 

@@ -182,6 +182,7 @@ class SessionState:
 
     Attributes:
         running: whether the connection is started, so that messages may be given to the application.
+        is_unstarted: whether it never was, and no consumer has waited for that.
         gives_out: whether a receiver has taken a message, and is about to return it.
         listening: the consumers that have a listener, by link; under ``lock``, except where a link is lost.
         dispatching: the consumer whose listener runs now, if any.
@@ -233,6 +234,7 @@ class SessionState:
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self.late: list[str] = []
         self.running = False
+        self.is_unstarted = True
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
         self.calling = False
@@ -664,6 +666,7 @@ class SessionState:
         with self.lock:
             changed = self.lifecycle.process(event)
             self.running = self.lifecycle.state is State.STARTED
+            self.is_unstarted = self.is_unstarted and not self.running
             if self.lifecycle.error is not None:  # another thread has failed it meanwhile
                 self.running = False
             self.wake()
@@ -673,6 +676,12 @@ class SessionState:
         """``process`` what the connection does, where the session is not being closed; whether it changed."""
         with self.lock:
             return self.lifecycle.usable and self.process(event)
+
+    def warn_unstarted(self, consumer: str) -> None:
+        """Log, once, that a consumer waits for messages of a connection that was never started."""
+        if self.is_unstarted:
+            self.is_unstarted = False
+            log.warning("! %s gets no message before its connection is started: call connection.start()", consumer)
 
     def stop_listeners(self) -> None:
         """Call no listener any more; one that runs goes on."""

@@ -20,6 +20,8 @@ _TURN_MESSAGES = 32
 _LINGER = 1.0
 #: How long a listener is paused whose next message could not be taken, in seconds.
 _AFTER_AN_ERROR = 1.0
+#: How long a listener waits for the start of its connection before the log says so, in seconds.
+_UNSTARTED_SECONDS = 5.0
 
 
 class SessionThread:
@@ -36,6 +38,7 @@ class SessionThread:
         self._redeliver = redeliver
         self._stopping = False
         self._unneeded_since: float | None = None  #: monotonic seconds
+        self._began = time.monotonic()
         self.thread = threading.Thread(target=self._run, name=f"holdfast-session-{state.number}", daemon=True)
 
     def stop(self) -> None:
@@ -147,10 +150,14 @@ class SessionThread:
                 return True
             return owned and any(consumer._has_work for consumer in list(state.listening.values()))
 
-        instants = [due_at, end_at]
+        unstarted = next(iter(list(state.listening.values())), None) if state.is_unstarted else None
+        warn_at = None if unstarted is None else self._began + _UNSTARTED_SECONDS
+        instants = [due_at, end_at, warn_at]
         if owned:
             instants += [consumer._resumes_at for consumer in list(state.listening.values())]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
+        if unstarted is not None and time.monotonic() >= self._began + _UNSTARTED_SECONDS:
+            state.warn_unstarted(unstarted._lifecycle.name)
         with state.making_thread:
             if end_at is not None and time.monotonic() >= end_at and not self._is_needed():
                 state.thread = None  # a call that needs one from here on starts another one

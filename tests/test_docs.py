@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -152,3 +155,45 @@ def test_importing_the_sdk_loads_neither_spark_nor_asks_for_java() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert finished.stdout == "[]\n"
+
+
+def faq(heading: str) -> dict[str, Any]:
+    """The names that the program below a heading of the page of questions defines."""
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    found: dict[str, Any] = {}
+    exec(page.partition(f"## {heading}")[2].partition("```python\n")[2].partition("```")[0], found)
+    return found
+
+
+def test_the_asyncio_program_of_the_faq_loses_no_message_of_a_coroutine_that_was_under_way(tmp_path: Path) -> None:
+    """It stops while a coroutine works: that one ends, and is acknowledged; the others are still there."""
+    url = f"embedded:{tmp_path}"
+    done: list[str] = []
+
+    async def run() -> None:
+        stop = asyncio.Event()
+
+        async def work(message: sdk.Message) -> None:
+            stop.set()
+            await asyncio.sleep(0.05)
+            done.append(str(message))
+
+        await faq("How do I receive in an")["main"](url, work, stop)
+
+    with ConnectionFactory(url).create_connection() as connection:
+        session = connection.create_session()
+        session.create_producer(session.create_queue("orders")).send_all([str(number) for number in range(20)])
+        asyncio.run(run())
+        left = [str(each) for each in session.create_browser(session.create_queue("orders"))]
+    assert 1 <= len(done) < 20
+    assert done + left == [str(number) for number in range(20)]
+
+
+def test_the_pool_of_the_faq_sends_from_any_number_of_threads() -> None:
+    with ConnectionFactory("embedded:").create_connection() as connection:
+        senders = faq("Why does a producer raise")["Senders"](connection, "pooled", size=3)
+        with ThreadPoolExecutor(20) as threads:
+            list(threads.map(senders.send, map(str, range(200))))
+        session = connection.create_session()
+        browser = session.create_browser(session.create_queue("pooled"))
+        assert sorted(int(str(each)) for each in browser) == list(range(200))

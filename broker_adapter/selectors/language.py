@@ -89,14 +89,16 @@ class Selector:
     Attributes:
         text: as it was given.
         names: the identifiers in it.
+        compared_quoted: the ``"quoted"`` identifiers that others are compared with, which may be meant as text.
     """
 
-    __slots__ = ("_is_true", "names", "text")
+    __slots__ = ("_is_true", "compared_quoted", "names", "text")
 
-    def __init__(self, text: str, names: frozenset[str], is_true: Test) -> None:
+    def __init__(self, text: str, names: frozenset[str], compared_quoted: tuple[str, ...], is_true: Test) -> None:
         """Made by the parser."""
         self.text = text
         self.names = names
+        self.compared_quoted = compared_quoted
         self._is_true = is_true
 
     def matches(self, values: Values) -> bool:
@@ -137,7 +139,7 @@ def _parsed(text: str) -> Selector:
         raise _invalid(text, error.start + 1, "not valid Unicode") from None
     parser = _Parser(text)
     condition = parser.whole()
-    return Selector(text, frozenset(parser.names), condition.is_true)
+    return Selector(text, frozenset(parser.names), tuple(parser.compared_quoted), condition.is_true)
 
 
 _kept_short: Final = lru_cache(maxsize=_SHORT_KEPT)(_parsed)
@@ -210,6 +212,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
+        self.compared_quoted: list[str] = []
         self._allowance = Allowance()
         self._text = text
         self._tokens = _tokens(text)
@@ -329,6 +332,8 @@ class _Parser:
         if symbol in ("=", "<>"):
             left, right = self._value(part, token), self._value(right_part, right_token)
             if left.kind == "any" and right.kind == "any":
+                if right_token.kind == "quoted" and right.name is not None:
+                    self.compared_quoted.append(right.name)
                 return comparison_of_names(symbol, left, right, self._allowance)
             return comparison(symbol, left, right)
         return comparison(symbol, self._number(part, token), self._number(right_part, right_token))

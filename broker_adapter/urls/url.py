@@ -38,6 +38,7 @@ _ENCODED = re.compile(rf"{_USER}|failover:\((?:\s*{_USER}@{_HOST}/?(?:\?[^@,]*|\
 _AHEAD = re.compile(r"\s*(?:failover:\(?\s*)?(?:[a-z][a-z0-9+.-]*://|amqps?:)?", re.IGNORECASE)
 #: Arguments that some take for options.
 _ARGUMENTS = ("client_id", "durable_timeout")
+_OF_THE_ENGINE = frozenset(info.name for info in options_of(EngineSettings))
 _FORMS = (
     "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
     " ?option=value&..."
@@ -220,6 +221,11 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
                 raise InvalidURLException(hint)
             if name in _ARGUMENTS:
                 raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
+            if name in _OF_THE_ENGINE:
+                raise InvalidURLException(
+                    f"{name!r} is an option of the engine, and so of the server here: holdfast serve --option"
+                    f" {name}={value}; other brokers have settings of their own"
+                )
             raise InvalidURLException(
                 f"unknown option {name!r}{most_similar(name, known)}; the options here are {', '.join(known)}"
             )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.transport import LinkLost
-from sdk import Connection, ConnectionFactory, IllegalStateException, JMSException
+from sdk import Connection, ConnectionFactory, IllegalStateException, JMSException, session_thread
+from tests.contracts.transports import eventually
 
 WAIT = 120.0
 
@@ -94,3 +95,45 @@ def test_a_connection_is_not_made_within_such_a_time(url: str, timeout: Any) -> 
     for create in (factory.create_connection, factory.create_context):
         with pytest.raises(ValueError, match=rf"^timeout={timeout!r} "):
             create(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_the_log_says_once_that_a_receive_waits_for_a_connection_that_was_never_started(
+    connection: Connection, caplog: pytest.LogCaptureFixture, timeout: float
+) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    for _ in range(2):
+        assert consumer.receive(timeout) is None
+    assert [each.message for each in caplog.records] == [
+        f"! {consumer._lifecycle.name} gets no message before its connection is started: call connection.start()"
+    ]
+
+
+def test_the_log_says_that_a_listener_waits_for_a_connection_that_was_never_started(
+    connection: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_thread, "_UNSTARTED_SECONDS", 0.05)
+    session = connection.create_session()
+    session.create_consumer(session.create_queue("q")).listener = print
+    eventually(lambda: "gets no message before its connection is started" in caplog.text)
+
+
+def test_a_consumer_of_a_connection_that_was_stopped_waits_without_a_warning(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = connection.create_session()
+    connection.start()
+    connection.stop()
+    assert session.create_consumer(session.create_queue("q")).receive(0.01) is None
+    assert caplog.records == []
+
+
+def test_the_log_says_that_a_selector_compares_with_a_quoted_identifier(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = connection.create_session()
+    session.create_consumer(session.create_queue("q"), 'region = "EU"')
+    assert [each.message for each in caplog.records] == [
+        '! selector region = "EU" compares with the property "EU": if the text is meant, it is in single quotes: \'EU\''
+    ]

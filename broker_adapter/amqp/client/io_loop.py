@@ -15,6 +15,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import ssl
@@ -293,7 +294,10 @@ class SocketConnection(Connection, asyncio.Protocol):
         except ssl.SSLError as error:
             self._fail(f"TLS with {where} failed: {error}{_remedy(error)}", error)
         except OSError as error:
-            self._fail(f"no connection to {where}: {error.strerror or error}", error)
+            reason = str(error.strerror or error)
+            if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason:
+                reason = f"nothing listens there; correct host and port, or start: holdfast serve --listen {where}"
+            self._fail(f"no connection to {where}: {reason}", error)
         except ValueError as error:  # a host name that cannot be one: no text, too long, or with a NUL
             self._fail(f"no connection to {where}: {error}", error)
 

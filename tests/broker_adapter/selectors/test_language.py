@@ -337,3 +337,19 @@ def test_garbage_is_refused_or_means_something(text: str, value: Any) -> None:
     except InvalidSelectorException:
         return
     assert selector.matches(lambda name: value) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ('region = "EU"', ("EU",)),
+        ('region <> "EU" OR city = "Rome"', ("EU", "Rome")),
+        ('"a name" = 1', ()),
+        ("region = 'EU'", ()),
+        ("region = country", ()),
+        ("\"first name\" IN ('a')", ()),
+    ],
+)
+def test_a_selector_says_which_quoted_identifiers_others_are_compared_with(text: str, quoted: tuple[str, ...]) -> None:
+    """``"EU"`` names a property, and is often meant for the text ``'EU'``."""
+    assert parse_selector(text).compared_quoted == quoted

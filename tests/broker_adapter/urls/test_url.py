@@ -63,7 +63,7 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("amqp://h/path", "has a path"),
         ("amqp://h?x=1", "unknown option 'x'; the options here are prefetch_messages, "),
         ("amqp://h?prefech_messages=1", "'prefech_messages'; the most similar one is 'prefetch_messages'; the options"),
-        ("amqp://h?max_queue_messages=1", "unknown option 'max_queue_messages'"),
+        ("amqp://h?max_queue_messages=1", "'max_queue_messages' is an option of the engine"),
         ("amqp://h?client_id=desk-7", "'client_id' is no option: it is an argument of create_connection()"),
         ("embedded:?durable_timeout=60", "'durable_timeout' is no option: it is an argument of create_connection()"),
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
@@ -296,3 +296,13 @@ def test_no_error_has_a_password_ahead_of_a_sign_of_another_form(text: str) -> N
         parse_url(text)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in masked(text)
+
+
+@pytest.mark.parametrize("url", ["amqp://host", "failover:(amqp://a,amqp://b)"])
+def test_an_option_of_the_engine_in_the_url_of_a_server_says_where_it_belongs(url: str) -> None:
+    with pytest.raises(InvalidURLException) as told:
+        parse_url(f"{url}?max_deliveries=3")
+    assert str(told.value) == (
+        "'max_deliveries' is an option of the engine, and so of the server here: holdfast serve --option"
+        " max_deliveries=3; other brokers have settings of their own"
+    )
