@@ -79,9 +79,9 @@ def annotations_of(envelope: Envelope) -> dict[Symbol, Any]:
 
 
 def encoded_body(kind: BodyKind, body: Any) -> bytes:
-    """The section of a body, or nothing where there is none; raises ValueError for what has no AMQP form."""
+    """Return the section of a body, which every message has; raises ValueError for what has no AMQP form."""
     if kind is BodyKind.NONE:
-        return b""
+        return b"\x00\x53\x77\x40"
     if kind is BodyKind.BYTES:
         return b"\x00\x53\x75" + encode(b"" if body is None else body)
     if kind is BodyKind.STREAM:
@@ -101,8 +101,9 @@ def duplicate_id(identity: Identity) -> str:
 def body_of(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
     """The body by the JMS mapping: by the annotation where it fits the section, else by the section."""
     if not bodies:
-        # A message of an unknown type without a body reads as bytes, as in the reference client.
-        kind = kind if kind in _KINDS else BodyKind.BYTES
+        # A message of an unknown type without a body reads as in the reference client.
+        if kind not in _KINDS:
+            kind = BodyKind.BYTES if _charset(content_type) is None else BodyKind.TEXT
         empty: dict[Any, Any] = {BodyKind.MAP: {}, BodyKind.STREAM: [], BodyKind.BYTES: b""}
         return BodyKind(kind), empty.get(kind)
     code, value = bodies[0]
@@ -135,15 +136,21 @@ _TEXT_TYPES: Final = ("text/", "application/json", "application/xml")
 def _data_body(data: bytes, kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
     if kind == BodyKind.NONE and not data:
         return BodyKind.NONE, None  # RabbitMQ adds an empty section where there was none
-    if kind in (None, BodyKind.TEXT) and content_type:
-        media, *parameters = (part.strip() for part in content_type.lower().split(";"))
-        if media.startswith(_TEXT_TYPES) or media.endswith(("+json", "+xml")):
-            charset = next((part[8:].strip('"') for part in parameters if part.startswith("charset=")), "utf-8")
-            try:
-                return BodyKind.TEXT, data.decode(charset)
-            except (LookupError, UnicodeDecodeError):
-                return BodyKind.BYTES, data
+    charset = _charset(content_type) if kind in (None, BodyKind.TEXT) else None
+    if charset is not None:
+        try:
+            return BodyKind.TEXT, data.decode(charset)
+        except (LookupError, UnicodeDecodeError):
+            pass
     return BodyKind.BYTES, data
+
+
+def _charset(content_type: str | None) -> str | None:
+    """Return the character set of a content type of text; None for any other."""
+    media, *parameters = (part.strip() for part in (content_type or "").lower().split(";"))
+    if not media.startswith(_TEXT_TYPES) and not media.endswith(("+json", "+xml")):
+        return None
+    return next((part[8:].strip('"') for part in parameters if part.startswith("charset=")), "utf-8")
 
 
 def _plain(value: Any) -> Any:
