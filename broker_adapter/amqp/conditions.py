@@ -101,6 +101,9 @@ def exception_for(error: AmqpError | None, otherwise: str, default: type[JMSExce
     if error.condition == "amqp:invalid-field" and (error.info or {}).get("invalid-field") == "container-id":
         cls = InvalidClientIDException
     reason = error.description or otherwise
+    # Artemis rejects an anonymous producer's message to an address that there is not by the condition "failed".
+    if error.condition == "failed" and reason.startswith("AMQ119002"):
+        cls = InvalidDestinationException
     if error.condition.endswith(":redirect"):
         reason += _where_to(error.info or {})
     if error.condition == "amqp:connection:redirect":

@@ -73,6 +73,20 @@ def test_a_client_id_in_use_is_told_by_the_invalid_field() -> None:
     assert error_for(InvalidClientIDException("in use")) == taken
 
 
+@pytest.mark.parametrize(
+    ("description", "cls"),
+    [("AMQ119002: target address x does not exist", InvalidDestinationException), ("AMQ229102: full", JMSException)],
+)
+def test_artemis_says_by_a_text_that_an_anonymous_send_has_no_destination(
+    description: str, cls: type[JMSException]
+) -> None:
+    """Its condition, ``failed``, stands for anything."""
+    exception = exception_for(AmqpError("failed", description), "otherwise")
+
+    assert type(exception) is cls
+    assert str(exception) == f"{description} [failed]"
+
+
 def test_silence_and_unknown_conditions_give_the_default() -> None:
     assert type(exception_for(None, "otherwise", InvalidDestinationException)) is InvalidDestinationException
     assert exception_for(None, "otherwise").reason == "otherwise"
