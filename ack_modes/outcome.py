@@ -23,6 +23,9 @@ class Outcome(IntEnum):
     FAILED = 5
     """Its listener raised: as ``MODIFIED``, and where that happens again it comes after a pause that grows each time.
     To AMQP this is a ``modified`` with an annotation."""
+    UNDELIVERABLE = 6
+    """Cannot be processed by this consumer, perhaps by another (``modified`` with ``delivery-failed`` and
+    ``undeliverable-here``): not redelivered to this one."""
 
 
 class DeliveryTag(NamedTuple):

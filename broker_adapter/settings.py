@@ -161,6 +161,11 @@ class AmqpSettings:
         "prefix of the address of a topic, for brokers that want one (a connection with it to a Holdfast server raises"
         " InvalidURLException); by default the one that the broker names, if any",
     )
+    trust_broker: bool = _option(
+        False,
+        "whether a broker of a product that docs/brokers.md does not name counts as applying what it confirms:"
+        " selectors, no_local, browsers, durable and shared subscriptions; otherwise they raise",
+    )
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
     retries: int | None = _option(
         None,

@@ -109,7 +109,7 @@ EVERY_NAME = """
     send_window_messages stable_seconds
     staged_timeout_seconds startup_max_reconnect_attempts synchronous_acknowledge tls_ca_file tls_certificate_file
     tls_key_file tls_verify_host tombstone_seconds topic_prefetch_messages topic_prefix transaction_bytes
-    transaction_messages transaction_timeout_seconds trusted_hosts vhost window_messages
+    transaction_messages transaction_timeout_seconds trust_broker trusted_hosts vhost window_messages
 """
 
 

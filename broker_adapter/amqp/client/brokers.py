@@ -6,6 +6,7 @@ This is the only file of the client that tests for a product's name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Flag, auto
 from typing import Any, Final
 
 import attrs
@@ -23,13 +24,44 @@ from broker_adapter.amqp.wire import (
     STORE,
     envelope_version,
 )
-from broker_adapter.errors import InvalidSelectorException, InvalidURLException, JMSException
+from broker_adapter.errors import (
+    InvalidSelectorException,
+    InvalidURLException,
+    JMSException,
+    UnsupportedOperationException,
+)
 from broker_adapter.transport import Peer, ReceiverSpec, Server
 from broker_adapter.version import PRODUCT
 
-#: What ActiveMQ Artemis and RabbitMQ call themselves in ``open``.
+#: What ActiveMQ Artemis, Qpid Broker-J and RabbitMQ call themselves in ``open``.
 ARTEMIS: Final = "apache-activemq-artemis"
+BROKER_J: Final = "Apache Qpid Broker-J Core"
 RABBITMQ: Final = "RabbitMQ"
+
+
+class Applied(Flag):
+    """What an attach may ask for, and a broker may confirm without applying it."""
+
+    NOTHING = 0
+    SELECTORS = auto()
+    NO_LOCAL = auto()
+    BROWSING = auto()
+    DURABLE_SUBSCRIPTIONS = auto()
+    SHARED_SUBSCRIPTIONS = auto()
+
+
+_ALL: Final = ~Applied.NOTHING
+#: What each product was seen to apply (``make interop``; ``docs/brokers.md`` has the versions).  RabbitMQ 3 and 4 send
+#: the source of an attach back as it was asked for: their word is worth nothing, whatever the version.
+_APPLIED: Final = {
+    PRODUCT: _ALL,
+    ARTEMIS: _ALL,
+    BROKER_J: _ALL & ~Applied.NO_LOCAL,
+    RABBITMQ: Applied.NOTHING,
+}
+
+#: How RabbitMQ's addresses of version 2 begin.
+_RABBITMQ_2: Final = ("/queues/", "/exchanges/")
 
 #: How a settlement's outcome is written.
 STATES: Final = {
@@ -38,10 +70,17 @@ STATES: Final = {
     Outcome.RELEASED: RELEASED_STATE,
     Outcome.MODIFIED: FAILED_STATE,
     Outcome.FAILED: FAILED_STATE,
+    Outcome.UNDELIVERABLE: FAILED_STATE._replace(undeliverable=True),
 }
 _STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
-#: RabbitMQ 3 ends the session of a client that tells it that a delivery was modified.
-_STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE}
+#: RabbitMQ 3 ends the session of a client that tells it that a delivery was modified.  What is rejected it makes a dead
+#: letter, as it does with what has expired.
+_STATES_OF_RABBITMQ_3: Final = {
+    **STATES,
+    Outcome.MODIFIED: RELEASED_STATE,
+    Outcome.FAILED: RELEASED_STATE,
+    Outcome.UNDELIVERABLE: State(REJECTED),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +90,6 @@ class BrokerTraits:
     Attributes:
         product: what the broker calls itself.
         version: its version, as it says.
-        title: what error texts call a broker that only pretends to do something.
         capabilities: what it offers.
         store: names the store of our engine.
         run: names our engine until it is started again.
@@ -69,15 +107,17 @@ class BrokerTraits:
         ends_links_at_once: whether a link may be detached though a delivery of it is not settled or a drain is not
             answered; elsewhere what comes later means nothing, or harm.
         answers_drains: whether a drain has an answer; RabbitMQ 3 answers it with the end of the session.
+        loses_begins: whether it may lose the begin of a session on a channel whose session has just ended, as RabbitMQ
+            4 does: a round trip is made between the two.
         finds_subscriptions: whether it finds a shared subscription of no client by the name of its link alone.
-        honours_sources: whether it applies what the source of an attach asks for, or refuses it; otherwise it confirms
-            whatever it is asked for, and then sends everything, or hands out for good what is only browsed.
+        applies: what it was seen to apply when an attach asks for it.  The rest is not asked for: a broker that
+            confirms it all the same sends everything, or hands out for good what is only browsed.
+        is_known: whether anything was seen of it.
         states: how the outcome of a settlement is written.
     """
 
     product: str = "unknown"
     version: str = "unknown"
-    title: str = "unknown"
     capabilities: frozenset[str] = frozenset()
     store: str | None = None
     run: str | None = None
@@ -94,8 +134,10 @@ class BrokerTraits:
     refuses_discharges: bool = False
     ends_links_at_once: bool = False
     answers_drains: bool = True
+    loses_begins: bool = False
     finds_subscriptions: bool = False
-    honours_sources: bool = True
+    applies: Applied = Applied.NOTHING
+    is_known: bool = False
     states: Mapping[Outcome, State] = attrs.field(default=STATES, repr=False)
 
     @property
@@ -103,15 +145,15 @@ class BrokerTraits:
         """Whether a message may ask for a delivery delay."""
         return "DELAYED_DELIVERY" in self.capabilities
 
-    @property
-    def relays_messages(self) -> bool:
-        """Whether a producer's link without an address may be attached (the anonymous relay)."""
-        return "ANONYMOUS-RELAY" in self.capabilities
+    def relays_messages(self, addresses: Addresses) -> bool:
+        """Return whether a producer's link without an address may be attached (the anonymous relay).
 
-    @property
-    def shares_subscriptions(self) -> bool:
-        """Whether several consumers may share a subscription."""
-        return "SHARED-SUBS" in self.capabilities
+        Args:
+            addresses: how destinations are addressed; RabbitMQ 4 relays to addresses of its version 2 only.
+        """
+        prefixes = addresses.queue_prefix, addresses.topic_prefix
+        is_refused = self.product == RABBITMQ and not all(each.startswith(_RABBITMQ_2) for each in prefixes)
+        return "ANONYMOUS-RELAY" in self.capabilities and not is_refused
 
     def peer(self, client_id: str) -> Peer:
         """What the transport port tells of the broker.
@@ -158,34 +200,62 @@ class BrokerTraits:
 
     def refusal_of(self, spec: ReceiverSpec) -> JMSException | None:
         """Why the broker cannot have such a consumer; None where it can, or will refuse it by itself."""
-        subscription = spec.subscription
-        if not self.honours_sources:
-            if spec.selector is not None:
-                return InvalidSelectorException(f"{self.title} applies no selectors, such as {spec.selector!r}")
-            if spec.no_local:
-                return JMSException(f"{self.title} cannot leave out what a connection sends itself (no_local)")
-            if spec.browse:
-                return JMSException(
-                    f"{self.title} cannot be browsed: it would deliver the messages, and not only show them"
-                )
-            if subscription is not None and subscription.durable:
-                return JMSException(
-                    f"{self.title} does not keep the subscription {subscription.name!r} while it has no consumer;"
-                    " consume from a queue that is bound to the exchange"
-                )
+        subscription, applies = spec.subscription, self.applies
+        if spec.selector is not None and Applied.SELECTORS not in applies:
+            return InvalidSelectorException(
+                self._not_seen(f"apply selectors, such as {spec.selector!r}", "it may send every message")
+            )
+        if spec.no_local and Applied.NO_LOCAL not in applies:
+            return self._unsupported("apply no_local", "it may send what this connection has sent")
+        if spec.browse and Applied.BROWSING not in applies:
+            return self._unsupported("let queues be browsed", "it may deliver the messages, and not only show them")
+        if subscription is not None and subscription.durable:
+            refusal = self.refusal_of_durable(subscription.name)
+            if refusal is not None:
+                return refusal
+        if subscription is not None and subscription.shared:
+            if "SHARED-SUBS" not in self.capabilities:
+                return UnsupportedOperationException(f"{self._title} does not offer shared subscriptions")
+            if Applied.SHARED_SUBSCRIPTIONS not in applies:
+                return self._unsupported("share subscriptions", "each consumer may get every message")
         if spec.exclusive and not self.is_holdfast:
-            return JMSException(f"exclusive consumers need a Holdfast server; this broker is {self.product!r}")
-        if subscription is not None and subscription.shared and not self.shares_subscriptions:
-            return JMSException(f"this broker ({self.product!r}) does not offer shared subscriptions")
+            return UnsupportedOperationException(
+                f"exclusive consumers need a Holdfast server; this broker is {self._title}"
+            )
         return None
 
+    def refusal_of_durable(self, name: str) -> JMSException | None:
+        """Why the broker can neither have nor delete a durable subscription; None where it can.
 
-def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
+        Args:
+            name: of the subscription.
+        """
+        if Applied.DURABLE_SUBSCRIPTIONS in self.applies:
+            return None
+        return self._unsupported(
+            f"keep subscriptions, such as {name!r}, while they have no consumer",
+            "what is sent meanwhile may be lost, so consume from a queue that is bound to the topic",
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"{self.product} {self.version}"
+
+    def _unsupported(self, what: str, danger: str) -> UnsupportedOperationException:
+        return UnsupportedOperationException(self._not_seen(what, danger))
+
+    def _not_seen(self, what: str, danger: str) -> str:
+        remedy = "" if self.is_known else "; if it does, connect with trust_broker=true"
+        return f"{self._title} was not seen to {what}: {danger}{remedy}"
+
+
+def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> BrokerTraits:
     """What is known of the broker that has opened a connection.
 
     Args:
         opened: what it said.
         envelope: whether our own message format is used where the broker offers it.
+        trust: whether a broker of which nothing was seen is taken to apply what it confirms.
     """
     properties = opened.properties
     product, version = str(properties.get("product", "unknown")), str(properties.get("version", "unknown"))
@@ -200,7 +270,6 @@ def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
     return BrokerTraits(
         product=product,
         version=version,
-        title="RabbitMQ 3" if is_rabbitmq_3 else product,
         capabilities=opened.offered_capabilities,
         store=_text(properties.get(STORE)) if is_holdfast else None,
         run=_text(properties.get(RUN)) if is_holdfast else None,
@@ -217,8 +286,10 @@ def traits_of(opened: RemoteOpen, *, envelope: bool) -> BrokerTraits:
         refuses_discharges=is_holdfast,
         ends_links_at_once=is_holdfast,
         answers_drains=not is_rabbitmq_3,
+        loses_begins=product == RABBITMQ and not is_rabbitmq_3,
         finds_subscriptions=is_holdfast,
-        honours_sources=not is_rabbitmq_3,
+        applies=_APPLIED.get(product, _ALL if trust else Applied.NOTHING),
+        is_known=product in _APPLIED,
         states=states,
     )
 

@@ -171,6 +171,10 @@ class Consumers:
         if subscriptions.used(name) is not None:
             done(None, subscribed(name))
             return
+        refused = traits.refusal_of_durable(name)
+        if refused is not None:
+            done(None, refused)
+            return
         # The reference client says with the attach's desired capabilities that the subscription is a shared one of
         # no client.  Our engine of AMQP cannot; where the source is known it says the same.
         source = None

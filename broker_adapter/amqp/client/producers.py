@@ -17,7 +17,7 @@ import attrs
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.batches import MOST_BYTES, MOST_MESSAGES, batch_size, pack_batch, refused_in
 from broker_adapter.amqp.client.callbacks import Done, ignore
-from broker_adapter.amqp.client.links import LinkTable, RequestedLink
+from broker_adapter.amqp.client.links import Link, LinkTable, RequestedLink
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.conditions import exception_for
 from broker_adapter.amqp.events import (
@@ -114,6 +114,11 @@ class Producers:
             capabilities=(DESTINATION_CAPABILITIES[kind],),
         )
         TemporaryLink(self, self._table, self._attach(OWN_SESSION, name, target), OWN_SESSION, done, kind)
+
+    def go_round(self, done: Done) -> None:
+        """Done when the broker has read all that was sent before: an anonymous link has come and gone."""
+        number = self._attach(OWN_SESSION, self._table.new_name("round", None), Terminus())
+        self._table.close(Link(self._table, number, OWN_SESSION), done)
 
     def _attach(self, session: int, name: str, target: Terminus) -> int:
         return self._peer.attach_sender(self._sessions.of(session), name, Terminus(name, outcomes=OUTCOMES), target)

@@ -89,6 +89,7 @@ class ClientOptions:
     envelope: bool = True  #: whether our own format is used where the peer offers it
     queue_prefix: str | None = None  #: None: what the broker asks for
     topic_prefix: str | None = None
+    trust_broker: bool = False  #: whether an unknown broker is taken to apply what it confirms
     epoch: int = 0
     #: names the connection to our own server, so that its successor takes its place there; secret
     connection_token: str | None = None
@@ -287,7 +288,7 @@ class ClientProtocol:
     def _on_open(self, event: RemoteOpen) -> None:
         if event.properties.get("amqp:connection-establishment-failed", False) is not False:
             return  # a close with the reason follows; Artemis says it with the text "true"
-        self.traits = traits = traits_of(event, envelope=self._options.envelope)
+        self.traits = traits = traits_of(event, envelope=self._options.envelope, trust=self._options.trust_broker)
         try:
             self.addresses = traits.addresses(self._options.queue_prefix, self._options.topic_prefix)
         except InvalidURLException as error:
@@ -300,6 +301,8 @@ class ClientProtocol:
         self._uses_batches = traits.takes_batches and self._options.limits.max_frame_bytes >= MOST_BYTES
         if self._uses_batches:
             self._producers.batch_bytes = MOST_BYTES
+        if traits.loses_begins:
+            self.go_round = self._producers.go_round
         self._phase = Phase.OPEN
         opened, self._opened = self._opened, None
         if opened is not None and not opened(traits.peer(self._options.container_id), None):
@@ -453,7 +456,10 @@ class ClientProtocol:
     def _on_session_close(self, event: SessionRemoteClose) -> None:
         done = self._sessions.answered(event.session) or self._drains.session_closed(event.session)
         if done is not None:
-            done(None, None)
+            if self.traits.loses_begins:
+                self.go_round(done)
+            else:
+                done(None, None)
             return
         number = self._sessions.closed(event.session)
         if number is None:

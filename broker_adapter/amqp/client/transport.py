@@ -160,6 +160,7 @@ class AmqpTransport:
             envelope=url.amqp.envelope,
             epoch=self._epoch,
             queue_prefix=url.amqp.queue_prefix,
+            trust_broker=url.amqp.trust_broker,
             topic_prefix=url.amqp.topic_prefix,
             limits=PeerLimits(
                 max_frame_bytes=url.amqp.max_frame_bytes, idle_timeout_ms=int(url.amqp.idle_timeout_seconds * 1000)
@@ -192,7 +193,7 @@ class AmqpTransport:
             raise
         self._encode = self._encoder(protocol)
         self._may_delay = protocol.traits.delays_deliveries
-        if not protocol.traits.relays_messages:
+        if not protocol.traits.relays_messages(protocol.addresses):
             self._relay = AnonymousRelay(self._attach_relayed, self._detach_relayed)
         self._error = None
         if protocol.phase is Phase.CLOSED:  # lost between its opening and this line

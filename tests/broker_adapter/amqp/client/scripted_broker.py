@@ -257,6 +257,7 @@ class Wired:
                 commit_prefix="prefix",
                 envelope=envelope,
                 queue_prefix=queue_prefix,
+                trust_broker=True,  # the script says what it applies
                 limits=limits or PeerLimits(),
             ),
             None,

@@ -8,19 +8,27 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client.brokers import STATES, BrokerTraits, traits_of
-from broker_adapter.amqp.events import FAILED_STATE, RELEASED_STATE, RemoteOpen
+from broker_adapter.amqp.client.brokers import BROKER_J, STATES, Applied, BrokerTraits, traits_of
+from broker_adapter.amqp.events import FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
 from broker_adapter.amqp.wire import BACK_OFF, REGIONS_CAPABILITY, envelope_capabilities
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION
-from broker_adapter.errors import InvalidSelectorException, InvalidURLException, JMSException
+from broker_adapter.errors import (
+    InvalidSelectorException,
+    InvalidURLException,
+    JMSException,
+    UnsupportedOperationException,
+)
 from broker_adapter.transport import Peer, ReceiverSpec, Server, Subscription
 
 ARTEMIS = ("apache-activemq-artemis", "2.44.0")
 HOLDFAST = ("Holdfast", "1")
 QPID = ("qpid-cpp", "1.39.0")
+JAVA_QPID = (BROKER_J, "9.2.1")
 RABBITMQ_3 = ("RabbitMQ", "3.13.7")
-RABBITMQ_4 = ("RabbitMQ", "4.1.0")
+RABBITMQ_4 = ("RabbitMQ", "4.0.5")
+RABBITMQ_5 = ("RabbitMQ", "5.0.0")  # no version of it was seen
+EVERYTHING = ~Applied.NOTHING
 
 
 def opened(product: tuple[str, str] | None, *offered: str, **properties: Any) -> RemoteOpen:
@@ -52,26 +60,37 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 "refuses_discharges": True,
                 "ends_links_at_once": True,
                 "finds_subscriptions": True,
+                "is_known": True,
+                "applies": EVERYTHING,
                 "states": {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})},
             },
         ),
-        (ARTEMIS, {"rejects_duplicates": True, "needs_duplicate_ids": True}),
+        (
+            ARTEMIS,
+            {"is_known": True, "applies": EVERYTHING, "rejects_duplicates": True, "needs_duplicate_ids": True},
+        ),
+        (JAVA_QPID, {"is_known": True, "applies": EVERYTHING & ~Applied.NO_LOCAL}),
         (
             RABBITMQ_3,
             {
                 "answers_drains": False,
-                "honours_sources": False,
-                "states": {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE},
-                "title": "RabbitMQ 3",
+                "is_known": True,
+                "states": {
+                    **STATES,
+                    Outcome.MODIFIED: RELEASED_STATE,
+                    Outcome.FAILED: RELEASED_STATE,
+                    Outcome.UNDELIVERABLE: State(REJECTED),
+                },
             },
         ),
-        (RABBITMQ_4, {}),
+        (RABBITMQ_4, {"is_known": True, "loses_begins": True}),
+        (RABBITMQ_5, {"is_known": True, "loses_begins": True}),
         (QPID, {}),
     ],
 )
 def test_each_product_differs_from_an_unknown_one_in_this(product: tuple[str, str], different: dict[str, Any]) -> None:
     name, version = product
-    assert traits(product) == BrokerTraits(product=name, version=version, **{"title": name, **different})
+    assert traits(product) == BrokerTraits(product=name, version=version, **different)
 
 
 def test_a_broker_that_says_nothing_is_unknown() -> None:
@@ -109,9 +128,23 @@ def test_our_own_server_takes_no_prefix(options: tuple[str | None, str | None]) 
 
 
 def test_capabilities_tell_what_a_broker_offers() -> None:
-    none, some = traits(QPID), traits(QPID, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
-    assert (none.relays_messages, none.delays_deliveries, none.shares_subscriptions) == (False, False, False)
-    assert (some.relays_messages, some.delays_deliveries, some.shares_subscriptions) == (True, True, True)
+    none, some = traits(QPID), traits(QPID, "ANONYMOUS-RELAY", "DELAYED_DELIVERY")
+    assert (none.relays_messages(Addresses()), none.delays_deliveries) == (False, False)
+    assert (some.relays_messages(Addresses()), some.delays_deliveries) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "relays"),
+    [
+        (("", ""), False),
+        (("/queue/", "/topic/"), False),
+        (("/queues/", "/topic/"), False),
+        (("/queues/", "/exchanges/amq.topic/"), True),
+    ],
+)
+def test_rabbitmq_relays_to_addresses_of_its_version_2_only(prefixes: tuple[str, str], relays: bool) -> None:
+    """To any other it answers "bad 'to' address string", and ends the session."""
+    assert traits(RABBITMQ_4, "ANONYMOUS-RELAY").relays_messages(Addresses(*prefixes)) is relays
 
 
 def test_our_own_format_is_spoken_where_both_ends_want_it() -> None:
@@ -147,47 +180,80 @@ PLAIN = ReceiverSpec(1, queue("q"))
 @pytest.mark.parametrize(
     ("product", "refused"),
     [
-        (HOLDFAST, [SHARED]),
-        (ARTEMIS, [SHARED, EXCLUSIVE]),
-        (QPID, [SHARED, EXCLUSIVE]),
+        (HOLDFAST, []),
+        (ARTEMIS, [EXCLUSIVE]),
+        (JAVA_QPID, [WITHOUT_OWN, EXCLUSIVE]),
+        (QPID, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
         (RABBITMQ_3, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
-        (RABBITMQ_4, [SHARED, EXCLUSIVE]),
+        (RABBITMQ_4, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
+        (RABBITMQ_5, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
+        (None, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
     ],
 )
-def test_a_consumer_that_a_product_cannot_have_is_refused(
-    product: tuple[str, str], refused: list[ReceiverSpec]
+def test_what_a_product_was_not_seen_to_apply_is_refused(
+    product: tuple[str, str] | None, refused: list[ReceiverSpec]
 ) -> None:
-    found = traits(product)
+    """RabbitMQ 4 confirmed a selector, no-local and a browser, and sent everything for good."""
+    found = traits(product, "SHARED-SUBS")
     every = (SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE, PLAIN)
     assert [spec for spec in every if found.refusal_of(spec) is not None] == refused
-    assert traits(product, "SHARED-SUBS").refusal_of(SHARED) is None
+    assert (found.refusal_of_durable("s") is not None) is (DURABLE in refused)
+    assert traits(product).refusal_of(SHARED) is not None
+
+
+def test_an_unknown_broker_is_trusted_where_the_user_says_so_and_a_known_one_is_not() -> None:
+    every = (SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED)
+    for product, refused in ((QPID, []), (RABBITMQ_4, list(every))):
+        found = traits_of(opened(product, "SHARED-SUBS"), envelope=True, trust=True)
+        assert [spec for spec in every if found.refusal_of(spec) is not None] == refused
 
 
 @pytest.mark.parametrize(
     ("spec", "cls", "reason"),
     [
-        (SELECTIVE, InvalidSelectorException, "RabbitMQ 3 applies no selectors, such as 'a = 1'"),
-        (WITHOUT_OWN, JMSException, "RabbitMQ 3 cannot leave out what a connection sends itself (no_local)"),
+        (
+            SELECTIVE,
+            InvalidSelectorException,
+            "RabbitMQ 4.0.5 was not seen to apply selectors, such as 'a = 1': it may send every message",
+        ),
+        (
+            WITHOUT_OWN,
+            UnsupportedOperationException,
+            "RabbitMQ 4.0.5 was not seen to apply no_local: it may send what this connection has sent",
+        ),
         (
             BROWSING,
-            JMSException,
-            "RabbitMQ 3 cannot be browsed: it would deliver the messages, and not only show them",
+            UnsupportedOperationException,
+            (
+                "RabbitMQ 4.0.5 was not seen to let queues be browsed: it may deliver the messages, and not only show"
+                " them"
+            ),
         ),
         (
             DURABLE,
-            JMSException,
+            UnsupportedOperationException,
             (
-                "RabbitMQ 3 does not keep the subscription 's' while it has no consumer; consume from a queue that is"
-                " bound to the exchange"
+                "RabbitMQ 4.0.5 was not seen to keep subscriptions, such as 's', while they have no consumer: what is"
+                " sent meanwhile may be lost, so consume from a queue that is bound to the topic"
             ),
         ),
-        (SHARED, JMSException, "this broker ('RabbitMQ') does not offer shared subscriptions"),
-        (EXCLUSIVE, JMSException, "exclusive consumers need a Holdfast server; this broker is 'RabbitMQ'"),
+        (SHARED, UnsupportedOperationException, "RabbitMQ 4.0.5 does not offer shared subscriptions"),
+        (
+            EXCLUSIVE,
+            UnsupportedOperationException,
+            "exclusive consumers need a Holdfast server; this broker is RabbitMQ 4.0.5",
+        ),
     ],
 )
 def test_a_refusal_names_the_product_and_what_it_lacks(
     spec: ReceiverSpec, cls: type[JMSException], reason: str
 ) -> None:
-    refusal = traits(RABBITMQ_3).refusal_of(spec)
+    refusal = traits(RABBITMQ_4).refusal_of(spec)
     assert type(refusal) is cls
     assert refusal.reason == reason
+
+
+def test_a_refusal_of_an_unknown_product_names_the_option() -> None:
+    refusal = traits(QPID).refusal_of(BROWSING)
+    assert refusal is not None
+    assert refusal.reason.endswith("; if it does, connect with trust_broker=true")

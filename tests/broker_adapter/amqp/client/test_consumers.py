@@ -30,12 +30,12 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     ResourceAllocationException,
+    UnsupportedOperationException,
 )
 from broker_adapter.transport import Delivery, LinkLost, ReceiverSpec, Subscription
 from tests.broker_adapter.amqp.client.conversations import (
     MESSAGE,
     QUEUE,
-    RABBITMQ_3,
     attached,
     deliver,
     foreign,
@@ -264,10 +264,18 @@ def test_an_exclusive_consumer_is_asked_for_by_a_capability_of_the_source(wired:
     ],
     ids=["selector", "no_local", "browse", "durable"],
 )
-def test_rabbitmq_3_is_not_asked_for_what_it_only_pretends_to_do(spec: dict[str, Any]) -> None:
-    wired = foreign(properties=RABBITMQ_3)
-    with pytest.raises(JMSException, match="RabbitMQ 3"):
+def test_rabbitmq_is_not_asked_for_what_it_only_pretends_to_do(spec: dict[str, Any]) -> None:
+    wired = foreign(properties={"product": "RabbitMQ", "version": "4.0.5"})
+    with pytest.raises(JMSException, match=r"RabbitMQ 4\.0\.5 was not seen to"):
         receiver(wired, **spec)
+    assert not wired.broker.of(LinkRemoteOpen)
+
+
+def test_a_subscription_that_rabbitmq_cannot_have_is_not_deleted_there_either() -> None:
+    """RabbitMQ 4 answered the attach without a source with the end of the session and a trace of Erlang."""
+    wired = foreign(properties={"product": "RabbitMQ", "version": "4.0.5"})
+    with pytest.raises(UnsupportedOperationException, match="was not seen to keep subscriptions, such as 's'"):
+        wired.ask(wired.client.unsubscribe, "s")
     assert not wired.broker.of(LinkRemoteOpen)
 
 

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import SessionRemoteClose
+from broker_adapter.amqp.events import (
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    RemoteOpen,
+    SessionRemoteClose,
+    SessionRemoteOpen,
+)
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.transport import LinkLost
-from tests.broker_adapter.amqp.client.conversations import attached, receiver, sender
+from tests.broker_adapter.amqp.client.conversations import attached, foreign, receiver, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Result, Wired
 
 
@@ -63,3 +69,15 @@ def test_a_detach_without_an_answer_is_done_when_the_broker_ends_its_session(wir
 
     assert detached.value is None
     assert wired.events == []
+
+
+def test_rabbitmq_4_gets_time_between_the_end_of_a_session_and_the_begin_of_the_next_one() -> None:
+    """It may lose a begin that comes on the channel of a session that it has just ended: the attach has no answer."""
+    wired = foreign(properties={"product": "RabbitMQ", "version": "4.0.5"})
+    sender(wired)
+    channel = attached(wired).session
+    wired.broker.expect(RemoteOpen, SessionRemoteOpen, SessionRemoteOpen, LinkRemoteOpen)
+    wired.ask(wired.client.end_session, 1)
+    wired.broker.expect((SessionRemoteClose, lambda event: event.session == channel), LinkRemoteOpen, LinkRemoteClose)
+    wired.ask(wired.client.go_round)
+    wired.broker.expect((LinkRemoteOpen, lambda event: event.target.address is None), LinkRemoteClose)
