@@ -15,6 +15,9 @@ from sdk.session_state import SessionState, log
 
 #: Messages redelivered too often, of which one is in the log.
 _REJECTIONS_PER_LINE = 100
+#: Deliveries of a message that are rejected before it counts as one that the broker sends again after each rejection.
+#: More than the limits of deliveries that brokers have by themselves (10 and 20), at which it becomes a dead letter.
+_MAX_REJECTIONS = 20
 
 
 class DeliveryFilter:
@@ -24,7 +27,16 @@ class DeliveryFilter:
         ended: deliveries that it settled, and that the broker does not redeliver.
     """
 
-    __slots__ = ("_expires", "_max_redeliveries", "_prefetch", "_rejected", "_source", "_state", "ended")
+    __slots__ = (
+        "_comes_again",
+        "_expires",
+        "_max_redeliveries",
+        "_prefetch",
+        "_rejected",
+        "_source",
+        "_state",
+        "ended",
+    )
 
     def __init__(self, state: SessionState, prefetch: Prefetch, source: Source | None) -> None:
         """A filter that has seen nothing.
@@ -40,6 +52,7 @@ class DeliveryFilter:
         self._max_redeliveries = state.settings.max_redeliveries
         self._expires = state.settings.local_message_expiry  #: whether it checks for messages that have expired
         self._rejected = 0  #: messages that were redelivered too often
+        self._comes_again = False  #: whether a message came again after each rejection
         self.ended = 0
 
     def opened(self, delivery: Delivery, tag: DeliveryTag) -> Envelope | None:
@@ -58,9 +71,7 @@ class DeliveryFilter:
             envelope = delivery.envelope
         except MessageFormatException as error:
             # No consumer can read it: the broker makes it a dead letter, and the exception listener is told.
-            state.pass_over((tag,), Outcome.REJECTED)
-            self.ended += 1
-            self._prefetch.count_used()
+            self._reject(delivery, tag, 0)
             state.report(error)
             return None
         acknowledgements = state.acknowledgements
@@ -77,22 +88,44 @@ class DeliveryFilter:
                     *(self._prefetch.name, envelope.message_id, self._max_redeliveries, self._rejected),
                 )
             self._rejected += 1
-            self.ended += 1
-            state.pass_over((tag,), Outcome.REJECTED)
-            self._prefetch.count_used()
+            self._reject(delivery, tag, self._max_redeliveries + 1)
             return None
         expires_at_ms = envelope.expires_at_ms if self._expires else None
         if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
-            # Rejecting is left to the broker: clocks differ, and a message that is given back as failed so often that
-            # it becomes a dead letter is not lost.
-            state.pass_over((tag,), Outcome.MODIFIED)
-            self._prefetch.count_used()
+            # Not rejected, because clocks differ; and not only failed, because it would come again at once.
+            self._settle(tag, Outcome.UNDELIVERABLE)
             return None
         # The broker counts a delivery first that may have ended the process.
         if delivery.take_in_hand is not None and not delivery.take_in_hand():
             self._prefetch.count_used()
             return None
         return envelope
+
+    def _reject(self, delivery: Delivery, tag: DeliveryTag, first: int) -> None:
+        """Reject a delivery, or leave it to other consumers if the broker sends it again after each rejection.
+
+        Args:
+            delivery: what is rejected.
+            tag: its tag.
+            first: the delivery count from which on it is rejected.
+        """
+        if delivery.delivery_count < first + _MAX_REJECTIONS:
+            self._settle(tag, Outcome.REJECTED)
+            return
+        if not self._comes_again:
+            self._comes_again = True
+            log.warning(
+                "! %s: a message comes again after each rejection, %d times up to now, so it is left to other consumers"
+                " (this is logged once); set a limit of deliveries and a dead-letter queue at the broker",
+                *(self._prefetch.name, delivery.delivery_count),
+            )
+        self._settle(tag, Outcome.UNDELIVERABLE)
+
+    def _settle(self, tag: DeliveryTag, outcome: Outcome) -> None:
+        """Settle a delivery that the application does not get, and that does not come again."""
+        self._state.pass_over((tag,), outcome)
+        self.ended += 1
+        self._prefetch.count_used()
 
     def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Whether a message is redelivered only because its acknowledgement was lost; it is then acknowledged again."""

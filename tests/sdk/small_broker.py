@@ -71,6 +71,7 @@ class SmallBroker:
         self.hold_drains = False
         self.cut_untold = False  #: whether the network is away, and the news of it on its way
         self.settles_twice = False  #: whether what is settled already is ignored; else it is an error of the SDK
+        self.returns_rejected = False  #: whether a rejected message is delivered again
         self.hold_answers = False
         self.answers: list[OnSettled] = []
         self.refuse_commit: JMSException | None = None
@@ -219,9 +220,10 @@ class SmallBroker:
                 continue
             self.settled.append(Settlement(tag, outcome))
             destination, stored = self.held.pop(tag)  # a KeyError: settled twice
-            if outcome in (Outcome.MODIFIED, Outcome.FAILED):
+            returned = self.returns_rejected and outcome is Outcome.REJECTED
+            if returned or outcome in (Outcome.MODIFIED, Outcome.FAILED):
                 stored.failures += 1
-            if outcome in (Outcome.MODIFIED, Outcome.FAILED, Outcome.RELEASED):
+            if returned or outcome in (Outcome.MODIFIED, Outcome.FAILED, Outcome.RELEASED):
                 self._put_back(destination, stored)
         self._push()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,17 +63,44 @@ def test_what_waits_behind_messages_that_cannot_be_given_out_comes_at_once(
         assert consumer.receive_nowait() is None
 
 
-def test_receive_nowait_does_not_ask_again_for_what_has_expired_here_only() -> None:
-    """The broker's clock is behind: it sends the message again and again."""
+def test_what_has_expired_here_only_is_left_to_other_consumers_and_does_not_come_again() -> None:
+    """Given back as failed, it came again at once: 15,000 times in seconds at a broker that ignores expiry times."""
     broker = SmallBroker(prefetch_messages=1, poll_timeout_seconds=120, local_message_expiry=True)
     with started(broker) as connection:
         session = connection.create_session()
         with session.create_producer(session.create_queue("q")) as producer:
             producer.send("late", time_to_live=0.001)
+            producer.send("next")
         consumer = consumer_of(session)
         time.sleep(0.01)
+        assert str(consumer.receive_nowait()) == "next"
+        assert broker.outcomes() == [Outcome.UNDELIVERABLE, Outcome.ACCEPTED]
+
+
+@pytest.mark.parametrize("options", [{"max_redeliveries": 2}, {}])
+def test_what_a_broker_sends_again_after_each_rejection_is_left_to_other_consumers_in_the_end(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broker-J does so, without end where its queue has no limit of deliveries."""
+    broker = SmallBroker(**options)
+    broker.returns_rejected = True
+    with started(broker) as connection:
+        connection.exception_listener = lambda error: None
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        fill(session, 1)
+        if not options:
+            broker.unreadable = {1}
+        consumer = consumer_of(session)
+        for _ in range(options.get("max_redeliveries", -1) + 1):
+            assert str(consumer.receive(_WAIT)) == "0"
+            session.recover()
         assert consumer.receive_nowait() is None
-        assert len(broker.settled) <= 2  # once given back, it comes once more
+    refused = [outcome for outcome in broker.outcomes() if outcome in (Outcome.REJECTED, Outcome.UNDELIVERABLE)]
+    assert refused == [Outcome.REJECTED] * 20 + [Outcome.UNDELIVERABLE]
+    lines = [
+        record.getMessage() for record in caplog.records if "comes again after each rejection" in record.getMessage()
+    ]
+    assert len(lines) == 1
 
 
 def test_unreadable_message_does_not_stop_a_listener(broker: SmallBroker) -> None:
