@@ -20,7 +20,12 @@ PLACE = Path(__file__).parents[2] / ".interop"
 ARTEMIS = "2.44.0"
 BROKER_J = "9.2.1"
 RHEA = "3.0.5"
+RABBITMQ_4 = "4.0.5"
 _SECONDS = 600
+
+#: The release of Debian with that RabbitMQ, and what of it a folder needs in which the packages are only unpacked.
+_RELEASE = "trixie"
+_PACKAGES = ("rabbitmq-server", "base-files", "coreutils", "dash", "findutils", "grep", "hostname", "mawk", "sed")
 
 
 class CannotInstall(Exception):
@@ -107,6 +112,62 @@ def rabbitmq() -> Path:
     return found
 
 
+def rabbitmq_4() -> Path:
+    """The folder with RabbitMQ 4 and all that it needs: packages of a newer Debian, fetched by apt and unpacked there.
+
+    Programs run in it by ``chroot``.
+    """
+    place = PLACE / f"rabbitmq-{RABBITMQ_4}"
+    if (place / "usr/lib/rabbitmq/lib" / f"rabbitmq_server-{RABBITMQ_4}").exists():
+        return place
+    if os.geteuid():
+        raise CannotInstall("only root can run what is unpacked in a folder of its own")
+    apt, unpacked = PLACE / "apt", PLACE / "unpacked"
+    shutil.rmtree(apt, ignore_errors=True)
+    shutil.rmtree(unpacked, ignore_errors=True)
+    (apt / "lists" / "partial").mkdir(parents=True)
+    (apt / "archives" / "partial").mkdir(parents=True)
+    (apt / "status").touch()
+    (apt / "sources").write_text(f"deb {_debian()} {_RELEASE} main\n")
+    settings = {
+        "Dir::Etc::sourcelist": apt / "sources",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State::lists": apt / "lists",
+        "Dir::State::status": apt / "status",
+        "Dir::Cache": apt,
+        "Dir::Cache::archives": apt / "archives",
+        "APT::Install-Recommends": "false",
+    }
+    command = ("apt-get", "-q", "-y", *(f"-o{name}={value}" for name, value in settings.items()))
+    _run(*command, "update")
+    _run(*command, "--download-only", "install", *_PACKAGES)
+    unpacked.mkdir()
+    for package in sorted((apt / "archives").glob("*.deb")):
+        _run("dpkg", "-x", str(package), str(unpacked))
+    (unpacked / "usr/bin/awk").symlink_to("mawk")  # as the package does where it is installed
+    shutil.rmtree(apt)
+    unpacked.rename(place)
+    if not (place / "usr/lib/rabbitmq/lib" / f"rabbitmq_server-{RABBITMQ_4}").exists():
+        raise CannotInstall(f"Debian's {_RELEASE} has another RabbitMQ than {RABBITMQ_4}")
+    return place
+
+
+def _debian() -> str:
+    """Where apt gets Debian's packages from on this machine."""
+    fields = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
+    command = ("apt-get", "indextargets", "--format", fields, "Created-By: Packages")
+    for _ in range(2):
+        try:
+            listed = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
+        except OSError as error:
+            raise CannotInstall(f"there is no apt-get: {error}") from error
+        found = [line.rpartition("|")[2] for line in listed.splitlines() if line.startswith("Debian|Debian|")]
+        if found:
+            return found[0]
+        _run("apt-get", "-q", "update")
+    raise CannotInstall("apt has no source of Debian's packages")
+
+
 def _distribution(artifact: str, version: str, folder: str) -> Path:
     home = PLACE / folder
     if not home.exists():
@@ -145,7 +206,7 @@ def _run_quietly(*command: str, cwd: Path | None = None, environment: dict[str, 
 def main() -> int:
     """Fetch everything; returns how many things could not be had."""
     failures = 0
-    things: tuple[Callable[[], object], ...] = (java_client, rhea, artemis, broker_j, rabbitmq)
+    things: tuple[Callable[[], object], ...] = (java_client, rhea, artemis, broker_j, rabbitmq, rabbitmq_4)
     for number, thing in enumerate(things, start=1):
         print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)
         try:

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pytest
 
-from sdk import InvalidSelectorException, JMSException, TransactionRolledBackException
+from sdk import InvalidSelectorException, JMSException, TransactionRolledBackException, UnsupportedOperationException
 from tests.interop import install
 
 _START_SECONDS = 120
@@ -260,23 +260,50 @@ def start_broker_j(place: Path) -> Broker:
     return Broker("Qpid Broker-J", url, "ada", "secret", CANNOT["Qpid Broker-J"], process)
 
 
-# RabbitMQ 3.
+# RabbitMQ 3 and 4.
 
 #: Erlang's port mapper is started first: a node that finds none starts one that leaves the process group and stays.
 _WITH_PORT_MAPPER = 'epmd >/dev/null 2>&1 & until epmd -names >/dev/null 2>&1; do sleep 0.1; done; exec "$0"'
 
 
+#: Runs a program in a folder that has the packages it needs, with this machine's files for it and the data.
+_IN_FOLDER = """set -eu
+for each in dev proc sys; do mount --rbind /$each $0/$each; done
+mkdir -p $0$1; mount --bind $1 $0$1; cp /etc/hosts /etc/passwd $0/etc/
+root=$0; shift; exec chroot $root "$@"
+"""
+
+
 def start_rabbitmq(place: Path) -> Broker:
-    """A node of its own, with its own data, ports and plug-ins, apart from any that the system runs."""
+    """RabbitMQ 3."""
     programs, port = install.rabbitmq(), free_port()
+    environment = _rabbitmq(place, port, "rabbitmq_amqp1_0")
+    server = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or str(programs / "rabbitmq-server")
+    process = Process(["/bin/sh", "-c", _WITH_PORT_MAPPER, server], environment, "Server startup complete")
+    url = f"amqp://127.0.0.1:{port}?{_PLAIN}&queue_prefix=/queue/&topic_prefix=/topic/"
+    return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
+
+
+def start_rabbitmq_4(place: Path) -> Broker:
+    """RabbitMQ 4, with addresses of version 1, at which queues are made when they are used."""
+    folder, port = install.rabbitmq_4(), free_port()
+    command = ["unshare", "--mount", "/bin/sh", "-c", _IN_FOLDER, str(folder), str(place)]
+    program = ["/bin/sh", "-c", _WITH_PORT_MAPPER, "/usr/lib/rabbitmq/bin/rabbitmq-server"]
+    process = Process([*command, *program], _rabbitmq(place, port), "Server startup complete")
+    url = f"amqp://127.0.0.1:{port}?{_PLAIN}&queue_prefix=/queue/&topic_prefix=/topic/"
+    return Broker("RabbitMQ 4", url, "ada", "secret", CANNOT["RabbitMQ 4"], process)
+
+
+def _rabbitmq(place: Path, port: int, *enabled: str) -> dict[str, str]:
+    """The environment of a node with data, ports and plug-ins of its own, apart from any that the system runs."""
     plugins = place / "plugins"
-    plugins.write_text("[rabbitmq_amqp1_0].\n")
+    plugins.write_text(f"[{', '.join(enabled)}].\n")
     config = place / "rabbitmq.conf"
     config.write_text(
         f"listeners.tcp.1 = 127.0.0.1:{port}\nloopback_users = none\ndisk_free_limit.absolute = 1MB\n"
         "default_user = ada\ndefault_pass = secret\n"
     )
-    environment = {
+    return {
         "HOME": str(place),
         "RABBITMQ_NODENAME": f"interop{port}@localhost",
         "RABBITMQ_MNESIA_BASE": str(place / "mnesia"),
@@ -287,10 +314,6 @@ def start_rabbitmq(place: Path) -> Broker:
         "ERL_EPMD_PORT": str(free_port()),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
     }
-    server = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or str(programs / "rabbitmq-server")
-    process = Process(["/bin/sh", "-c", _WITH_PORT_MAPPER, server], environment, "Server startup complete")
-    url = f"amqp://127.0.0.1:{port}?{_PLAIN}&queue_prefix=/queue/&topic_prefix=/topic/"
-    return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
 
 
 _NO_DELAY = Limit(
@@ -298,63 +321,84 @@ _NO_DELAY = Limit(
 )
 _NO_SELECTORS = Limit(
     InvalidSelectorException,
-    "RabbitMQ 3 applies no selectors",
+    "was not seen to apply selectors",
     "confirms a selector and then sends everything, so our SDK does not ask",
 )
 _NO_TRANSACTIONS = Limit(
     TransactionRolledBackException, "Transactions not supported", "has no transactions in AMQP 1.0"
 )
 _NO_DYNAMIC_NODES = Limit(JMSException, "Dynamic targets not supported", "makes no nodes for clients")
-_NO_SHARED = Limit(
-    JMSException, "does not offer shared subscriptions", "does not offer `SHARED-SUBS` when the connection is opened"
+_NO_DURABLE = Limit(
+    UnsupportedOperationException,
+    "was not seen to keep subscriptions",
+    "has no durable subscriptions in AMQP 1.0: consume from a queue that is bound to the exchange",
 )
-_NO_DURABLE = Limit(JMSException, "does not keep the subscription", "has no durable subscriptions in AMQP 1.0")
 _NO_FLAG = Limit(
-    AssertionError, None, "nothing is raised: it tells neither a delivery count nor whether a message is redelivered"
+    AssertionError,
+    None,
+    "nothing is raised: its classic queues tell neither a delivery count nor whether a message is redelivered",
 )
+#: What RabbitMQ 3 and 4 cannot do.
+_RABBITMQ = {
+    "browsers": Limit(
+        UnsupportedOperationException,
+        "was not seen to let queues be browsed",
+        "would deliver the messages, and not only show them, so our SDK does not ask",
+    ),
+    "client_acknowledge_and_recover": _NO_FLAG,
+    "client_id_is_for_one_connection": Limit(
+        pytest.fail.Exception, "DID NOT RAISE", "nothing is raised: it takes the same client id twice"
+    ),
+    "delivery_delay": _NO_DELAY,
+    "durable_subscriptions": _NO_DURABLE,
+    "no_local": Limit(
+        UnsupportedOperationException,
+        "was not seen to apply no_local",
+        "confirms the filter and does not apply it, so our SDK does not ask",
+    ),
+    "priorities": Limit(
+        AssertionError, None, "nothing is raised: only queues that were declared with priorities have them"
+    ),
+    "request_and_reply": _NO_DYNAMIC_NODES,
+    "rollback": _NO_TRANSACTIONS,
+    "selectors": _NO_SELECTORS,
+    "selectors_of_headers": _NO_SELECTORS,
+    "selectors_of_topics": _NO_SELECTORS,
+    "shared_durable_subscriptions": _NO_DURABLE,
+    "shared_subscriptions": Limit(
+        UnsupportedOperationException,
+        "does not offer shared subscriptions",
+        "does not offer `SHARED-SUBS` when the connection is opened",
+    ),
+    "temporary_queue_is_deleted": _NO_DYNAMIC_NODES,
+    "temporary_topic": _NO_DYNAMIC_NODES,
+    "transactions": _NO_TRANSACTIONS,
+    "what_is_not_acknowledged_is_redelivered": _NO_FLAG,
+}
 
 CANNOT: dict[str, dict[str, Limit]] = {
     "ActiveMQ Artemis": {},
     "Qpid Broker-J": {
         "delivery_delay": _NO_DELAY,
         "no_local": Limit(
-            InvalidSelectorException, "does not apply the no-local filter", "does not confirm the filter"
+            UnsupportedOperationException,
+            "was not seen to apply no_local",
+            "does not confirm the filter, so our SDK does not ask",
         ),
     },
     "RabbitMQ 3": {
-        "browsers": Limit(
-            JMSException,
-            "cannot be browsed",
-            "would deliver the messages, and not only show them, so the SDK does not ask",
-        ),
-        "client_acknowledge_and_recover": _NO_FLAG,
-        "client_id_is_for_one_connection": Limit(
-            pytest.fail.Exception, "DID NOT RAISE", "nothing is raised: it takes the same client id twice"
-        ),
-        "delivery_delay": _NO_DELAY,
-        "durable_subscriptions": _NO_DURABLE,
-        "no_local": Limit(
-            JMSException, "no_local", "confirms the filter and does not apply it, so our SDK does not ask"
-        ),
-        "priorities": Limit(
-            AssertionError, None, "nothing is raised: only queues that were declared with priorities have them"
-        ),
+        **_RABBITMQ,
         "receive_nowait_finds_what_waits": Limit(
             AssertionError,
             None,
             "returns None: a drain ends the session there, so only what was prefetched is seen",
         ),
-        "request_and_reply": _NO_DYNAMIC_NODES,
-        "rollback": _NO_TRANSACTIONS,
-        "selectors": _NO_SELECTORS,
-        "selectors_of_headers": _NO_SELECTORS,
-        "selectors_of_topics": _NO_SELECTORS,
-        "shared_durable_subscriptions": _NO_DURABLE,
-        "shared_subscriptions": _NO_SHARED,
-        "temporary_queue_is_deleted": _NO_DYNAMIC_NODES,
-        "temporary_topic": _NO_DYNAMIC_NODES,
-        "transactions": _NO_TRANSACTIONS,
-        "what_is_not_acknowledged_is_redelivered": _NO_FLAG,
+    },
+    "RabbitMQ 4": {
+        **_RABBITMQ,
+        "non_persistent_messages": Limit(
+            AssertionError, None, "nothing is raised: a message without a header, which is not durable, becomes durable"
+        ),
     },
 }
 STARTS: dict[str, Callable[[Path], Broker]] = {
@@ -362,14 +406,18 @@ STARTS: dict[str, Callable[[Path], Broker]] = {
     "ActiveMQ Artemis": start_artemis,
     "Qpid Broker-J": start_broker_j,
     "RabbitMQ 3": start_rabbitmq,
+    "RabbitMQ 4": start_rabbitmq_4,
 }
 
 
 def table() -> str:
     """What the brokers cannot do, as a table for the documentation."""
-    lines = ["| scenario | broker | our SDK raises | because the broker |", "|---|---|---|---|"]
+    brokers: dict[tuple[str, Limit], list[str]] = {}
     for broker, limits in CANNOT.items():
         for scenario, limit in sorted(limits.items()):
-            raises = f"`{limit.exception.__name__}`" if issubclass(limit.exception, JMSException) else "-"
-            lines.append(f"| `{scenario}` | {broker} | {raises} | {limit.why} |")
+            brokers.setdefault((scenario, limit), []).append(broker)
+    lines = ["| scenario | broker | our SDK raises | because the broker |", "|---|---|---|---|"]
+    for (scenario, limit), names in brokers.items():
+        raises = f"`{limit.exception.__name__}`" if issubclass(limit.exception, JMSException) else "-"
+        lines.append(f"| `{scenario}` | {', '.join(names)} | {raises} | {limit.why} |")
     return "\n".join(lines)
