@@ -6,6 +6,7 @@ it by itself.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ PLACE = Path(__file__).parents[2] / ".interop"
 ARTEMIS = "2.44.0"
 BROKER_J = "9.2.1"
 RHEA = "3.0.5"
+GO_AMQP = "1.7.0"
 RABBITMQ_4 = "4.0.5"
 _SECONDS = 600
 
@@ -85,6 +87,21 @@ def rhea() -> Path:
     if not (place / "node_modules" / "rhea" / "package.json").exists():
         place.mkdir(parents=True, exist_ok=True)
         _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock", f"rhea@{RHEA}", cwd=place)
+    return place
+
+
+def go_amqp() -> Path:
+    """The folder with go-amqp and the program ``tests``: its own integration tests, compiled."""
+    place = PLACE / f"go-amqp-{GO_AMQP}"
+    if not (place / "tests").exists():
+        PLACE.mkdir(exist_ok=True)
+        go = shutil.which("go") or "/usr/local/go/bin/go"
+        module = f"github.com/Azure/go-amqp@v{GO_AMQP}"
+        told = _output(go, "mod", "download", "-json", module, cwd=PLACE)
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(json.loads(told)["Dir"], place)
+        _run("chmod", "-R", "u+w", str(place))
+        _run(go, "test", "-c", "-o", "tests", ".", cwd=place)
     return place
 
 
@@ -155,12 +172,8 @@ def rabbitmq_4() -> Path:
 def _debian() -> str:
     """Where apt gets Debian's packages from on this machine."""
     fields = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
-    command = ("apt-get", "indextargets", "--format", fields, "Created-By: Packages")
     for _ in range(2):
-        try:
-            listed = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
-        except OSError as error:
-            raise CannotInstall(f"there is no apt-get: {error}") from error
+        listed = _output("apt-get", "indextargets", "--format", fields, "Created-By: Packages")
         found = [line.rpartition("|")[2] for line in listed.splitlines() if line.startswith("Debian|Debian|")]
         if found:
             return found[0]
@@ -192,6 +205,14 @@ def _run(*command: str, cwd: Path | None = None, environment: dict[str, str] | N
         raise CannotInstall(f"{' '.join(command)[:200]}: {failure[-2000:]}")
 
 
+def _output(*command: str, cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CannotInstall(f"{' '.join(command)}: {error} {getattr(error, 'stderr', '')}") from error
+    return done.stdout
+
+
 def _run_quietly(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
     """Why it failed; nothing where it did not."""
     try:
@@ -206,7 +227,10 @@ def _run_quietly(*command: str, cwd: Path | None = None, environment: dict[str, 
 def main() -> int:
     """Fetch everything; returns how many things could not be had."""
     failures = 0
-    things: tuple[Callable[[], object], ...] = (java_client, rhea, artemis, broker_j, rabbitmq, rabbitmq_4)
+    things: tuple[Callable[[], object], ...] = (
+        *(java_client, rhea, go_amqp),
+        *(artemis, broker_j, rabbitmq, rabbitmq_4),
+    )
     for number, thing in enumerate(things, start=1):
         print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)
         try:

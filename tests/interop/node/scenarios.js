@@ -125,6 +125,26 @@ const scenarios = {
         connection.close();
     },
 
+    async a_drain_is_answered_where_the_messages_use_up_the_credit() {
+        const connection = await connect();
+        await send(connection, 'a', 'b', 'c');
+        const link = await receiver(connection);
+        same(['a', 'b'], await drained(link, 2));
+        same(['a', 'b', 'c'], await drained(link, 1));
+        connection.close();
+    },
+
+    async a_drain_without_credit_is_answered() {
+        const connection = await connect();
+        const link = await receiver(connection);
+        same([], await drained(link, 0));
+        await send(connection, 'a');
+        link.add_credit(1);
+        await seen(link, 1);
+        same(['a'], await drained(link, 0));
+        connection.close();
+    },
+
     async a_credit_window_goes_on() {
         const connection = await connect();
         const link = await receiver(connection, address, { credit_window: 10 });
