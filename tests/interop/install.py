@@ -39,6 +39,11 @@ def java_client() -> str:
     return java_programs(HERE / "java", "java")
 
 
+def activemq() -> str:
+    """The class path of Apache ActiveMQ Classic and of the program that starts it."""
+    return java_programs(HERE / "activemq", "activemq")
+
+
 def java_programs(folder: Path, name: str, pom: Path | None = None) -> str:
     """The class path of the Java programs of a folder, with the libraries that its ``pom.xml`` names.
 
@@ -229,7 +234,7 @@ def main() -> int:
     failures = 0
     things: tuple[Callable[[], object], ...] = (
         *(java_client, rhea, go_amqp),
-        *(artemis, broker_j, rabbitmq, rabbitmq_4),
+        *(artemis, activemq, broker_j, rabbitmq, rabbitmq_4),
     )
     for number, thing in enumerate(things, start=1):
         print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)

@@ -33,8 +33,9 @@ from broker_adapter.errors import (
 from broker_adapter.transport import Peer, ReceiverSpec, Server
 from broker_adapter.version import PRODUCT
 
-#: What ActiveMQ Artemis, Qpid Broker-J and RabbitMQ call themselves in ``open``.
+#: What ActiveMQ Artemis, ActiveMQ Classic, Qpid Broker-J and RabbitMQ call themselves in ``open``.
 ARTEMIS: Final = "apache-activemq-artemis"
+CLASSIC: Final = "ActiveMQ"
 BROKER_J: Final = "Apache Qpid Broker-J Core"
 RABBITMQ: Final = "RabbitMQ"
 
@@ -56,6 +57,7 @@ _ALL: Final = ~Applied.NOTHING
 _APPLIED: Final = {
     PRODUCT: _ALL,
     ARTEMIS: _ALL,
+    CLASSIC: _ALL & ~Applied.SHARED_SUBSCRIPTIONS,
     BROKER_J: _ALL & ~Applied.NO_LOCAL,
     RABBITMQ: Applied.NOTHING,
 }

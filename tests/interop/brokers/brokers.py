@@ -191,6 +191,18 @@ def _artemis(instance: Path, port: int, ready: str, *more: str) -> Process:
     return Process([str(instance / "bin" / "artemis"), "run"], {}, ready)
 
 
+# Apache ActiveMQ Classic.
+
+
+def start_activemq(place: Path) -> Broker:
+    """A broker in memory, to which anybody may log in."""
+    port = free_port()
+    command = ["java", "-Xmx256m", "-cp", install.activemq(), "Broker", str(port), str(place)]
+    process = Process(command, {}, "ready")
+    url = f"amqp://127.0.0.1:{port}?queue_prefix=queue://&topic_prefix=topic://"
+    return Broker("ActiveMQ Classic", url, None, None, CANNOT["ActiveMQ Classic"], process)
+
+
 # Apache Qpid Broker-J.
 
 
@@ -333,6 +345,14 @@ _NO_DURABLE = Limit(
     "was not seen to keep subscriptions",
     "has no durable subscriptions in AMQP 1.0: consume from a queue that is bound to the exchange",
 )
+_NO_SHARED = Limit(
+    UnsupportedOperationException,
+    "does not offer shared subscriptions",
+    "does not offer `SHARED-SUBS` when the connection is opened",
+)
+_NO_PRIORITIES = Limit(
+    AssertionError, None, "nothing is raised: only queues that were declared with priorities have them"
+)
 _NO_FLAG = Limit(
     AssertionError,
     None,
@@ -356,20 +376,14 @@ _RABBITMQ = {
         "was not seen to apply no_local",
         "confirms the filter and does not apply it, so our SDK does not ask",
     ),
-    "priorities": Limit(
-        AssertionError, None, "nothing is raised: only queues that were declared with priorities have them"
-    ),
+    "priorities": _NO_PRIORITIES,
     "request_and_reply": _NO_DYNAMIC_NODES,
     "rollback": _NO_TRANSACTIONS,
     "selectors": _NO_SELECTORS,
     "selectors_of_headers": _NO_SELECTORS,
     "selectors_of_topics": _NO_SELECTORS,
     "shared_durable_subscriptions": _NO_DURABLE,
-    "shared_subscriptions": Limit(
-        UnsupportedOperationException,
-        "does not offer shared subscriptions",
-        "does not offer `SHARED-SUBS` when the connection is opened",
-    ),
+    "shared_subscriptions": _NO_SHARED,
     "temporary_queue_is_deleted": _NO_DYNAMIC_NODES,
     "temporary_topic": _NO_DYNAMIC_NODES,
     "transactions": _NO_TRANSACTIONS,
@@ -378,6 +392,14 @@ _RABBITMQ = {
 
 CANNOT: dict[str, dict[str, Limit]] = {
     "ActiveMQ Artemis": {},
+    "ActiveMQ Classic": {
+        "priorities": _NO_PRIORITIES,
+        "shared_durable_subscriptions": _NO_SHARED,
+        "shared_subscriptions": _NO_SHARED,
+        "what_is_not_acknowledged_is_redelivered": Limit(
+            AssertionError, None, "nothing is raised: it tells another consumer nothing of a redelivery"
+        ),
+    },
     "Qpid Broker-J": {
         "delivery_delay": _NO_DELAY,
         "no_local": Limit(
@@ -404,6 +426,7 @@ CANNOT: dict[str, dict[str, Limit]] = {
 STARTS: dict[str, Callable[[Path], Broker]] = {
     "Holdfast": start_holdfast,
     "ActiveMQ Artemis": start_artemis,
+    "ActiveMQ Classic": start_activemq,
     "Qpid Broker-J": start_broker_j,
     "RabbitMQ 3": start_rabbitmq,
     "RabbitMQ 4": start_rabbitmq_4,

@@ -8,7 +8,7 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client.brokers import BROKER_J, STATES, Applied, BrokerTraits, traits_of
+from broker_adapter.amqp.client.brokers import BROKER_J, CLASSIC, STATES, Applied, BrokerTraits, traits_of
 from broker_adapter.amqp.events import FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
 from broker_adapter.amqp.wire import BACK_OFF, REGIONS_CAPABILITY, envelope_capabilities
 from broker_adapter.destination import queue, topic
@@ -24,6 +24,7 @@ from broker_adapter.transport import Peer, ReceiverSpec, Server, Subscription
 ARTEMIS = ("apache-activemq-artemis", "2.44.0")
 HOLDFAST = ("Holdfast", "1")
 QPID = ("qpid-cpp", "1.39.0")
+CLASSIC_6 = (CLASSIC, "6.1.6")
 JAVA_QPID = (BROKER_J, "9.2.1")
 RABBITMQ_3 = ("RabbitMQ", "3.13.7")
 RABBITMQ_4 = ("RabbitMQ", "4.0.5")
@@ -182,6 +183,7 @@ PLAIN = ReceiverSpec(1, queue("q"))
     [
         (HOLDFAST, []),
         (ARTEMIS, [EXCLUSIVE]),
+        (CLASSIC_6, [SHARED, EXCLUSIVE]),
         (JAVA_QPID, [WITHOUT_OWN, EXCLUSIVE]),
         (QPID, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
         (RABBITMQ_3, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
