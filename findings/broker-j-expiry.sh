@@ -1,5 +1,5 @@
 #!/bin/sh
-# Qpid Broker-J 9.2.1 delivers a message whose absolute-expiry-time is over.
+# Qpid Broker-J 10.1.0 delivers a message whose absolute-expiry-time is over.
 #
 # Guess, written before the run: AMQP 1.0 (part 3, 3.2.4) calls absolute-expiry-time "an absolute time when this message
 # is considered to be expired".  The broker applies the header's ttl; this property it only passes on.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Qpid Broker-J 9.2.1 delivers a message that was rejected again, to the same receiver and without end.
+# Qpid Broker-J 10.1.0 delivers a message that was rejected again, to the same receiver and without end.
 #
 # Guess, written before the run: AMQP 1.0 (part 3, 3.4.3) says of rejected that the message "is invalid and
 # unprocessable", and other brokers drop it or make it a dead letter at once.  Here it counts as a failed delivery, and a

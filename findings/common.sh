@@ -47,10 +47,10 @@ proton() {
     venv/bin/pip install --quiet --disable-pip-version-check python-qpid-proton==0.40.0
 }
 
-# Qpid Broker-J 9.2.1 on $PORT, in memory; anybody may log in, and the queue "q" exists.
+# Qpid Broker-J 10.1.0 on $PORT, in memory; anybody may log in, and the queue "q" exists.
 broker_j() {
-    mvn -q -B -Dstyle.color=never dependency:copy -Dartifact=org.apache.qpid:apache-qpid-broker-j:9.2.1:tar.gz:bin -DoutputDirectory=.
-    tar -xzf apache-qpid-broker-j-9.2.1-bin.tar.gz
+    mvn -q -B -Dstyle.color=never dependency:copy -Dartifact=org.apache.qpid:apache-qpid-broker-j:10.1.0:tar.gz:bin -DoutputDirectory=.
+    tar -xzf apache-qpid-broker-j-10.1.0-bin.tar.gz
     PORT=$(free_port)
     cat >initial.json <<EOF
 {"name": "finding", "modelVersion": "9.0",
@@ -63,7 +63,7 @@ broker_j() {
    "virtualHostInitialConfiguration": "{\"type\": \"Memory\", \"queues\": [{\"name\": \"q\"}]}"}]}
 EOF
     mkdir work
-    QPID_WORK=$HERE/work QPID_JAVA_MEM=-Xmx256m background broker.log BRK-1004 qpid-broker/9.2.1/bin/qpid-server -icp "$HERE/initial.json"
+    QPID_WORK=$HERE/work QPID_JAVA_MEM=-Xmx256m background broker.log BRK-1004 qpid-broker/10.1.0/bin/qpid-server -icp "$HERE/initial.json"
 }
 
 # Build main.go of this folder with go-amqp 1.7.0, as ./client.

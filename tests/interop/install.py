@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PLACE = Path(__file__).parents[2] / ".interop"
 
 ARTEMIS = "2.44.0"
-BROKER_J = "9.2.1"
+BROKER_J = "10.1.0"
 RHEA = "3.0.5"
 GO_AMQP = "1.7.0"
 RABBITMQ_4 = "4.0.5"
