@@ -53,7 +53,7 @@ class Applied(Flag):
 
 _ALL: Final = ~Applied.NOTHING
 #: What each product was seen to apply (``make interop``; ``docs/brokers.md`` has the versions).  RabbitMQ 3 and 4 send
-#: the source of an attach back as it was asked for: their word is worth nothing, whatever the version.
+#: the source of an attach back as it was asked for, so what they confirm tells nothing; other versions count as these.
 _APPLIED: Final = {
     PRODUCT: _ALL,
     ARTEMIS: _ALL,
@@ -114,7 +114,6 @@ class BrokerTraits:
         finds_subscriptions: whether it finds a shared subscription of no client by the name of its link alone.
         applies: what it was seen to apply when an attach asks for it.  The rest is not asked for: a broker that
             confirms it all the same sends everything, or hands out for good what is only browsed.
-        is_known: whether anything was seen of it.
         states: how the outcome of a settlement is written.
     """
 
@@ -139,7 +138,6 @@ class BrokerTraits:
     loses_begins: bool = False
     finds_subscriptions: bool = False
     applies: Applied = Applied.NOTHING
-    is_known: bool = False
     states: Mapping[Outcome, State] = attrs.field(default=STATES, repr=False)
 
     @property
@@ -247,7 +245,7 @@ class BrokerTraits:
         return UnsupportedOperationException(self._not_seen(what, danger))
 
     def _not_seen(self, what: str, danger: str) -> str:
-        remedy = "" if self.is_known else "; if it does, connect with trust_broker=true"
+        remedy = "" if self.product in _APPLIED else "; if it does, connect with trust_broker=true"
         return f"{self._title} was not seen to {what}: {danger}{remedy}"
 
 
@@ -291,7 +289,6 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         loses_begins=product == RABBITMQ and not is_rabbitmq_3,
         finds_subscriptions=is_holdfast,
         applies=_APPLIED.get(product, _ALL if trust else Applied.NOTHING),
-        is_known=product in _APPLIED,
         states=states,
     )
 

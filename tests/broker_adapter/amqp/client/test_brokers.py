@@ -61,21 +61,19 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 "refuses_discharges": True,
                 "ends_links_at_once": True,
                 "finds_subscriptions": True,
-                "is_known": True,
                 "applies": EVERYTHING,
                 "states": {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})},
             },
         ),
         (
             ARTEMIS,
-            {"is_known": True, "applies": EVERYTHING, "rejects_duplicates": True, "needs_duplicate_ids": True},
+            {"applies": EVERYTHING, "rejects_duplicates": True, "needs_duplicate_ids": True},
         ),
-        (JAVA_QPID, {"is_known": True, "applies": EVERYTHING & ~Applied.NO_LOCAL}),
+        (JAVA_QPID, {"applies": EVERYTHING & ~Applied.NO_LOCAL}),
         (
             RABBITMQ_3,
             {
                 "answers_drains": False,
-                "is_known": True,
                 "states": {
                     **STATES,
                     Outcome.MODIFIED: RELEASED_STATE,
@@ -84,8 +82,8 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 },
             },
         ),
-        (RABBITMQ_4, {"is_known": True, "loses_begins": True}),
-        (RABBITMQ_5, {"is_known": True, "loses_begins": True}),
+        (RABBITMQ_4, {"loses_begins": True}),
+        (RABBITMQ_5, {"loses_begins": True}),
         (QPID, {}),
     ],
 )
