@@ -25,7 +25,7 @@ class Outcome(IntEnum):
     To AMQP this is a ``modified`` with an annotation."""
     UNDELIVERABLE = 6
     """Cannot be processed by this consumer, perhaps by another (``modified`` with ``delivery-failed`` and
-    ``undeliverable-here``): not redelivered to this one."""
+    ``undeliverable-here``): not redelivered to this one.  Our own engine redelivers it as ``FAILED``, after a pause."""
 
 
 class DeliveryTag(NamedTuple):

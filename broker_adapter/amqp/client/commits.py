@@ -22,7 +22,6 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.drains import Drains
 from broker_adapter.amqp.client.links import Link, LinkTable, refusal
@@ -403,7 +402,7 @@ class Coordinator(Link):
             commit.done(None, refusal)
 
     def _fill(self, commit: Commit, transaction: State) -> None:
-        states = {outcome: transaction._replace(outcome=state) for outcome, state in STATES.items()}
+        states = {outcome: transaction._replace(outcome=state) for outcome, state in self._settlements.states.items()}
         self._settlements.settle_in_transaction(commit.settlements, states)
         commit.untransmitted = commit.unanswered = len(commit.sends)
         transmitted, answered = partial(self._on_transmitted, commit), partial(self._on_answered, commit)

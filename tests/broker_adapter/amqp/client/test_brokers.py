@@ -30,6 +30,7 @@ RABBITMQ_3 = ("RabbitMQ", "3.13.7")
 RABBITMQ_4 = ("RabbitMQ", "4.0.5")
 RABBITMQ_5 = ("RabbitMQ", "5.0.0")  # no version of it was seen
 EVERYTHING = ~Applied.NOTHING
+BACK_OFF_STATE = FAILED_STATE._replace(annotations={BACK_OFF: True})
 
 
 def opened(product: tuple[str, str] | None, *offered: str, **properties: Any) -> RemoteOpen:
@@ -62,7 +63,7 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 "ends_links_at_once": True,
                 "finds_subscriptions": True,
                 "applies": EVERYTHING,
-                "states": {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})},
+                "states": {**STATES, Outcome.FAILED: BACK_OFF_STATE, Outcome.UNDELIVERABLE: BACK_OFF_STATE},
             },
         ),
         (
