@@ -15,6 +15,8 @@ Theory of operation: threads and locks
     thread waits.
 
     Order, where two are held: owner, settling, lock.
+
+Long because what the children of a session share is one object.
 """
 
 from __future__ import annotations
