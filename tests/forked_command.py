@@ -165,18 +165,19 @@ class Pipe:
 
 
 def run(
-    arguments: Sequence[str], text: str | None, environment: dict[str, str], timeout: float
+    arguments: Sequence[str], text: str | None, environment: dict[str, str], timeout: float, *, stdin: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command without a terminal.
+    """Run the command in a session without a terminal.
 
     Args:
         arguments: of ``holdfast``.
-        text: its standard input; None: that of this process.
+        text: its standard input; None: ``stdin``.
         environment: all of it.
         timeout: in seconds.
+        stdin: the descriptor of its standard input.
     """
     with Pipe("w") as given, Pipe("r") as output, Pipe("r") as errors:
-        stdin = 0 if text is None else given.theirs
+        stdin = stdin if text is None else given.theirs
         process = start(arguments, [stdin, output.theirs, errors.theirs], environment, session=True)
     with ThreadPoolExecutor(3) as pool, output.file, errors.file:
         written = pool.submit(_write, given.file, text or "")

@@ -107,7 +107,7 @@ def queue_size(options: argparse.Namespace) -> int:
 def close_client(options: argparse.Namespace) -> int:
     """Close a durable client that is away."""
     if not confirmed(options, f"close durable client {options.id!r}, and drop all events that wait for it?"):
-        say("nothing closed")
+        say("nothing closed", sys.stderr)
         return 1
     with connected(options) as (transport, _):
         found = transport.request("close_client", {"client_id": options.id}, None)
@@ -121,7 +121,7 @@ def close_query(options: argparse.Namespace) -> int:
     """Close a query of a durable client that is away."""
     question = f"close query {options.name!r} of {options.id!r}, and drop the events that wait for it only?"
     if not confirmed(options, question):
-        say("nothing closed")
+        say("nothing closed", sys.stderr)
         return 1
     with connected(options) as (transport, _):
         found = transport.request("close_query", {"client_id": options.id, "name": options.name}, None)

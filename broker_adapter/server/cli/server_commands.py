@@ -62,7 +62,7 @@ def purge(options: argparse.Namespace) -> int:
     if options.topic and options.subscription is None:
         raise ValueError("a topic keeps no messages of its own; name a subscription of it with --subscription")
     if not confirmed(options, f"drop all messages of {what!r}?"):
-        say("nothing dropped")
+        say("nothing dropped", sys.stderr)
         return 1
     with connected(options) as (transport, _):
         dropped = transport.request("purge", arguments, None)
@@ -74,7 +74,7 @@ def delete(options: argparse.Namespace) -> int:
     """Delete a queue, a topic or a subscription."""
     what, arguments = _named(options)
     if not confirmed(options, f"delete {what!r} with all its messages?"):
-        say("nothing deleted")
+        say("nothing deleted", sys.stderr)
         return 1
     with connected(options) as (transport, _):
         messages = transport.request("delete", {**arguments, "force": options.force}, None)

@@ -197,13 +197,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, texts: int) 
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Whether the user answers yes; ``--yes`` and ``--json`` are a yes."""
-    if options.yes or options.json:
+    """Ask at the terminal, and return whether the answer is yes; with ``--yes`` it is, unasked.
+
+    The question is no part of the output, which ``--json`` may send to a program.  Without a terminal the command ends
+    with status 2, so that a script that forgets ``--yes`` drops nothing.
+    """
+    if options.yes:
         return True
-    try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, OSError):
-        raise ValueError("the question has no answer; give --yes") from None
+    if not sys.stdin.isatty():
+        options.parser.error(f"cannot ask without a terminal: {question} give --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def add_option(parser: argparse.ArgumentParser, more: str = "") -> None:

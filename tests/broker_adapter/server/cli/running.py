@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 from typing import Any
 
@@ -22,6 +23,17 @@ def holdfast(*arguments: str, text: str | None = None, **environment: str) -> su
         environment: variables in addition to those of this process.
     """
     return forked_command.run(arguments, text, {**os.environ, **environment}, timeout=300)
+
+
+def answered(answer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with a terminal as its standard input, at which a line is typed."""
+    own, theirs = pty.openpty()
+    try:
+        os.write(own, f"{answer}\n".encode())
+        return forked_command.run(arguments, None, dict(os.environ), timeout=300, stdin=theirs)
+    finally:
+        os.close(own)
+        os.close(theirs)
 
 
 def done(*arguments: str, **options: Any) -> str:

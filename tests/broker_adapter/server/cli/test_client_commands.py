@@ -11,7 +11,7 @@ import pytest
 
 from broker_adapter.server.cli import client_commands, main
 from sdk import Connection, ConnectionFactory
-from tests.broker_adapter.server.cli.running import NASTY, done, holdfast
+from tests.broker_adapter.server.cli.running import NASTY, answered, done, holdfast
 from tests.server_process import ServerProcess
 
 UNKNOWN = "there is no durable client 'nobody': it has never connected here, or has closed; those that there are: "
@@ -155,20 +155,19 @@ def test_a_size_that_is_not_exact_is_shown_as_a_bound(url: tuple[str, str]) -> N
 
 def test_a_client_is_closed_when_the_user_says_so(url: tuple[str, str]) -> None:
     away(url, "desk-7")
-    refused = holdfast("close-client", "desk-7", *url, text="n\n")
-    assert (refused.returncode, "nothing closed" in refused.stdout) == (1, True)
-    assert "give --yes" in holdfast("close-client", "desk-7", *url, text="").stderr
-    assert "closed desk-7, for which 2 events waited" in done("close-client", "desk-7", *url, text="y\n")
+    refused = answered("n", "close-client", "desk-7", *url)
+    assert (refused.returncode, "nothing closed" in refused.stderr) == (1, True)
+    assert "closed desk-7, for which 2 events waited" in answered("y", "close-client", "desk-7", *url).stdout
     again = holdfast("close-client", "desk-7", *url, "--yes")
     assert (again.returncode, "there is no durable client 'desk-7'" in again.stderr) == (1, True)
     away(url, "desk-7")
-    assert rows("close-client", "desk-7", *url) == [{"dropped": 2, "is_exact": True}]
+    assert rows("close-client", "desk-7", *url, "--yes") == [{"dropped": 2, "is_exact": True}]
 
 
 def test_a_query_is_closed_when_the_user_says_so(url: tuple[str, str]) -> None:
     away(url, "desk-7")
-    refused = holdfast("close-query", "desk-7", "cheap", *url, text="n\n")
-    assert (refused.returncode, "nothing closed" in refused.stdout) == (1, True)
+    refused = answered("n", "close-query", "desk-7", "cheap", *url)
+    assert (refused.returncode, "nothing closed" in refused.stderr) == (1, True)
     assert done("close-query", "desk-7", "cheap", *url, "--yes") == "closed query cheap of desk-7; dropped 1 event\n"
     again = holdfast("close-query", "desk-7", "cheap", *url, "--yes")
     assert (again.returncode, "has no query 'cheap'" in again.stderr) == (1, True)
@@ -199,7 +198,7 @@ def test_strange_names_are_escaped_and_tables_stay_in_line(url: tuple[str, str])
     assert len({line.index(" paused ") for line in listed.splitlines()[1:]}) == 1
     shown = [listed, done("client", strange, *url), done("queries", *url), done("queue-size", *url, "--", "-desk")]
     shown.append(holdfast("close-query", strange, NASTY, *url, "--yes").stderr)
-    shown.append(done("close-client", strange, *url, text="y\n"))
+    shown.append(done("close-client", strange, *url, "--yes"))
     for text in shown:
         assert not set(text) & (set(NASTY) - set("title right[2Jm031;]")), text
 

@@ -80,8 +80,16 @@ from tests.server_process import ServerProcess
         (("serve", "--data", "x", "--option", "max_resting_messages=1"), 1, "is called 'max_delayed_redeliveries' now"),
         (("serve", "--data", "x", "--option", "max_logins=1"), 1, "is called 'max_login_connections' now"),
         (("stat", "--url", "amqp://127.0.0.1:1?nonsense=1"), 1, "unknown option 'nonsense'; the options here are"),
-        (("purge", "q"), 1, "the question has no answer; give --yes\n"),
-        (("delete", "q"), 1, "the question has no answer; give --yes\n"),
+        (
+            ("purge", "q"),
+            2,
+            "holdfast purge: error: cannot ask without a terminal: drop all messages of 'q'? give --yes\n",
+        ),
+        (
+            ("delete", "q"),
+            2,
+            "holdfast delete: error: cannot ask without a terminal: delete 'q' with all its messages? give --yes\n",
+        ),
         (("serve", "--data", "x", "--listen", "127.0.0.1:99999"), 1, "HOST:PORT"),
         (("serve", "--data", "x", "--listen", "127.0.0.1:0", "--users", "/no/file"), 1, "holdfast user add"),
         (("serve", "--data", "x", "--tls-certificate", "/no/file"), 1, "--tls-certificate '/no/file' cannot be read"),

@@ -85,13 +85,13 @@ def test_notes_do_not_go_to_the_output_where_the_standard_error_is_closed(server
 
 def test_a_standard_input_that_is_closed_is_told_in_words(server: ServerProcess, tmp_path: Path) -> None:
     url = ("--url", server.url)
-    for arguments, reason in (
-        (("send", "q", *url), "the standard input cannot be read: Bad file descriptor; give the texts as arguments"),
-        (("purge", "q", *url), "the question has no answer; give --yes"),
-        (("user", "add", str(tmp_path / "users"), "alice"), "the password of 'alice' is missing; give it in"),
+    for arguments, status, reason in (
+        (("send", "q", *url), 1, "the standard input cannot be read: Bad file descriptor; give the texts as arguments"),
+        (("purge", "q", *url), 2, "cannot ask without a terminal: drop all messages of 'q'? give --yes"),
+        (("user", "add", str(tmp_path / "users"), "alice"), 1, "the password of 'alice' is missing; give it in"),
     ):
         finished = shell('"$@" <&-', *arguments, new=True)
-        assert (finished.returncode, "Traceback" in finished.stderr) == (1, False), arguments
+        assert (finished.returncode, "Traceback" in finished.stderr) == (status, False), arguments
         assert reason in finished.stderr
 
 

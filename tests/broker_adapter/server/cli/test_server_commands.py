@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from sdk import ConnectionFactory
-from tests.broker_adapter.server.cli.running import NASTY, done, holdfast
+from tests.broker_adapter.server.cli.running import NASTY, answered, done, holdfast
 from tests.server_process import ServerProcess
 
 
@@ -22,9 +24,42 @@ def test_a_topic_and_a_subscription_are_what_they_are(server: ServerProcess) -> 
 def test_a_purge_asks_first(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "asked", "x", *url)
-    refused = holdfast("purge", "asked", *url, text="n\n")
-    assert (refused.returncode, "nothing dropped" in refused.stdout) == (1, True)
-    assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
+    refused = answered("n", "purge", "asked", *url)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "drop all messages of 'asked'? [y/N] nothing dropped\n"
+    dropped = answered("y", "purge", "asked", *url)
+    assert (dropped.returncode, dropped.stdout) == (0, "dropped 1 from asked\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [
+        (("purge", "kept"), "drop all messages of 'kept'?"),
+        (("delete", "kept"), "delete 'kept' with all its messages?"),
+        (("close-client", "desk"), "close durable client 'desk', and drop all events that wait for it?"),
+        (("close-query", "desk", "q"), "close query 'q' of 'desk', and drop the events that wait for it only?"),
+    ],
+)
+def test_what_drops_messages_needs_a_terminal_or_yes_also_for_json(
+    server: ServerProcess, arguments: tuple[str, ...], question: str
+) -> None:
+    url = ("--url", server.url)
+    done("send", "kept", "x", *url)
+    for more in ((), ("--json",)):
+        for text in ("", "y\n"):
+            finished = holdfast(*arguments, *url, *more, text=text)
+            assert (finished.returncode, finished.stdout) == (2, "")
+            assert f"cannot ask without a terminal: {question} give --yes\n" in finished.stderr
+        refused = answered("n", *arguments, *url, *more)
+        assert (refused.returncode, refused.stdout) == (1, ""), "at a terminal, the question is no part of the output"
+        assert refused.stderr.startswith(f"{question} [y/N] nothing ")
+    assert "x" in done("browse", "kept", *url)
+    done("purge", "kept", *url, "--yes")
+
+
+def test_the_end_of_the_input_at_a_terminal_is_a_no(server: ServerProcess) -> None:
+    refused = answered("\x04", "purge", "kept", "--url", server.url)
+    assert (refused.returncode, "nothing dropped" in refused.stderr) == (1, True)
 
 
 def test_a_table_stays_in_line_whatever_the_names_are(server: ServerProcess) -> None:
@@ -98,8 +133,8 @@ def test_subscriptions_of_one_name_are_told_apart_by_their_client_ids(server: Se
 def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "doomed", "x", "y", *url)
-    refused = holdfast("delete", "doomed", *url, text="n\n")
-    assert (refused.returncode, "nothing deleted" in refused.stdout) == (1, True)
+    refused = answered("n", "delete", "doomed", *url)
+    assert (refused.returncode, "nothing deleted" in refused.stderr) == (1, True)
     assert done("delete", "doomed", *url, "--yes") == "deleted doomed, which had 2 messages\n"
     assert "there is no queue 'doomed'" in holdfast("delete", "doomed", *url, "--yes").stderr
     assert done("browse", "doomed", *url) == ""
@@ -108,7 +143,7 @@ def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
     arguments = ("papers", "--topic", *url)
     done("receive", *arguments, "--subscription", "reader", "--timeout", "0.1")
     done("send", *arguments, "hello")
-    assert json.loads(done("delete", *arguments, "--subscription", "reader", "--json")) == {"messages": 1}
+    assert json.loads(done("delete", *arguments, "--subscription", "reader", "--yes", "--json")) == {"messages": 1}
     assert holdfast("delete", "q", *url, "--subscription", "s", "--yes").returncode == 1
     assert "can be purged" in holdfast("delete", "DLQ", *url, "--yes").stderr
 
