@@ -190,6 +190,10 @@ def receive(options: argparse.Namespace) -> int:
     wanted = options.count
     shown = _Shown(options)
     with connected(options, listener) as (transport, _):
+        missing = None if options.topic or options.create else _missing(transport, options.destination)
+        if missing is not None:
+            warn(f"{missing}; --create makes a queue of this name")
+            return 1
         spec = ReceiverSpec(1, destination_of(options), selector=options.selector, subscription=subscription)
         link = transport.attach(spec, sink, None)
         asked = _PREFETCH if wanted is None else min(wanted, _PREFETCH)
@@ -257,16 +261,16 @@ def browse(options: argparse.Namespace) -> int:
             if len(found) < _PREFETCH:
                 break
             found.clear()
-        why = None if shown.count or shown.unreadable else _why_nothing(transport, options.destination)
+        missing = None if shown.count or shown.unreadable else _missing(transport, options.destination)
     if not options.json:
         print(shown.text, file=sys.stderr)
-    if why is not None:
-        warn(why)
-    return 1 if shown.unreadable else 0
+    if missing is not None:
+        warn(missing)
+    return 1 if shown.unreadable or missing is not None else 0
 
 
-def _why_nothing(transport: Transport, name: str) -> str | None:
-    """Why a queue has no messages, where it does not exist; None as well where the broker does not say that."""
+def _missing(transport: Transport, name: str) -> str | None:
+    """Return what is said of a queue that does not exist; None where it does, and where the broker does not tell."""
     try:
         transport.request("bounds", {"destination": name}, None)
     except InvalidDestinationException as error:

@@ -176,6 +176,7 @@ def _make_parser() -> argparse.ArgumentParser:
     receiving.add_argument(
         "--selector", type=text_argument, metavar="TEXT", help="only these, such as \"colour = 'red'\""
     )
+    receiving.add_argument("--create", action="store_true", help="make the queue where it does not exist")
     receiving.set_defaults(run=command("message_commands", "receive"))
 
     browsing = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)

@@ -56,8 +56,26 @@ def test_a_topic_is_received_through_a_subscription(server: ServerProcess) -> No
 
 
 def test_what_did_not_come_is_exit_status_1(server: ServerProcess) -> None:
-    finished = holdfast("receive", "empty", "--url", server.url, "--count", "1", "--timeout", "0.1")
-    assert finished.returncode == 1
+    arguments = ("receive", "empty", "--create", "--url", server.url, "--count", "1", "--timeout", "0.1")
+    assert holdfast(*arguments).returncode == 1
+
+
+@pytest.mark.parametrize("command", ["receive", "browse"])
+def test_a_misspelt_queue_is_told_and_not_made(server: ServerProcess, command: str) -> None:
+    url = ("--url", server.url)
+    for more in ((), ("--json",)):
+        finished = holdfast(command, "typo", *url, *more)
+        assert (finished.returncode, finished.stdout) == (1, "")
+        assert "there is no queue 'typo'" in finished.stderr
+    names = [each["name"] for each in json.loads(done("stat", *url, "--json"))["queues"]]
+    assert "typo" not in names
+
+
+def test_receive_makes_a_queue_when_asked_to(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    assert "--create makes a queue of this name" in holdfast("receive", "made", *url).stderr
+    assert done("receive", "made", *url, "--create", "--timeout", "0") == ""
+    assert done("receive", "made", *url, "--timeout", "0") == "", "it is there now"
 
 
 def is_harmless(text: str) -> bool:
@@ -149,7 +167,7 @@ def test_a_reader_that_goes_away_loses_nothing(server: ServerProcess) -> None:
 
 def test_a_tool_that_waits_is_told_when_the_server_dies(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
-        command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "q", "--timeout", "600"]
+        command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "q", "--create", "--timeout", "600"]
         with subprocess.Popen(
             [*command, "--url", server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
