@@ -85,6 +85,9 @@ class Listener:
         tls: the server's certificate, for ``amqps``; None: no TLS.
         servers: where else clients are told to connect.
         authorize: checks permissions; see :mod:`broker_adapter.server.permissions`.
+
+    Attributes:
+        tls: as given; connections that come later use what is assigned here.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Listener:
         self._port = port
         self.settings = settings
         self._make_login = make_login
-        self._tls = tls
+        self.tls = tls
         self._authorize = authorize
         self._thread: LoopThread | None = None
         self._listening: list[socket.socket] = []
@@ -237,7 +240,7 @@ class Listener:
             self.log.write("dropping", "! dropping %s: another connection needs its place for a login", connection.name)
             connection.drop()
         for connection in starting:
-            connection.start(self._tls)
+            connection.start(self.tls)
         return bool(evicted)
 
     def stop(self, timeout: float = 5.0) -> None:

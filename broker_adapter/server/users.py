@@ -77,10 +77,8 @@ class UsersFile:
 
     def _load(self) -> None:
         """Read the file; where that fails, the users stay as they were."""
-        # Read first: a change while the file is read is then noticed next time.
-        seen = _identity(self.path)
+        self._seen = identity_of(self.path)  # first: a change while the file is read is noticed next time
         self._use(_read(self.path))
-        self._seen = seen
 
     def _use(self, users: dict[str, Verifier]) -> None:
         """Unknown users get a decoy that is like most real ones, and the same until the file changes."""
@@ -91,17 +89,18 @@ class UsersFile:
         self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that read it
 
     def _refresh(self) -> None:
-        """Read the file if it has changed.  A file that cannot be read or understood changes nothing."""
-        seen = _identity(self.path)
-        if seen == self._seen:
-            return
-        self._seen = seen
+        """Read the file if it has changed."""
+        if identity_of(self.path) != self._seen:
+            self.reload()
+
+    def reload(self) -> None:
+        """Read the file again.  One that cannot be read or understood changes nothing, and is logged."""
         try:
             self._load()
         except JMSSecurityException as error:
             _log.error("! the users stay as they were: %s", error)
             return
-        _log.info("= users file %s was changed: %d users", self.path, len(self._known.users))
+        _log.info("= users file %s was read again: %d users", self.path, len(self._known.users))
 
     @property
     def names(self) -> list[str]:
@@ -202,7 +201,7 @@ class UsersFile:
                 os.unlink(temporary)
             raise
         self._use(users)
-        self._seen = _identity(self.path)
+        self._seen = identity_of(self.path)
 
     @classmethod
     def open_or_make(cls, path: str | os.PathLike[str]) -> UsersFile:
@@ -219,10 +218,10 @@ class UsersFile:
         return cls(path)
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """What changes when the file does; None where there is none."""
+def identity_of(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what changes when a file does; None where there is none."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,4 +1,8 @@
-"""The command ``holdfast serve``: a store as an AMQP 1.0 server, until a signal ends it."""
+"""The command ``holdfast serve``: a store as an AMQP 1.0 server, until a signal ends it.
+
+SIGHUP has it read its users and certificates again.  It logs to the standard error stream, and so has no log file to
+open again.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,17 @@ import logging
 import os
 import queue
 import signal
-import ssl
 import sys
+import time
+from collections.abc import Callable
 
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.security.tls_files import check_readable
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.store_files import DATA
 from broker_adapter.errors import StoreCorruptException
 from broker_adapter.server.announcements import servers_from
+from broker_adapter.server.certificates import Certificates
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
@@ -39,10 +44,12 @@ _SWITCH_SECONDS = 0.0005
 #: cycle behind, and no ended connection, so that it finds next to nothing; with the default, 700, 10 and 10, and 10,000
 #: queues it stopped the server for 100 ms and longer to find that out.
 _COLLECTOR = (10_000, 10, 50)
-#: What ends a server.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: How often a server checks whether it was told to stop.
+#: What ends a server, and SIGHUP, at which it reads its files again.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: How often a server checks whether a signal came.
 _LOOK_SECONDS = 1.0
+#: The signals that came; None: the engine has ended.
+_Told = queue.SimpleQueue[int | None]
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -51,10 +58,12 @@ def serve(options: argparse.Namespace) -> int:
     engine_settings, server_settings = settings_of(options.option)
     servers = servers_from(listed(options.failover_servers))
     users = UsersFile(options.users) if options.users else None
-    tls = _tls(options)
-    if not is_loopback(host) and not options.insecure and (users is None or tls is None):
+    certificates = _certificates(options)
+    if not is_loopback(host) and not options.insecure and (users is None or certificates is None):
         missing = " and ".join(
-            name for name, value in (("users (--users)", users), ("TLS (--tls-certificate)", tls)) if value is None
+            name
+            for name, value in (("users (--users)", users), ("TLS (--tls-certificate)", certificates))
+            if value is None
         )
         raise ValueError(
             f"refusing to listen on {host}, which others can reach, without {missing}; give them, or say --insecure"
@@ -72,23 +81,34 @@ def serve(options: argparse.Namespace) -> int:
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
     broker = Broker(engine_settings, options.data)
-    stopped: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put() may be interrupted by another signal's
-    plain = tls is not None or is_loopback(host)
+    told: _Told = queue.SimpleQueue()  # its put() may be interrupted by another signal's
+    plain = certificates is not None or is_loopback(host)
     listener = Listener(
-        *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
+        *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain)),
+        certificates.context if certificates is not None else None,
         servers=servers,
     )
+
+    def look(*, reloads: bool) -> None:
+        if users is not None and reloads:
+            users.reload()
+        if certificates is not None:
+            if reloads:
+                certificates.reload()
+            certificates.check(time.monotonic())
+            listener.tls = certificates.context
+
     _collect_rarely()
     keep_freed_memory()
     try:
         for number in _SIGNALS:
-            signal.signal(number, lambda _number, _frame: stopped.put(None))
+            signal.signal(number, lambda number, _frame: told.put(number))
         _, bound = listener.start()
-        broker.on_failure(lambda _error: stopped.put(None))  # behind the listener, which tells its clients first
-        scheme = "amqps" if tls is not None else "amqp"
+        broker.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
+        scheme = "amqps" if certificates is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
         if broker.failed is None:  # else it failed ahead of the line above
-            _wait_for(stopped)
+            _wait(told, look)
         if broker.failed is not None:
             raise broker.failed
         _say("holdfast stopping")
@@ -107,11 +127,22 @@ def _collect_rarely() -> None:
     gc.set_threshold(*_COLLECTOR)
 
 
-def _wait_for(stopped: queue.SimpleQueue[None]) -> None:
-    """Wait, and check now and then: a signal that comes just as Python begins to wait does not end the wait."""
+def _wait(told: _Told, look: Callable[..., None]) -> None:
+    """Wait for a signal that ends the server, or for the end of the engine.
+
+    The wait is interrupted now and then: a signal that comes just as Python begins to wait does not end it.
+
+    Args:
+        told: the signals that came; None: the engine has ended.
+        look: called now and then, and with ``reloads`` true at a SIGHUP.
+    """
     while True:
+        look(reloads=False)
         with contextlib.suppress(queue.Empty):
-            return stopped.get(timeout=_LOOK_SECONDS)
+            if told.get(timeout=_LOOK_SECONDS) != signal.SIGHUP:
+                return
+            _log.info("= SIGHUP: reading the users and the certificates again")
+            look(reloads=True)
 
 
 def _say(text: str) -> None:
@@ -129,29 +160,11 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+def _certificates(options: argparse.Namespace) -> Certificates | None:
     if options.tls_certificate is None:
         if options.tls_key is not None:
             raise ValueError("--tls-key needs --tls-certificate: without a certificate there is no TLS")
         if options.tls_client_ca is not None:
             raise ValueError("--tls-client-ca needs --tls-certificate: without TLS no client shows a certificate")
         return None
-    for name in ("--tls-certificate", "--tls-key", "--tls-client-ca"):
-        path = getattr(options, name[2:].replace("-", "_"))
-        check_readable(f"{name} {path!r}", path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_certificate, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        key = "the same file" if options.tls_key is None else repr(options.tls_key)
-        raise ValueError(
-            f"the certificate in {options.tls_certificate!r}, with its key in {key}, cannot be used: {error}; both are"
-            " PEM files, and the key belongs to the certificate"
-        ) from error
-    if options.tls_client_ca is not None:
-        try:
-            context.load_verify_locations(options.tls_client_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise ValueError(f"--tls-client-ca {options.tls_client_ca!r} has no certificate: {error}") from error
-        context.verify_mode = ssl.CERT_OPTIONAL  # a client without one may log in with a password
-    return context
+    return Certificates(options.tls_certificate, options.tls_key, options.tls_client_ca)

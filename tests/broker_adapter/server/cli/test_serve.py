@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -62,11 +63,17 @@ def test_a_server_stops_cleanly_and_keeps_what_it_has(tmp_path: Path) -> None:
         assert done("browse", "q", "--url", server.url) == "kept\nkept too\n"
 
 
+def make_certificate(path: Path) -> None:
+    """Make a certificate for this address, and its key, in the files ``server.crt`` and ``server.key``."""
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    files = ["-keyout", str(path / "server.key"), "-out", str(path / "server.crt")]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+
+
 def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
     certificate = tmp_path / "server"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{certificate}.key", "-out", f"{certificate}.crt"]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    make_certificate(tmp_path)
     users = str(tmp_path / "users")
     done("user", "add", users, "alice", text="secret\n")
     arguments = ("--tls-certificate", f"{certificate}.crt", "--tls-key", f"{certificate}.key", "--users", users)
@@ -79,6 +86,55 @@ def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
         assert (untrusting.returncode, "TLS" in untrusting.stderr) == (1, True)
         plain = holdfast("stat", "--url", f"amqp://127.0.0.1:{server.port}?connect_timeout_seconds=2")
         assert (plain.returncode, "Traceback" in plain.stderr) == (1, False)
+
+
+def test_a_hangup_has_it_read_its_users_and_certificates_again(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    users, log = tmp_path / "users", tmp_path / "log"
+    done("user", "add", str(users), "alice", text="secret\n")
+    arguments = ("--tls-certificate", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key"))
+
+    def shown() -> str:
+        return ssl.get_server_certificate(("127.0.0.1", server.port))
+
+    def logged(text: str, times: int) -> None:
+        while log.read_text().count(text) < times:
+            assert server.is_running
+            time.sleep(0.01)
+
+    with ServerProcess(tmp_path / "data", *arguments, "--users", str(users), log=log) as server:
+        first = shown()
+        factory = ConnectionFactory(f"amqps://127.0.0.1:{server.port}?tls_ca_file={tmp_path / 'server.crt'}")
+        with factory.create_connection("alice", "secret") as connection, connection.create_session() as session:
+            producer = session.create_producer(session.create_queue("q"))
+            producer.send("before")
+            make_certificate(tmp_path)
+            done("user", "add", str(users), "bob", text="secret\n")
+            server.signal(signal.SIGHUP)
+            logged("certificates were read again", 1)
+            logged(f"users file {users} was read again: 2 users", 1)
+            while (second := shown()) == first:
+                pass
+            for broken in (tmp_path / "server.key", users):
+                broken.write_text("garbage")
+            server.signal(signal.SIGHUP)
+            logged("the certificates stay as they were", 1)
+            logged("the users stay as they were", 1)
+            assert shown() == second
+            producer.send("after")
+        with factory.create_connection("bob", "secret") as connection, connection.create_session() as session:
+            assert [each.body for each in session.create_browser(session.create_queue("q"))] == ["before", "after"]
+        assert server.stop() == 0
+
+
+def test_a_hangup_of_a_server_without_users_and_certificates_is_logged(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with ServerProcess(tmp_path / "data", log=log) as server:
+        server.signal(signal.SIGHUP)
+        while "SIGHUP" not in log.read_text():
+            time.sleep(0.01)
+        done("send", "q", "x", "--url", server.url)
+        assert server.stop() == 0
 
 
 def test_it_refuses_to_listen_where_others_reach_it_without_users_and_tls(tmp_path: Path) -> None:
