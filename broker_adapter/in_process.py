@@ -1,8 +1,8 @@
-"""The transport port over an engine in this process: ``embedded:PATH`` and ``embedded:``.
+"""The transport port over an engine in this process: ``embedded:PATH``, ``embedded:``, ``embedded:?memory=NAME``.
 
 Theory of operation
-    Every connection in the process that names the same directory shares one engine.  It is opened with the first of
-    them and closed with the last one; the engine without a directory lives as long as the process.
+    Every connection in the process that names the same directory, or the same engine in memory, shares one engine.  It
+    is opened with the first of them and closed with the last one.
 
     Asynchronous sends and settlements gather in an outbox, which the engine empties when it gets to it: one command
     for many of them.  All else is one call of the engine.  Messages are packed in the thread that sends them and
@@ -86,7 +86,8 @@ class EngineLease:
     """
 
     def __init__(self, url: EmbeddedURL) -> None:
-        self._key = None if url.path is None else os.path.realpath(url.path)
+        path = None if url.path is None else os.path.realpath(url.path)
+        self._key: _Key = path, url.memory
         self.is_released = False
         self._entry: _Shared | None = None
         try:
@@ -101,7 +102,7 @@ class EngineLease:
                 raise IllegalStateException("the engine was given back before it was opened")
             entry = _registry.get(self._key)
             if entry is None:
-                entry = _registry[self._key] = _Shared(Broker(url.engine, self._key))
+                entry = _registry[self._key] = _Shared(Broker(url.engine, self._key[0]))
             else:
                 _check_options(url, entry.broker)
             entry.users += 1
@@ -109,7 +110,7 @@ class EngineLease:
             return entry.broker
 
     def release(self) -> None:
-        """Give the engine back; legal twice.  The last one closes an engine that has a store."""
+        """Give the engine back; legal twice.  The last one closes the engine, and what it has in memory is gone."""
         uninterrupted(self._release)
 
     def _release(self) -> None:
@@ -120,7 +121,7 @@ class EngineLease:
                 return
             self.is_released = True
             entry.users -= 1
-            if entry.users == 0 and (self._key is not None or entry.broker.failed is not None):
+            if entry.users == 0:
                 del _registry[self._key]
                 entry.broker.close()
 
@@ -133,7 +134,9 @@ class _Shared:
         self.users = 0
 
 
-_registry: dict[str | None, _Shared] = {}
+#: The directory of an engine, or None, and its name.
+_Key = tuple[str | None, str | None]
+_registry: dict[_Key, _Shared] = {}
 _registry_lock = threading.Lock()
 
 
@@ -141,10 +144,9 @@ def _check_options(url: EmbeddedURL, broker: Broker) -> None:
     for name in sorted(url.engine_options):
         asked, used = getattr(url.engine, name), getattr(broker.settings, name)
         if asked != used:
-            remedy = "or close the others first" if url.path is not None else "which lives until the process ends"
             raise IllegalStateException(
-                f"the engine of embedded:{url.path or ''} is open in this process with {name}={used!r}, so it cannot"
-                f" be used with {name}={asked!r}; give the same options to every connection of it, {remedy}"
+                f"the engine of {url} is open in this process with {name}={used!r}, so it cannot be used with"
+                f" {name}={asked!r}; give the same options to every connection of it, or close the others first"
             )
 
 

@@ -135,6 +135,17 @@ class ClientSettings:
 
 
 @attrs.frozen(kw_only=True)
+class EmbeddedSettings:
+    """Which engine in this process (``embedded:`` without a path)."""
+
+    memory: str | None = _option(
+        None,
+        "name of the engine in memory that all connections of this process with the same name share; none: of the one"
+        " without a name",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class AmqpSettings:
     """What a connection over the network needs beside that (``amqp://`` and ``amqps://``)."""
 

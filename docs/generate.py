@@ -21,6 +21,7 @@ from broker_adapter.engine import operations
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
+    EmbeddedSettings,
     EngineSettings,
     FailoverSettings,
     ServerSettings,
@@ -37,7 +38,7 @@ A connection URL takes options as `?name=value&name=value`:
 
 | URL | options |
 |---|---|
-| `embedded:PATH` (durable), `embedded:` (in memory, until the process ends) | client, engine |
+| `embedded:PATH` (durable), `embedded:` (in memory, until its last connection closes) | client, embedded, engine |
 | `amqp://HOST:PORT`, `amqps://HOST:PORT` (or `amqp://user:password@HOST`) | client, network, failover |
 | `failover:(URL,URL,...)`, each URL one of the line above | client, network, failover; of each URL: network |
 | `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | those of Qpid, see failover.md |
@@ -96,6 +97,7 @@ def options() -> str:
     parts = [HEAD]
     for title, cls in (
         ("Client: every connection", ClientSettings),
+        ("Embedded: an engine in memory", EmbeddedSettings),
         ("Network: amqp:// and amqps://", AmqpSettings),
         ("Failover: when the network is lost", FailoverSettings),
         ("Engine: embedded, or in a server", EngineSettings),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from unicodedata import normalize
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import attrs
 
@@ -14,6 +14,7 @@ from broker_adapter.errors import InvalidURLException
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
+    EmbeddedSettings,
     EngineSettings,
     FailoverSettings,
     options_of,
@@ -47,12 +48,19 @@ _FORMS = (
 
 @attrs.frozen
 class EmbeddedURL:
-    """An engine in this process: durable under a directory, or in memory where ``path`` is None."""
+    """An engine in this process: durable under a directory, or in memory where ``path`` is None.
+
+    An engine in memory may have a name, ``memory``.
+    """
 
     path: str | None
     client: ClientSettings
     engine: EngineSettings
     engine_options: frozenset[str] = frozenset()  #: names of the engine's options that the URL gives
+    memory: str | None = None
+
+    def __str__(self) -> str:
+        return f"embedded:{self.path or ''}" if self.memory is None else f"embedded:?memory={quote(self.memory)}"
 
 
 @attrs.frozen
@@ -124,10 +132,16 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
 
 def _embedded(rest: str) -> EmbeddedURL:
     path, _, query = rest.partition("?")
-    options = _options(query, (ClientSettings, EngineSettings))
+    options = _options(query, (ClientSettings, EmbeddedSettings, EngineSettings))
     engine_names = {info.name for info in options_of(EngineSettings)}
+    memory = _settings(EmbeddedSettings, options).memory
+    if path and memory is not None:
+        raise InvalidURLException(
+            f"memory={memory!r} names an engine in memory, and {unquote(path)!r} is a directory; give one of them"
+        )
     return EmbeddedURL(
         path=unquote(path) or None,
+        memory=memory,
         client=_settings(ClientSettings, options),
         engine=_settings(EngineSettings, options),
         engine_options=frozenset(engine_names & options.keys()),

@@ -55,13 +55,38 @@ def test_the_last_one_closes_the_engine_and_gives_the_store_free(tmp_path: Path)
     Broker(EngineSettings(), str(tmp_path)).close()
 
 
-def test_the_engine_in_memory_outlives_its_connections() -> None:
-    first = EngineLease(url(None))
+@pytest.mark.parametrize("options", ["", "memory=shop"])
+def test_an_engine_in_memory_ends_with_its_last_connection(options: str) -> None:
+    first, second = EngineLease(url(None, options)), EngineLease(url(None, options))
     broker = first.broker
-    first.release()
-    second = EngineLease(url(None))
     assert second.broker is broker
+    first.release()
+    assert broker.failed is None
     second.release()
+    assert broker.failed is not None
+    third = EngineLease(url(None, options))
+    assert third.broker is not broker
+    third.release()
+
+
+def test_engines_in_memory_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    urls = [url(None), url(None, "memory=shop"), url(None, "memory=bank"), url(tmp_path)]
+    leases = [EngineLease(each) for each in urls]
+    assert len({id(lease.broker) for lease in leases}) == len(urls)
+    again = EngineLease(url(None, "memory=bank&max_queue_messages=10000000"))
+    assert again.broker is leases[2].broker
+    for lease in (again, *leases):
+        lease.release()
+
+
+def test_two_tests_of_an_application_do_not_see_each_others_messages() -> None:
+    for _ in range(2):
+        with ConnectionFactory("embedded:").create_context() as context:
+            assert list(context.create_browser(context.create_queue("orders"))) == []
+            context.create_producer().send(context.create_queue("orders"), "hello")
+            with ConnectionFactory("embedded:").create_context() as other:
+                assert other.create_consumer(other.create_queue("orders")).receive_body(str, WAIT) == "hello"
+            context.create_producer().send(context.create_queue("orders"), "left over")
 
 
 def test_other_options_for_an_open_engine_are_refused(tmp_path: Path) -> None:
@@ -296,13 +321,15 @@ def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
     transport.close(WAIT)
 
 
-@pytest.mark.parametrize(
-    ("durable", "remedy"), [(True, "or close the others first$"), (False, "which lives until the process ends$")]
-)
-def test_an_engine_that_is_open_with_other_options_says_what_to_do(tmp_path: Path, durable: bool, remedy: str) -> None:
-    path = str(tmp_path) if durable else ""
-    used, asked = (parse_url(f"embedded:{path}{query}") for query in ("", "?max_deliveries=4"))
+@pytest.mark.parametrize("name", ["", "?memory=x"])
+def test_an_engine_that_is_open_with_other_options_says_what_to_do(name: str) -> None:
+    used, asked = (
+        parse_url(f"embedded:{each}") for each in (name, f"{name or '?'}&max_deliveries=4".replace("?&", "?"))
+    )
+    assert isinstance(used, EmbeddedURL)
+    assert isinstance(asked, EmbeddedURL)
     lease = EngineLease(used)
-    with pytest.raises(IllegalStateException, match=remedy):
+    with pytest.raises(IllegalStateException, match=r"^the engine of embedded:.* or close the others first$") as found:
         EngineLease(asked)
+    assert f"embedded:{name} is open" in str(found.value)
     lease.release()

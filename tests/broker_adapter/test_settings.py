@@ -7,6 +7,7 @@ import pytest
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
+    EmbeddedSettings,
     EngineSettings,
     FailoverSettings,
     ServerSettings,
@@ -16,7 +17,7 @@ from broker_adapter.settings import (
     settings_from,
 )
 
-CLASSES = [ClientSettings, AmqpSettings, EngineSettings, ServerSettings]
+CLASSES = [ClientSettings, EmbeddedSettings, AmqpSettings, EngineSettings, ServerSettings]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -102,7 +103,7 @@ EVERY_NAME = """
     max_queue_messages max_reconnect_attempts max_reconnect_delay_seconds max_redeliveries
     max_redelivery_delay_seconds max_resting_messages max_sessions max_store_bytes max_transaction_bytes
     max_transaction_entries max_transaction_messages max_unsettled_messages max_volatile_bytes max_window_messages
-    message_cache_bytes message_id_policy min_free_disk_bytes poll_timeout_seconds populate_user_id
+    memory message_cache_bytes message_id_policy min_free_disk_bytes poll_timeout_seconds populate_user_id
     prefetch_messages publish_memory_seconds queue_prefetch_messages queue_prefix randomize
     reconnect_delay_seconds reconnect_jitter reconnect_multiplier redelivery_delay_seconds redelivery_multiplier
     region_snapshot_seconds request_timeout_seconds retries sasl_mechanisms send_timeout_seconds

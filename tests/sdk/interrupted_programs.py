@@ -352,8 +352,8 @@ try:
 except Alarm: pass
 from broker_adapter.in_process import _registry
 end = time.monotonic() + 30
-while list(_registry) != [None] and _registry and time.monotonic() < end: time.sleep(0.05)
-assert not [key for key in _registry if key is not None]
+while any(path for path, _ in _registry) and time.monotonic() < end: time.sleep(0.05)
+assert not any(path for path, _ in _registry)
 """
 
 GIVEN_BACK = """

@@ -30,7 +30,10 @@ def test_an_embedded_engine_has_a_directory_or_none() -> None:
     assert durable.engine_options == {"max_queue_messages"}
     memory = parse_url("embedded:")
     assert isinstance(memory, EmbeddedURL)
-    assert memory.path is None
+    assert (memory.path, memory.memory) == (None, None)
+    named = parse_url("embedded:?memory=some%20shop&prefetch_messages=3")
+    assert isinstance(named, EmbeddedURL)
+    assert (named.path, named.memory, named.engine_options) == (None, "some shop", frozenset())
 
 
 def test_a_network_address_has_its_parts() -> None:
@@ -69,6 +72,8 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
         ("embedded:?max_resting_messages=1", "'max_resting_messages' is called 'max_delayed_redeliveries' now"),
         ("amqp://h?max_resting_messages=1", "unknown option 'max_resting_messages'"),
+        ("embedded:./data?memory=shop", "memory='shop' names an engine in memory, and './data' is a directory"),
+        ("amqp://h?memory=shop", "unknown option 'memory'"),
         ("embedded:?max_logins=1", "unknown option 'max_logins'"),
         ("embedded:?prefetch_messages=1&prefetch_messages=2", "given twice"),
         ("embedded:?prefetch_messages", "not of the form name=value"),
