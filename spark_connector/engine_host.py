@@ -23,14 +23,13 @@ import hmac
 import json
 import logging
 import secrets
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from broker_adapter.amqp.loop_thread import LoopThread
 from broker_adapter.in_process import EngineLease
+from broker_adapter.limited_log import LimitedLog
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.log_limiter import LogLimiter
 from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import JMSException
 from spark_connector import engine_registry as wire
@@ -53,7 +52,7 @@ class EngineHost:
         self._open: list[tuple[EngineLease, Listener]] = []
         self._opener = ThreadPoolExecutor(1, "holdfast-spark-opener")
         self._callers = 0
-        self._log_limiter = LogLimiter()
+        self._limited_log = LimitedLog(_log)
         self._thread = LoopThread("holdfast-spark-registry")
         listening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1024, backlog=_BACKLOG)
         self._server = asyncio.run_coroutine_threadsafe(listening, self._thread.loop).result()
@@ -88,10 +87,7 @@ class EngineHost:
 
     def _warn(self, reason: str) -> None:
         """Any process can cause this, so it is logged a few times a minute at most."""
-        now = time.monotonic()
-        self._log_limiter.suppressed(now)  # a new minute begins
-        if self._log_limiter.may_write(now):
-            _log.warning("turned a caller away at the registry of the engine: %s", reason)
+        self._limited_log.write("turned away", "turned a caller away at the registry of the engine: %s", reason)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:
         """What a caller that has the key asks for.

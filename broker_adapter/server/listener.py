@@ -44,12 +44,12 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     StoreException,
 )
+from broker_adapter.limited_log import LimitedLog
 from broker_adapter.server.admission import Admission
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.connection_tokens import ConnectionTokens
 from broker_adapter.server.engine_calls import EngineCalls
-from broker_adapter.server.limited_log import LimitedLog
 from broker_adapter.server.listening import EXHAUSTED, bound, cannot_listen
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
 from broker_adapter.server.origins import origin_of
@@ -102,7 +102,7 @@ class Listener:
         authorize: Authorize = authorize,
     ) -> None:
         self.servers = tuple(servers)
-        self.log = LimitedLog()
+        self.log = LimitedLog(_log)
         self._broker = broker
         broker.learn_format(AMQP_FORMAT, decode_ahead)
         self._host = host
@@ -322,7 +322,7 @@ class Listener:
         for connection in list(self.connections):
             connection.tick(now)
         self._advance()
-        self.log.report_suppressed(now)
+        self.log.report()
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def gone(self, connection: ClientConnection) -> None:

@@ -117,7 +117,7 @@ class ServerProtocol:
             take_over: ends the connection of this token, whose client has reconnected on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.
-            log: writes a warning; see :meth:`broker_adapter.server.limited_log.LimitedLog.write`.
+            log: writes a warning; see :meth:`broker_adapter.limited_log.LimitedLog.write`.
             clock: a steady one, in seconds, by which conversions of messages are spread over turns.
         """
         self._engine = engine
