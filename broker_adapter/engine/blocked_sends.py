@@ -82,6 +82,9 @@ class BlockedSends:
         Returns:
             False where it is refused instead.
         """
+        if not blocked.reason and not is_matching:  # it has not waited before
+            ahead = queue.wait_queue[0].reason if queue is not None and queue.wait_queue else reason
+            effects.warn(("blocked", 0 if queue is None else queue.id), "! producers are blocked: %s", ahead)
         blocked.reason, blocked.needs = reason, needs
         if not self._may_wait(blocked, reason, effects):
             return False

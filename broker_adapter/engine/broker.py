@@ -73,6 +73,7 @@ from broker_adapter.errors import (
     StoreException,
     copied,
 )
+from broker_adapter.limited_log import LimitedLog
 from broker_adapter.settings import EngineSettings
 from broker_adapter.signals import may_be_interrupted, uninterrupted
 from broker_adapter.wording import in_seconds
@@ -150,6 +151,7 @@ class Broker:
         self._load = self._loading.load
         self._persist = self._stores.commit
         self._handouts = messages.handouts
+        self._warnings = LimitedLog(_log, records=1)
         self._runner = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -566,6 +568,9 @@ class Broker:
             self._background.move(queue)
         for queue in effects.ended:
             self._background.trim(queue)
+        for kind, text, arguments in effects.warnings:
+            self._warnings.write(kind, text, *arguments)
+        self._warnings.report()
 
     def _fail(self, error: Exception, commands: Sequence[c.Command], decided: Effects | None) -> None:
         """Stop, and answer all waiting callers; ``decided``: what the cycle would have written and reported."""

@@ -14,7 +14,7 @@ from broker_adapter.destination import (
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.blocked_sends import BlockedSends
 from broker_adapter.engine.decision_time import DecisionTime
-from broker_adapter.engine.directory import Client, Directory, attached
+from broker_adapter.engine.directory import Client, Directory, attached, shown_name
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
@@ -176,7 +176,7 @@ class Destinations:
         for number in numbers:
             queue = self._directory.queues[number]
             if self._is_idle(queue) and self._used_by(queue) is None:
-                deleted.append((queue.record.kind, _name_of(queue), queue.depth))
+                deleted.append((queue.record.kind, shown_name(queue), queue.depth))
                 self._end(queue, effects)
         effects.answer(command, deleted)
 
@@ -198,11 +198,3 @@ class Destinations:
         else:
             return False
         return seconds is not None and since_ms + int(seconds * 1000) <= self._time.elapsed_ms
-
-
-def _name_of(queue: QueueState) -> str:
-    """The name of a queue, or of a subscription with its topic and client id."""
-    if queue.record.kind != "subscription":
-        return f"{queue.label!r}"
-    whose = "" if queue.record.client_id is None else f" of client id {queue.record.client_id!r}"
-    return f"{queue.record.name!r}{whose} on {queue.destination.name!r}"

@@ -352,3 +352,11 @@ def named_queue(name: str) -> Destination:
 def attached(queue: QueueState) -> str:
     """How many consumers a queue has, in words."""
     return f"{counted(len(queue.consumers), 'consumer', ('is', 'are'))} attached to it"
+
+
+def shown_name(queue: QueueState) -> str:
+    """Return the name of a queue, or of a subscription with its topic and client id, for the log."""
+    if queue.record.kind != "subscription":
+        return f"{queue.label!r}"
+    client_id = queue.record.client_id
+    return f"{queue.label!r}{'' if client_id is None else f' {whose(client_id)}'} on {queue.destination.name!r}"

@@ -6,7 +6,7 @@ The order is the product: ``durable`` and ``volatile`` are written first; only w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.engine.commands import NewMessage
@@ -136,6 +136,14 @@ class Candidate:
         self.through = 0
 
 
+class WarningRecord(NamedTuple):
+    """A warning for the log, of whose kind one is written in a minute (:mod:`broker_adapter.limited_log`)."""
+
+    kind: Hashable
+    text: str  #: with the places of the arguments
+    arguments: tuple[object, ...]
+
+
 class Effects:
     """All that one or more commands brought about."""
 
@@ -157,6 +165,7 @@ class Effects:
         "taken_annotations",
         "touches_unloaded",
         "volatile",
+        "warnings",
     )
 
     def __init__(self) -> None:
@@ -180,6 +189,11 @@ class Effects:
         self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped
+        self.warnings: list[WarningRecord] = []
+
+    def warn(self, kind: Hashable, text: str, *arguments: object) -> None:
+        """Log a warning once the commit is done; see :class:`WarningRecord`."""
+        self.warnings.append(WarningRecord(kind, text, arguments))
 
     def answer(self, command: Any, result: Any) -> None:
         """Answer a command, if a reply to it is wanted."""

@@ -17,7 +17,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import Destination
 from broker_adapter.engine.backoff import redelivery_delay_ms
 from broker_adapter.engine.decision_time import DecisionTime
-from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.directory import Directory, shown_name
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.queue_entries import Entry, Lane
 from broker_adapter.engine.queue_state import Consumer, QueueState
@@ -132,7 +132,13 @@ class Endings:
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
-        self._set_aside(queue, entry, self._settings.dead_letter_queue, reason, effects)
+        name = self._settings.dead_letter_queue
+        self._set_aside(queue, entry, name, reason, effects)
+        effects.warn(
+            ("dead letters", queue.id),
+            "! a message of %s %s went to the dead-letter queue %r: %s",
+            *(queue.record.kind, shown_name(queue), name, reason),
+        )
 
     def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
         """End a message that no consumer holds and whose time is over."""

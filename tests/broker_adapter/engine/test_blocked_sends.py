@@ -578,3 +578,34 @@ def test_over_random_histories_nothing_overtakes_and_every_send_is_answered_once
     assert history.answered == history.asked
     assert len(history.taken) == history.state.totals.enqueued > 0
     assert history.state.wait_queues._routes == {}
+
+
+def test_a_producer_that_is_blocked_is_a_warning_that_says_why() -> None:
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=5)
+    first, second = rules.connect(), rules.connect()
+    rules.send(first, Q, b"1")
+    assert rules.effects.warnings == []
+    full = "queue 'q' is full: 1 message, limit 1 (option max_queue_messages), 0 consumers"
+    for client in (first, second):
+        assert rules.send(client, Q, b"2") == "held"
+        (warning,) = rules.effects.warnings
+        assert (warning.text % warning.arguments).startswith(f"! producers are blocked: {full}"), "the second one too"
+    rules.pass_time(1)
+    assert rules.effects.warnings == [], "it is told once of each producer"
+    rules.state.admission.blocked_because = FULL
+    assert rules.send(rules.connect(), queue("other"), b"x") == "held"
+    (engine_wide,) = rules.effects.warnings
+    assert engine_wide.text % engine_wide.arguments == f"! producers are blocked: {FULL}"
+    assert engine_wide.kind != warning.kind
+
+
+def test_a_send_that_waits_for_its_selectors_is_no_warning() -> None:
+    rules = Rules()
+    client = rules.connect()
+    news = topic("news")
+    for number in range(3):
+        subscription = Subscription(f"s{number}", durable=True, shared=True, of_client=False)
+        rules.attach(client, news, subscription=subscription, selector="price > 1")
+    rules.state.matching.new_slice = lambda: lambda: True
+    assert rules.send(client, news, *[b"x"] * 10) == "held"
+    assert rules.effects.warnings == []

@@ -381,3 +381,25 @@ def test_the_main_thread_leaves_cycles_to_others_since_a_signal_may_interrupt_it
     connect(broker)
     assert ran
     assert threading.current_thread() not in ran
+
+
+def test_dead_letters_and_blocked_producers_are_logged_once_a_minute_for_each_queue(
+    engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = engines.start(max_deliveries=1, max_queue_messages=3, blocked_send_timeout_seconds=0)
+    client = connect(broker)
+    for name in ("a", "b"):
+        send(broker, client, name, *range(3))
+        for _ in range(2):
+            assert send(broker, client, name, "one too many")[0] is not None
+        consumer, inbox = attach(broker, client, name, credit=3)
+        for handout in inbox.wait_for(3):
+            settle(broker, consumer, [handout], Outcome.REJECTED)
+    warnings = [each.getMessage() for each in caplog.records if each.name.endswith("engine.broker")]
+    assert [each.partition(":")[0] for each in warnings] == [
+        "! producers are blocked",
+        "! a message of queue 'a' went to the dead-letter queue 'DLQ'",
+        "! producers are blocked",
+        "! a message of queue 'b' went to the dead-letter queue 'DLQ'",
+    ]
+    assert "queue 'a' is full: 3 messages, limit 3" in warnings[0]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.records import (
     decode_annotations,
 )
-from tests.broker_adapter.engine.rules import Q, Rules, positions
+from tests.broker_adapter.engine.rules import DURABLE, Q, Rules, positions
 
 
 def test_a_message_that_expires_is_not_handed_out() -> None:
@@ -133,3 +133,30 @@ def test_what_expires_in_the_expiry_queue_is_dropped() -> None:
     rules.now_ms += 20
     rules.attach(client, Q, 1)
     assert rules.depth("q") == 0
+
+
+def test_each_dead_letter_is_a_warning_of_its_queue_with_the_reason() -> None:
+    rules = Rules(max_deliveries=1)
+    client = rules.connect("me")
+    news = Destination("news", DestinationKind.TOPIC)
+    readers = [rules.attach(client, Q, 10), rules.attach(client, news, 10, subscription=DURABLE)]
+    for to in (Q, news):
+        rules.send(client, to, b"1", b"2")
+    warnings = []
+    for consumer in readers:
+        rules.do(c.Settle(consumer, [1], Outcome.MODIFIED), c.Settle(consumer, [2], Outcome.REJECTED))
+        warnings += rules.effects.warnings
+    reasons = ["delivered 1 times without success (option max_deliveries)", "rejected by a consumer"]
+    assert [each.text % each.arguments for each in warnings] == [
+        f"! a message of {name} went to the dead-letter queue 'DLQ': {reason}"
+        for name in ("queue 'q'", "subscription 's' of client id 'me' on 'news'")
+        for reason in reasons
+    ]
+    assert len({each.kind for each in warnings}) == 2
+
+
+def test_a_message_that_expires_is_no_warning() -> None:
+    rules = Rules(expiry_queue="old")
+    rules.send(rules.connect(), Q, b"soon", expires_at_ms=rules.now_ms + 10)
+    rules.pass_time(10)
+    assert rules.effects.warnings == []
