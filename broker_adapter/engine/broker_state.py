@@ -381,7 +381,7 @@ class BrokerState:
             found = list(directory.queues.values())
         else:
             found = [directory.queues[number] for number in command.numbers if number in directory.queues]
-        queues = [self._statistics_of(queue) for queue in found]
+        queues = [self._statistics_of(queue, command.sent_ms.get(queue.id)) for queue in found]
         if command.numbers is None:
             queues += directory.topic_statistics()
         volatile_bytes = (
@@ -408,7 +408,7 @@ class BrokerState:
         )
         effects.answer(command, result)
 
-    def _statistics_of(self, queue: QueueState) -> QueueStatistics:
+    def _statistics_of(self, queue: QueueState, sent_ms: int | None) -> QueueStatistics:
         blocked = [1 + self.wait_queues.behind(each, queue.destination) for each in queue.wait_queue]
         return QueueStatistics(
             name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
@@ -421,4 +421,5 @@ class BrokerState:
             blocked_sends=sum(blocked),
             next_position=queue.next_position,
             client_id=queue.record.client_id,
+            oldest_age_ms=None if sent_ms is None else max(0, self.time.now_ms - sent_ms),
         )

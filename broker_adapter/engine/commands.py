@@ -8,6 +8,7 @@ quickly and not raise.  ``reply(result)`` gets the result named in the docstring
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -593,10 +594,12 @@ class Redrive(NamedTuple):
 class Statistics(NamedTuple):
     """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`.
 
-    With ``numbers`` it has these queues only, and no topics.
+    With ``numbers`` it has these queues only, and no topics.  ``sent_ms`` says of some of them when their oldest
+    messages were sent.
     """
 
     numbers: Sequence[int] | None = None
+    sent_ms: Mapping[int, int] = MappingProxyType({})
     reply: Reply | None = None
 
 

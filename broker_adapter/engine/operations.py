@@ -18,9 +18,10 @@ that an operation does not have is refused, as is a value of another type.  Posi
     told their marker).  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places),
     ``blocked_because`` (why all producers are held back; or None), ``in_quarantine`` (records), ``durable_clients``
     (how many there are in each state), ``stored_events`` (of regions, for durable clients) and ``queues``.  Of each of
-    these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
-    delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (sends
-    that wait for room), ``next_position`` and ``client_id`` (or None).
+    these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and delayed
+    included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (sends that wait for
+    room), ``next_position``, ``client_id`` (or None) and ``oldest_age_ms`` (since its oldest message was sent, as that
+    says; None where it does not, where none is due, and of other kinds than queues and subscriptions).
 ``check`` of nothing
     What ``holdfast check --json`` prints, of the records on disk as of the last commit.
 ``purge`` of a queue
@@ -189,6 +190,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from broker_adapter.destination import Destination, DestinationKind
@@ -230,7 +232,7 @@ from broker_adapter.errors import (
 #: Operations that are not the same when they are carried out again.
 ONCE = frozenset(("purge", "redrive", "delete", "close_client", "close_query"))
 #: Queues whose figures are collected in one cycle.
-_STATISTICS_QUEUES = 500
+_STATISTICS_QUEUES = 100
 
 
 class Engine(Protocol):
@@ -338,9 +340,13 @@ def _statistics(arguments: Arguments) -> Steps:
     # In parts: the statistics of many queues at once would block all other clients.
     numbers: list[int] = yield lambda reader: list(reader.state.directory.queues)
     queues: list[QueueStatistics] = yield lambda reader: reader.state.directory.topic_statistics()
-    for first in range(0, len(numbers), _STATISTICS_QUEUES):
-        part: BrokerStatistics = yield c.Statistics(numbers[first : first + _STATISTICS_QUEUES])
+    first = 0
+    while first < len(numbers):
+        wanted = numbers[first : first + _STATISTICS_QUEUES]
+        sent_ms, count = yield partial(Reader.oldest_sent_ms, numbers=wanted)
+        part: BrokerStatistics = yield c.Statistics(wanted[:count], sent_ms)
         queues += part.queues
+        first += count
     in_quarantine: int = yield lambda reader: reader.in_quarantine
     events: e.EventStatistics = yield e.EventTotals()
     return as_plain(

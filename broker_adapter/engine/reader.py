@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.deliveries import Deliveries
@@ -21,10 +22,13 @@ from broker_adapter.engine.regions.key_records import region_key
 from broker_adapter.engine.regions.stored_key import StoredKey, records_behind, stored_key
 from broker_adapter.engine.runs import Runs
 from broker_adapter.engine.selection import RegionFields, selects
-from broker_adapter.engine.store import Loaded, StoredColumns
+from broker_adapter.engine.store import Loaded, StoredColumns, by_position
 from broker_adapter.engine.stores import Message, Stores
-from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.selectors.language import Selector
+
+#: Bytes of messages that are read for their age before other work has its turn.
+AGE_BYTES: Final = 1024 * 1024
 
 
 class Rules(Protocol):
@@ -99,6 +103,36 @@ class Reader:
         positions = [entry.position for part in found for entry in part.entries]
         positions += [position_of(key) for part in found for key in part.corrupt]
         return min(positions, default=None)
+
+    def oldest_sent_ms(self, numbers: Sequence[int]) -> tuple[dict[int, int], int]:
+        """When the oldest message of each of some queues was sent, as it says.
+
+        Args:
+            numbers: of the queues.
+
+        Returns:
+            What is known of them, by number, and how many were examined: no more once their messages are large.
+        """
+        formats, queues = self.state.matching.formats, self.state.directory.queues
+        found: dict[int, int] = {}
+        size = 0
+        for count, number in enumerate(numbers):
+            if size > AGE_BYTES:
+                return found, count
+            queue = queues.get(number)
+            if queue is None or not queue.depth or queue.record.kind not in ("queue", "subscription"):
+                continue
+            loads = [self._reads.repaired(self._stores.load, number, lane.number, 0, 1) for lane in queue.lanes]
+            oldest = min((entry for load in loads for entry in load.entries), key=by_position, default=None)
+            if oldest is None:
+                continue
+            size += oldest.size
+            (body,) = self._stores.bodies([(oldest.number, oldest.flags)])
+            with suppress(MessageFormatException):
+                sent_ms = None if body is None else formats.read(*body).sent_at_ms
+                if sent_ms is not None:
+                    found[number] = sent_ms
+        return found, len(numbers)
 
     def last_published(self, group: str) -> int | None:
         """The last number of a group that was published; None where none was, or it was forgotten."""

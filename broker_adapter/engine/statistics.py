@@ -28,6 +28,9 @@ class QueueStatistics:
     blocked_sends: int  #: sends that wait because of a limit
     next_position: int  #: of the message that is stored next
     client_id: str | None = None  #: of a subscription that has one: others may have subscriptions of the same name
+    #: time since the oldest message was sent, as it says; None where there is none that is due, where it does not say
+    #: that, and of what is no queue or subscription
+    oldest_age_ms: int | None = None
 
 
 @attrs.frozen

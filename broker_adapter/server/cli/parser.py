@@ -186,8 +186,15 @@ def _make_parser() -> argparse.ArgumentParser:
     browsing.add_argument("--count", type=_positive, help="stop after so many")
     browsing.set_defaults(run=command("message_commands", "browse"))
 
-    showing = _client(commands, "stat", "figures of the server and its queues", destination=False)
-    showing.set_defaults(run=command("server_commands", "stat"))
+    showing = _client(commands, "stat", "figures of the server and its queues, or of one queue", destination=False)
+    showing.add_argument(
+        "destination",
+        type=text_argument,
+        metavar="QUEUE",
+        nargs="?",
+        help="only this queue, topic, or subscription (TOPIC:NAME); default: the server and all of them",
+    )
+    showing.set_defaults(run=command("server_commands", "stat"), late="destination")
 
     purging = _client(commands, "purge", "drop all waiting messages of a queue or a subscription")
     _add_subscription(purging, "with --topic: the subscription")

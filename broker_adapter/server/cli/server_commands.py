@@ -5,35 +5,67 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from broker_adapter.destination import checked_name
 from broker_adapter.server.announcements import ANNOUNCE
-from broker_adapter.server.cli.tools import check_subscription, confirmed, connected, listed, say, table
+from broker_adapter.server.cli.tools import check_subscription, confirmed, connected, listed, say, table, warn
 from broker_adapter.transport import Transport
-from broker_adapter.wording import counted
+from broker_adapter.wording import counted, in_seconds
+
+#: Figures of a queue that have no column in the table of all.
+_NOT_IN_TABLE: Final = ("next_position", "client_id")
 
 
 def stat(options: argparse.Namespace) -> int:
-    """Print figures of a server and its queues."""
+    """Print figures of a server and its queues, or of one queue."""
     with connected(options) as (transport, _):
         statistics = transport.request("statistics", {}, None)
+    if options.destination is not None:
+        return _stat_of_one(options, [each for each in statistics["queues"] if each["name"] == options.destination])
     if options.json:
         say(json.dumps(statistics))
         return 0
-    queues = statistics.pop("queues")
+    queues = [_shown(each) for each in statistics.pop("queues")]
     for name, value in statistics.items():
         if isinstance(value, dict):
             value = ", ".join(f"{count} {state}" for state, count in value.items()) or "0"
-        say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
+        _say_figure(name, value)
     if queues:
-        columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "blocked_sends"]
+        columns = [name for name in queues[0] if name not in _NOT_IN_TABLE]
         if any(each.get("client_id") for each in queues):
             columns.append("client_id")
         cells_of = [[each[column] for column in columns] for each in queues]
         say("")
         table(columns, cells_of, texts=2)
     return 0
+
+
+def _stat_of_one(options: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
+    """Print the figures of what has one name: subscriptions of several clients may have the same."""
+    if not found:
+        warn(f"there is no queue {options.destination!r}")
+        return 1
+    for number, each in enumerate(found):
+        if options.json:
+            say(json.dumps(each))
+            continue
+        if number:
+            say("")
+        for name, value in _shown(each).items():
+            _say_figure(name, value)
+    return 0
+
+
+def _shown(queue: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a queue as they are shown: an age in seconds."""
+    age_ms = queue.pop("oldest_age_ms", None)
+    return {**queue, "oldest": None if age_ms is None else in_seconds(round(age_ms / 1000, 1))}
+
+
+def _say_figure(name: str, value: Any) -> None:
+    say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
 
 
 def announce(options: argparse.Namespace) -> int:

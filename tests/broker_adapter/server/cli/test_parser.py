@@ -56,7 +56,7 @@ from tests.server_process import ServerProcess
             2,
             "unrecognized arguments: --subscripton (is it --subscription?) s\n",
         ),
-        (("stat", "extra"), 2, "usage: holdfast stat"),
+        (("stat", "q", "extra"), 2, "usage: holdfast stat"),
         (("send", "q", "--count", "0"), 2, "invalid"),
         (("send", "q", "x", "--count", "many"), 2, "'many' is invalid: a whole number from 1 on"),
         (("send", "q", "x", "--ttl", "-1"), 2, "'-1' is invalid: seconds from 0"),
@@ -133,9 +133,12 @@ def test_wrong_usage_says_what_is_right(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("stat", "--uri", "amqp://alice:secret@host"), "unrecognized arguments: --uri (is it --url?) amqp://***@host"),
-        (("stat", "--uri=amqp://alice:secret@host"), "unrecognized arguments: --uri=amqp://***@host (is it --url?)"),
-        (("stat", "--uri", "amqp://alice:se cret@host"), "amqp://***@host"),
+        (
+            ("regions", "--uri", "amqp://alice:secret@host"),
+            "unrecognized arguments: --uri (is it --url?) amqp://***@host",
+        ),
+        (("regions", "--uri=amqp://alice:secret@host"), "unrecognized arguments: --uri=amqp://***@host (is it --url?)"),
+        (("regions", "--uri", "amqp://alice:se cret@host"), "amqp://***@host"),
         (("amqp://alice:secret@host",), "invalid choice: 'amqp://***@host'"),
         (("receive", "q", "--count", "amqp:alice:secret@host"), "'amqp:***@host' is invalid"),
         (

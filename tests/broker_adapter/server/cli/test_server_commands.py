@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from sdk import ConnectionFactory
+from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.cli.running import NASTY, answered, done, holdfast
 from tests.server_process import ServerProcess
 
@@ -68,6 +70,46 @@ def test_a_table_stays_in_line_whatever_the_names_are(server: ServerProcess) -> 
     lines = [line for line in done("stat", "--url", server.url).splitlines() if line.startswith("table")]
     assert len({line.index(" queue ") for line in lines}) == 1
     assert len({len(line) for line in lines}) == 1
+
+
+def test_one_queue_is_shown_alone(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "shown", "abc", *url)
+    done("send", "shown too", "x", *url)
+    shown = dict(line.split("  ", 1) for line in done("stat", "shown", *url).splitlines())
+    figures = {name: value.strip() for name, value in shown.items()}
+    assert [figures[name] for name in ("name", "kind", "messages", "consumers")] == ["shown", "queue", "1", "0"]
+    assert re.fullmatch(r"[0-9.]+ s", figures["oldest"])
+    (line,) = done("stat", "shown", *url, "--json").splitlines()
+    found = json.loads(line)
+    assert (found["name"], found["messages"]) == ("shown", 1)
+    assert 0 <= found["oldest_age_ms"] < 1000 * WAIT
+
+
+def test_a_queue_that_does_not_exist_is_not_shown(server: ServerProcess) -> None:
+    for more in ((), ("--json",)):
+        finished = holdfast("stat", "typo", "--url", server.url, *more)
+        assert (finished.returncode, finished.stdout) == (1, "")
+        assert finished.stderr == "holdfast: there is no queue 'typo'\n"
+
+
+def test_a_subscription_is_shown_by_its_topic_and_name(server: ServerProcess) -> None:
+    factory = ConnectionFactory(server.url)
+    for client_id in ("ann", "bob"):
+        with factory.create_connection(client_id=client_id) as connection, connection.create_session() as session:
+            session.create_durable_consumer(session.create_topic("prices"), "reader")
+    shown = done("stat", "prices:reader", "--url", server.url)
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("client id")] == ["ann", "bob"]
+
+
+def test_the_table_of_queues_has_the_age_of_the_oldest_message(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "aged", "x", *url)
+    lines = done("stat", *url).splitlines()
+    (heading,) = [line for line in lines if line.startswith("name  ")]
+    (row,) = [line for line in lines if line.startswith("aged ")]
+    assert "oldest" in heading
+    assert re.search(r" [0-9.]+ s\b", row)
 
 
 def test_dead_letters_are_put_back(server: ServerProcess) -> None:
