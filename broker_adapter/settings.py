@@ -256,6 +256,13 @@ class EngineSettings:
     max_queue_bytes: int | None = _option(
         None, "bytes of messages in one queue; at the limit, producers are blocked", least=1
     )
+    full_subscription: str = _option(
+        "block",
+        "what gives way when a durable subscription is full that nobody has read for blocked_send_timeout_seconds:"
+        " nothing, so that producers are blocked (block), its oldest messages (drop_oldest), what is sent to it"
+        " (drop_new), or the subscription, which is deleted (end_subscription)",
+        choices=("block", "drop_oldest", "drop_new", "end_subscription"),
+    )
     max_unsettled_messages: int = _option(20_000, "unsettled messages of one consumer", least=1, most=1_000_000)
     max_deliveries: int | None = _option(
         10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1

@@ -7,6 +7,9 @@ Theory of operation
     Three things limit what is taken: the messages and bytes of each queue, what the store on the disk can still take
     (:mod:`broker_adapter.engine.room`), and what volatile messages may take of the memory.  What was published to a
     queue and is still on its way into it counts as there.  What a commit ends makes room for what it sends.
+
+    A durable subscription that is full and that nobody reads may *give way* (option ``full_subscription``), so that it
+    does not block its topic: it is left out of what is sent, or takes it and its oldest messages are dropped.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from typing import NamedTuple
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination
-from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.directory import Directory, is_volatile
 from broker_adapter.engine.failures import rolled_back
-from broker_adapter.engine.limits import QueueLimits
+from broker_adapter.engine.limits import OVER_BYTES, OVER_MESSAGES, QueueLimits
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import FLAG_PERSISTENT
 from broker_adapter.engine.room import LONGER_BYTES, Room
@@ -52,10 +56,14 @@ class Admission:
         room: what the store on disk may still take; None: more than is worth counting.
         volatile_room: bytes of volatile messages that may still be taken; None: no limit.
         publishing: published transactions whose messages are still to be moved, by their target's name.
+        gave_way: the subscriptions that gave way in this decision, with how many messages they were left out of.
     """
 
-    def __init__(self, settings: EngineSettings, directory: Directory) -> None:
+    def __init__(self, settings: EngineSettings, directory: Directory, time: DecisionTime) -> None:
         self._directory = directory
+        self._time = time
+        self._way = settings.full_subscription
+        self._unread_ms = int(settings.blocked_send_timeout_seconds * 1000)
         self._max_volatile_bytes = settings.max_volatile_bytes
         self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
         self.has_queue_limits = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
@@ -63,6 +71,7 @@ class Admission:
         self.room: Room | None = None
         self.volatile_room: int | None = None
         self.publishing: dict[str, dict[int, QueueState]] = {}
+        self.gave_way: dict[QueueState, int] = {}
 
     def promised(self, queue: QueueState) -> tuple[int, int]:
         """Messages and bytes that were published to a queue, and are on their way into it."""
@@ -78,7 +87,40 @@ class Admission:
     def is_too_small(self, queue: QueueState, needs: tuple[int, int]) -> bool:
         """Whether a queue still has no room for what needs so many messages and bytes, as :class:`Full` says."""
         moving, moving_bytes = self.promised(queue)
-        return self.limits.refusal(queue, needs[0] + moving, needs[1] + moving_bytes) is not None
+        return self.limits.refusal(
+            queue, needs[0] + moving, needs[1] + moving_bytes
+        ) is not None and not self.gives_way(queue, *needs)
+
+    def gives_way(self, queue: QueueState, more: int = 0, more_bytes: int = 0) -> bool:
+        """Whether a queue that is full is a subscription that gives way.
+
+        Args:
+            queue: that is full.
+            more: messages that it will have beside those that it has.
+            more_bytes: the same in bytes.
+        """
+        if self._way == "block" or queue.record.kind != "subscription" or is_volatile(queue):
+            return False
+        if queue.consumers or queue.leaving:
+            return False
+        # The time before a restart does not count: clients that used it need time to come back.
+        queue.left_ms = queue.left_ms or self._time.elapsed_ms
+        if self._time.elapsed_ms - queue.left_ms < self._unread_ms:
+            return False
+        return (
+            self._way != "drop_oldest"
+            or self.limits.refusal(queue, more - OVER_MESSAGES, more_bytes - OVER_BYTES) is None
+        )
+
+    def takers(self, full: Sequence[QueueState], queues: Sequence[QueueState]) -> Sequence[QueueState]:
+        """Return those of some queues that take a message to which these subscriptions, which are full, give way."""
+        return queues if self._way == "drop_oldest" else [queue for queue in queues if queue not in full]
+
+    def note_gave_way(self, full: Iterable[QueueState]) -> None:
+        """Note that subscriptions have given way to a message."""
+        left_out = self._way != "drop_oldest"
+        for queue in full:
+            self.gave_way[queue] = self.gave_way.get(queue, 0) + left_out
 
     def begin_publishing(self, staged: QueueState) -> None:
         """The messages of a staged transaction are on their way to their queue."""
@@ -152,17 +194,20 @@ class CommitRoom:
 
     Attributes:
         is_open: whether there is room for any persistent message that goes into durable queues only.
+        queues: those that take the message that was asked for last.
     """
 
     __slots__ = (
         "_admission",
         "_engine_reason",
+        "_gave_way",
         "_more",
         "_promised",
         "_room",
         "_taken",
         "_volatile_bytes",
         "is_open",
+        "queues",
     )
 
     def __init__(self, admission: Admission, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]]) -> None:
@@ -178,6 +223,8 @@ class CommitRoom:
         self._promised: dict[int, tuple[int, int]] = {}
         self._taken: dict[int, int] = {}  #: by queue: messages that end
         self._volatile_bytes = 0
+        self.queues: Sequence[QueueState] = ()
+        self._gave_way: list[Sequence[QueueState]] = []  #: by message: the subscriptions that give way to it
         ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
         for consumer, outcomes in settled:
             queue = consumer.queue
@@ -208,6 +255,7 @@ class CommitRoom:
         """
         admission, room = self._admission, self._room
         reason = self._engine_reason
+        self.queues = queues
         if persistent and room is not None and not room.take(length, len(queues)):
             reason = room.reason
         if not (persistent and all_durable):
@@ -220,6 +268,7 @@ class CommitRoom:
             return Full(None, reason)
         if not admission.has_queue_limits:
             return None
+        giving_way: tuple[QueueState, ...] = ()
         more, limits = self._more, admission.limits
         most, most_bytes = limits.messages, limits.bytes
         for queue in queues:
@@ -233,12 +282,18 @@ class CommitRoom:
                 most_bytes is None or (size < most_bytes and queue.bytes + size + moving_bytes < most_bytes)
             ):
                 continue  # most come here, without a call for each
+            if admission.gives_way(queue, count, size):
+                giving_way = *giving_way, queue
+                continue
             never = limits.never("the transaction", count + 1, size)
             if never is not None:
                 raise rolled_back(ResourceAllocationException(never))
             refusal = limits.refusal(queue, count + moving, size + moving_bytes)
             if refusal is not None:
                 return Full(queue, refusal, (count, size))
+        if giving_way:
+            self._gave_way.append(giving_way)
+            self.queues = admission.takers(giving_way, queues)
         return None
 
     def _promised_to(self, queue: QueueState) -> tuple[int, int]:
@@ -254,3 +309,5 @@ class CommitRoom:
             admission.room = self._room.repaid(admission.room)
         if admission.volatile_room is not None:
             admission.volatile_room -= self._volatile_bytes
+        for full in self._gave_way:
+            admission.note_gave_way(full)

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import event_commands as e
+from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
@@ -51,6 +52,7 @@ _NAMED: Final = 20
 class Rules(Protocol):
     """What is read of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
 
+    admission: Admission
     directory: Directory
     events: EventState
     matching: Matching
@@ -85,6 +87,7 @@ class Background:
         self._events = rules.events
         self._time = rules.time
         self._trim_ms: int | None = None  #: when events that no client needs are removed
+        self._dropping: set[int] = set()  #: queues that have a job for their oldest messages which has not begun
         self._reads = reads
         self._by_itself = by_itself
         # What follows is by the monotonic clock.
@@ -105,6 +108,12 @@ class Background:
     def trim(self, queue: int) -> None:
         """Add a job: the trimming of a queue that was deleted."""
         self.jobs.trim(self._trim_and_drop(queue))
+
+    def drop_oldest(self, queue: int) -> None:
+        """Add a job, unless one is to begin: the dropping of the oldest messages of a queue that has too many."""
+        if queue not in self._dropping:
+            self._dropping.add(queue)
+            self.jobs.trim_first(self._drop_oldest(queue))
 
     def move(self, queue: int) -> None:
         """Add a job: the moving of a published transaction into its queues."""
@@ -277,6 +286,25 @@ class Background:
         for wanted, entries in self._chunks(queue):
             yield c.Trim(wanted, entries, of_ended=True)
         yield c.Drop(queue)
+
+    def _drop_oldest(self, number: int) -> Iterator[c.Command]:
+        """Drop messages until the queue is within its limits, those that are due first."""
+        self._dropping.discard(number)  # what it takes from now on has a job of its own
+        for delayed in (False, True):
+            position: int | None = 0
+            while position is not None and (queue := self._directory.queues.get(number)) is not None:
+                messages, size = self._rules.admission.limits.excess(queue)
+                if messages <= 0 and size <= 0:
+                    break
+                limit = min(messages, CHUNK_ENTRIES) if size <= 0 else CHUNK_ENTRIES
+                wanted = c.Range(number, position, LAST_POSITION, limit, delayed=delayed)
+                found, position = self._reads.of_range(wanted)
+                count = 0
+                while count < len(found) and (count < messages or size > 0):
+                    size -= found[count].size
+                    count += 1
+                if count:
+                    yield c.Trim(wanted, found[:count], of_full=True)
 
     def _move_and_drop(self, queue: int) -> Iterator[c.Command]:
         for _, entries in self._chunks(queue):

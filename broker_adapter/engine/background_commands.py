@@ -17,6 +17,7 @@ from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, Endings
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.losses import Losses
+from broker_adapter.engine.queue_removal import note_dropped
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import (
     AGE,
@@ -78,6 +79,8 @@ class BackgroundCommands:
                         self._losses.take_one(command.token, queue.id, entry.position)
                     queue.remove(entry, effects)
                     dropped += 1
+            if command.of_full and dropped:
+                note_dropped(queue, dropped, self._totals, effects)
             self._changed[queue.id] = queue
         effects.answer(command, (dropped, command.next))
 

@@ -44,6 +44,10 @@ class BackgroundJobs:
         """Add the trimming of a queue."""
         self._trims.append(parts)
 
+    def trim_first(self, parts: Iterator[c.Command]) -> None:
+        """Add the trimming of a queue that takes messages meanwhile: deleted ones wait for it."""
+        self._trims.appendleft(parts)
+
     def next(self) -> c.Command | None:
         """The next part; what the part before has decided must be written."""
         if self._moves_in_a_row >= MOVES_IN_A_ROW and self._trims:

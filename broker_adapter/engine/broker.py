@@ -568,6 +568,8 @@ class Broker:
             self._background.move(queue)
         for queue in effects.ended:
             self._background.trim(queue)
+        for queue in effects.overfull:
+            self._background.drop_oldest(queue)
         for kind, text, arguments in effects.warnings:
             self._warnings.write(kind, text, *arguments)
         self._warnings.report()

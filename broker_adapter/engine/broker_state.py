@@ -106,10 +106,10 @@ class BrokerState:
         self.totals = totals = Totals()
         self.directory = directory = Directory(settings, durable=durable, secret=secret, unique=unique)
         self.wait_queues = wait_queues = WaitQueues()
-        self.admission = admission = Admission(settings, directory)
+        self.admission = admission = Admission(settings, directory, time)
         self.endings = endings = Endings(directory, totals, time)
         self.consumers = consumers = Consumers(directory, time)
-        removal = QueueRemoval(directory, consumers, wait_queues, admission, published, time)
+        self._removal = removal = QueueRemoval(directory, consumers, wait_queues, admission, published, time)
         self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
         self.matching = matching = Matching(directory)
         self.intake = intake = Intake(settings, totals, durable=durable)
@@ -282,6 +282,8 @@ class BrokerState:
             self.endings.end_back_off(effects)
         for _ in range(_ROUNDS):
             tried = self.resumption.resume(now_ms, effects) if self.wait_queues.count else {}
+            if self.admission.gave_way:
+                self._removal.give_way(self.totals, effects)
             if memory.limited:
                 for queue in memory.unlimited():
                     changed[queue.id] = queue
@@ -405,6 +407,8 @@ class BrokerState:
             volatile_bytes=volatile_bytes,
             blocked_because=self.admission.full_because,
             queues=tuple(sorted(queues, key=by_kind_and_name)),
+            dropped=totals.dropped,
+            subscriptions_ended=totals.subscriptions_ended,
         )
         effects.answer(command, result)
 
@@ -422,4 +426,5 @@ class BrokerState:
             next_position=queue.next_position,
             client_id=queue.record.client_id,
             oldest_age_ms=None if sent_ms is None else max(0, self.time.now_ms - sent_ms),
+            dropped=queue.dropped,
         )

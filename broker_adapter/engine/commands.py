@@ -393,6 +393,7 @@ class Trim(NamedTuple):
     found: Sequence[RawEntry] = ()  #: supplied by the driver
     next: int | None = None  #: supplied by the driver
     of_ended: bool = False  #: the queue is deleted, and being cleared up; otherwise nothing of such a one is dropped
+    of_full: bool = False  #: the queue is full: what is dropped is lost
     processed: bool = False  #: they were processed, by whoever has them dropped
     again: bool = False  #: in a delivery that counts as failed since: it was lost with its connection
     token: str | None = None  #: of that connection

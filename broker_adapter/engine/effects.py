@@ -159,6 +159,7 @@ class Effects:
         "faults",
         "handouts",
         "loads",
+        "overfull",
         "published",
         "replies",
         "scans",
@@ -189,6 +190,7 @@ class Effects:
         self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped
+        self.overfull: list[int] = []  #: queues whose oldest messages are to be dropped
         self.warnings: list[WarningRecord] = []
 
     def warn(self, kind: Hashable, text: str, *arguments: object) -> None:

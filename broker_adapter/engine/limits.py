@@ -7,7 +7,7 @@ yet counts as there, and what a transaction takes from the queue counts as gone.
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 
@@ -29,6 +29,9 @@ class Filled(Protocol):
         """Those that take from it."""
 
 
+#: Messages and bytes that a subscription may have beyond its limits until its oldest messages are dropped.
+OVER_MESSAGES: Final = 10_000
+OVER_BYTES: Final = 64 * 1024 * 1024
 #: What errors advise where a queue is full.
 _WHAT_TO_DO = "receive its messages or purge it (holdfast purge), or raise the option"
 
@@ -64,6 +67,13 @@ class QueueLimits:
                 f" max_queue_bytes); {_WHAT_TO_DO}"
             )
         return None
+
+    def excess(self, queue: Filled) -> tuple[int, int]:
+        """Return how many messages and bytes a queue has beyond its limits; below 1: none."""
+        return (
+            0 if self.messages is None else queue.depth - self.messages,
+            0 if self.bytes is None else queue.bytes - self.bytes,
+        )
 
     def never(self, what: str, messages: int, size: int) -> str | None:
         """Why this many at once find no room in any queue; None where they may.

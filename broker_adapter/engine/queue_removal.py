@@ -10,13 +10,15 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.consumers import Consumers
 from broker_adapter.engine.decision_time import DecisionTime
-from broker_adapter.engine.directory import Client, Directory, is_volatile
+from broker_adapter.engine.directory import Client, Directory, is_volatile, shown_name
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.failures import deleted
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import queue_key
+from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import WaitQueues
+from broker_adapter.wording import counted
 
 
 class QueueRemoval:
@@ -74,6 +76,26 @@ class QueueRemoval:
         self._wait_queues.release(queue)
         self.end_queue(queue, effects)
 
+    def give_way(self, totals: Totals, effects: Effects) -> None:
+        """Carry out what the option ``full_subscription`` says of the subscriptions that gave way in this decision."""
+        way = self._directory.settings.full_subscription
+        for queue, left_out in self._admission.gave_way.items():
+            if way == "drop_oldest":
+                effects.overfull.append(queue.id)  # the driver has to read what is to be dropped
+                continue
+            note_dropped(queue, left_out, totals, effects)
+            if way == "end_subscription":
+                totals.dropped += queue.depth
+                totals.subscriptions_ended += 1
+                effects.warn(
+                    ("ended", queue.id),
+                    "! subscription %s was full, and nobody read it: it was deleted, with %s (option"
+                    " full_subscription)",
+                    *(shown_name(queue), counted(queue.depth, "message")),
+                )
+                self.end_subscription(queue, effects)
+        self._admission.gave_way.clear()
+
     def unregister(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """Remove a consumer that is detached and holds nothing.
 
@@ -115,3 +137,14 @@ class QueueRemoval:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)
         effects.answer(command, None)
+
+
+def note_dropped(queue: QueueState, messages: int, totals: Totals, effects: Effects) -> None:
+    """Note that messages of a subscription were dropped, since it is full and nobody reads it."""
+    queue.dropped += messages
+    totals.dropped += messages
+    effects.warn(
+        ("dropped", queue.id),
+        "! subscription %s is full, and nobody reads it: %s dropped since the start (option full_subscription)",
+        *(shown_name(queue), counted(queue.dropped, "message", ("was", "were"))),
+    )

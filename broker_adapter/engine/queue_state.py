@@ -179,6 +179,7 @@ class QueueState(QueueEntries):
     __slots__ = (
         "consumers",
         "destination",
+        "dropped",
         "exclusive",
         "finders",
         "groups",
@@ -250,6 +251,7 @@ class QueueState(QueueEntries):
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.pending_candidates = 0  #: messages that searching consumers are still to be asked about
         self.wait_queue: deque[Any] = deque()
+        self.dropped = 0  #: messages that were dropped since the start, when it was full and not read
         self.used_ms = 0  #: when something happened to it last, by the clock that is never set
         self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock
 

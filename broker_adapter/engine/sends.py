@@ -101,6 +101,7 @@ class Sends:
                     blocked.index = index
                     break
                 wanting = asked
+            giving_way: tuple[QueueState, ...] = ()
             for queue in wanting:
                 if (
                     promised
@@ -108,7 +109,9 @@ class Sends:
                     or (limit_bytes is not None and queue.bytes >= limit_bytes)
                 ):  # else it takes the message, without a call for each
                     refusal = admission.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
-                    if refusal is not None:
+                    if refusal is not None and admission.gives_way(queue):
+                        giving_way = *giving_way, queue
+                    elif refusal is not None:
                         full, reason = queue, refusal
                         break
             size = 0
@@ -140,8 +143,10 @@ class Sends:
                     self._totals.duplicates_rejected += 1
                     continue
             taken += 1
+            if giving_way:
+                admission.note_gave_way(giving_way)
             if message.expires_at_ms is None or not self._intake.is_over(message, now_ms):
-                store(message, wanting, now_ms, effects)
+                store(message, admission.takers(giving_way, wanting) if giving_way else wanting, now_ms, effects)
         else:
             blocked.index = len(messages)
         self._totals.enqueued += taken

@@ -31,6 +31,7 @@ class QueueStatistics:
     #: time since the oldest message was sent, as it says; None where there is none that is due, where it does not say
     #: that, and of what is no queue or subscription
     oldest_age_ms: int | None = None
+    dropped: int = 0  #: since the start, of a subscription that was full and not read (option full_subscription)
 
 
 @attrs.frozen
@@ -58,6 +59,8 @@ class BrokerStatistics:
     queues_timed_out: int = 0  #: queues of durable clients that were away for too long
     queues_overflowed: int = 0  #: queues of durable clients that were too long
     markers: int = 0  #: durable clients that were told their marker
+    dropped: int = 0  #: messages that were dropped of subscriptions that were full and not read
+    subscriptions_ended: int = 0  #: subscriptions that were deleted since they were full and not read
 
 
 class Totals:
@@ -70,6 +73,8 @@ class Totals:
         self.redelivered = 0
         self.expired = 0
         self.dead_lettered = 0
+        self.dropped = 0
+        self.subscriptions_ended = 0
         self.miscounted = 0
         self.duplicates_rejected = 0
         self.refused = 0

@@ -239,6 +239,8 @@ class Transactions:
             full = room.ask(message.persistent, length, queues, all_durable)
             if full is not None:
                 return _with_the_rest(full, command.sends, len(routed))
+            if room.queues is not queues:
+                routed[-1] = room.queues, destination, message
         return routed
 
     def _route(

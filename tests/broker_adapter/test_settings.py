@@ -94,6 +94,7 @@ EVERY_NAME = """
     commit_memory_seconds connect_delay_seconds connect_timeout_seconds cycle_count dead_letter_queue
     delete_idle_queues_seconds delete_idle_subscriptions_seconds dups_ok_batch_messages dups_ok_delay_seconds
     durable_prefetch_messages envelope expiry_queue failed_login_delay_seconds failover failover_server_list
+    full_subscription
     handshake_timeout_seconds blocked_send_timeout_seconds idle_timeout_seconds initial_reconnect_delay_seconds
     link_credit_messages local_message_expiry max_client_interests max_client_queue_events max_connection_bytes
     max_connections max_delayed_redeliveries max_deliveries max_destinations max_durable_clients

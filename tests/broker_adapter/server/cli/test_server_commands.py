@@ -78,7 +78,9 @@ def test_one_queue_is_shown_alone(server: ServerProcess) -> None:
     done("send", "shown too", "x", *url)
     shown = dict(line.split("  ", 1) for line in done("stat", "shown", *url).splitlines())
     figures = {name: value.strip() for name, value in shown.items()}
-    assert [figures[name] for name in ("name", "kind", "messages", "consumers")] == ["shown", "queue", "1", "0"]
+    assert [figures[name] for name in ("name", "kind", "messages", "consumers", "dropped")] == [
+        *("shown", "queue", "1", "0", "0"),
+    ]
     assert re.fullmatch(r"[0-9.]+ s", figures["oldest"])
     (line,) = done("stat", "shown", *url, "--json").splitlines()
     found = json.loads(line)
