@@ -37,7 +37,7 @@ def may_wait() -> bool:
     return not getattr(_local, "never_waits", False)
 
 
-class _LogWriter(logging.Filter):
+class LogWriter(logging.Filter):
     """Takes records from the loggers of Holdfast, and passes them to their handlers on a thread of its own."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class _LogWriter(logging.Filter):
                 traceback.print_exc()
 
 
-_writer = _LogWriter()
+_writer = LogWriter()
 
 
 def hand_over_log() -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_adapter import own_threads
-from broker_adapter.own_threads import MAX_RECORDS, flush_log, hand_over_log, may_wait, never_wait
+from broker_adapter.own_threads import MAX_RECORDS, LogWriter, flush_log, hand_over_log, may_wait, never_wait
 
 WAIT = 60.0
 
@@ -31,11 +30,18 @@ class Slow(logging.Handler):
 
 
 @pytest.fixture
-def log() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("holdfast.tests.own_threads")
-    hand_over_log()
+def writer() -> LogWriter:
+    return LogWriter()
+
+
+@pytest.fixture
+def log(writer: LogWriter) -> Iterator[logging.Logger]:
+    """A logger that hands over to a thread which nothing else in this process uses."""
+    logger = logging.getLogger("of this test")
     logger.propagate = False
+    logger.addFilter(writer)
     yield logger
+    logger.filters.clear()
     logger.handlers.clear()
 
 
@@ -48,35 +54,37 @@ def handler(log: logging.Logger) -> Iterator[Slow]:
 
 
 def test_a_record_is_written_by_a_thread_of_its_own_and_its_logger_does_not_wait(
-    log: logging.Logger, handler: Slow
+    writer: LogWriter, log: logging.Logger, handler: Slow
 ) -> None:
     log.warning("lost: %s", "the network")
     log.warning("restored")
     assert handler.entered.wait(WAIT)
     assert handler.written == []
     handler.go.set()
-    flush_log(WAIT)
+    writer.flush(WAIT)
     assert handler.written == [("holdfast-log", "lost: the network"), ("holdfast-log", "restored")]
 
 
-def test_a_record_is_written_as_its_arguments_were_when_it_was_logged(log: logging.Logger, handler: Slow) -> None:
+def test_a_record_is_written_as_its_arguments_were_when_it_was_logged(
+    writer: LogWriter, log: logging.Logger, handler: Slow
+) -> None:
     changing = ["before"]
     log.warning("%s", changing)
     changing[0] = "after"
     handler.go.set()
-    flush_log(WAIT)
+    writer.flush(WAIT)
     assert handler.written[0][1] == "['before']"
 
 
 def test_records_beyond_the_limit_are_dropped_and_the_next_one_says_how_many(
-    log: logging.Logger, handler: Slow
+    writer: LogWriter, log: logging.Logger, handler: Slow
 ) -> None:
     log.warning("the first")
     assert handler.entered.wait(WAIT)
     for number in range(MAX_RECORDS + 5):
         log.warning("%d", number)
     handler.go.set()
-    flush_log(WAIT)
+    writer.flush(WAIT)
     texts = [text for _, text in handler.written]
     assert len(texts) == 1 + MAX_RECORDS
     assert texts[1] == "0 (before this, 5 records were dropped: a handler of the log is slow)"
@@ -84,7 +92,7 @@ def test_records_beyond_the_limit_are_dropped_and_the_next_one_says_how_many(
 
 
 def test_a_handler_that_raises_keeps_no_later_record_back(
-    log: logging.Logger, handler: Slow, capsys: pytest.CaptureFixture[str]
+    writer: LogWriter, log: logging.Logger, handler: Slow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Raises(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -94,12 +102,12 @@ def test_a_handler_that_raises_keeps_no_later_record_back(
     handler.go.set()
     log.warning("one")
     log.warning("two")
-    flush_log(WAIT)
+    writer.flush(WAIT)
     assert [text for _, text in handler.written] == ["one", "two"]
     assert "a broken handler" in capsys.readouterr().err
 
 
-def test_the_thread_that_writes_the_log_does_not_wait_for_the_network(log: logging.Logger) -> None:
+def test_the_thread_that_writes_the_log_does_not_wait_for_the_network(writer: LogWriter, log: logging.Logger) -> None:
     found: list[bool] = []
 
     class Asks(logging.Handler):
@@ -108,7 +116,7 @@ def test_the_thread_that_writes_the_log_does_not_wait_for_the_network(log: loggi
 
     log.addHandler(Asks())
     log.warning("x")
-    flush_log(WAIT)
+    writer.flush(WAIT)
     assert (found, may_wait()) == ([False], True)
 
 
@@ -126,11 +134,9 @@ def test_a_thread_says_of_itself_alone_that_it_does_not_wait() -> None:
 
 
 def test_a_record_is_written_at_once_where_no_thread_can_start(
-    log: logging.Logger, handler: Slow, monkeypatch: pytest.MonkeyPatch
+    writer: LogWriter, log: logging.Logger, handler: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler.go.set()
-    writer = own_threads._LogWriter()
-    log.filters[:] = [writer]
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -140,17 +146,18 @@ def test_a_record_is_written_at_once_where_no_thread_can_start(
     assert handler.written == [(threading.current_thread().name, "x")]
 
 
-def test_a_process_made_by_fork_writes_its_own_records(log: logging.Logger, handler: Slow) -> None:
+def test_a_process_made_by_fork_writes_its_own_records(writer: LogWriter, log: logging.Logger, handler: Slow) -> None:
     handler.go.set()
     log.warning("of the parent")
-    flush_log(WAIT)
+    writer.flush(WAIT)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            writer.start_over()  # as the module has it done for its own
             log.warning("of the child")
-            flush_log(WAIT)
+            writer.flush(WAIT)
             os.write(writing, handler.written[-1][1].encode())
             status = 0
         finally:
@@ -159,3 +166,14 @@ def test_a_process_made_by_fork_writes_its_own_records(log: logging.Logger, hand
     with os.fdopen(reading) as told:
         assert told.read() == "of the child"
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_each_logger_of_holdfast_that_there_is_hands_over_what_it_logs(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("holdfast.tests.own_threads")
+    hand_over_log()
+    log.warning("x")
+    flush_log(WAIT)
+    assert [each.threadName for each in caplog.records if each.name == log.name] == [threading.current_thread().name]
+    assert [type(each) for each in log.filters] == [LogWriter]
+    hand_over_log()
+    assert len(log.filters) == 1
