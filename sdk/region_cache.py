@@ -72,11 +72,13 @@ class RegionCache:
         requests: how many requests run whose answers are still to come into the cache.
     """
 
-    __slots__ = ("_destroyed", "_keys", "requests")
+    __slots__ = ("_destroyed", "_keys", "_told", "requests")
 
     def __init__(self) -> None:
         self._keys: dict[str, CachedKey] = {}
         self._destroyed: dict[str, None] = {}  #: those of them that are marked so
+        #: what the events have told of keys that the application has changed ahead of its own event
+        self._told: dict[str, CachedKey] = {}
         self.requests = 0
 
     def __repr__(self) -> str:
@@ -97,6 +99,13 @@ class RegionCache:
     def get(self, key: str) -> CachedKey | None:
         """What is known of a key; None: nothing."""
         return self._keys.get(key)
+
+    def value_before(self, key: str, version: int) -> Message | None:
+        """Return the value that a key had before a version, as far as the cache has it; never that one or a newer."""
+        found = self._keys.get(key)
+        if found is not None and found.version >= version:
+            found = self._told.get(key)
+        return None if found is None or found.version >= version else found.message
 
     # Answers of requests.
 
@@ -126,7 +135,9 @@ class RegionCache:
             version: that it has from then on.
             message: with its value.
         """
-        self._know(key, CachedKey(_AFTER[operation], version, message))
+        found = self._keys.get(key)
+        if self._know(key, CachedKey(_AFTER[operation], version, message)) and found is not None:
+            self._told.setdefault(key, found)
 
     def apply(
         self, key: str, operation: RegionOperation, version: int, message: Message | None, state: KeyState
@@ -141,8 +152,13 @@ class RegionCache:
             state: what is known of a key that was created or updated: its value, or that it was not asked for.
         """
         after = _AFTER[operation]
-        self._know(key, CachedKey(state if after is KeyState.VALID else after, version, message))
+        known = CachedKey(state if after is KeyState.VALID else after, version, message)
+        self._know(key, known)
         found = self._keys[key]
+        if version >= found.version:
+            self._told.pop(key, None)
+        elif key in self._told:
+            self._told[key] = known
         # Its own event is the last one that could bring back what was destroyed.
         if found.state is KeyState.DESTROYED and found.version <= version and not self.requests:
             self._remove(key)
@@ -185,3 +201,4 @@ class RegionCache:
     def _remove(self, key: str) -> None:
         del self._keys[key]
         self._destroyed.pop(key, None)
+        self._told.pop(key, None)

@@ -39,15 +39,13 @@ from broker_adapter import (
     uninterrupted,
 )
 from sdk.event_positions import EventPositions
-from sdk.region_state import Interest, RegionState
+from sdk.region_state import MOST_UNKNOWN, Interest, RegionState
 from sdk.session_state import log
 
 #: The number of the session of which the link for events is; those of the application count from 1.
 EVENTS_SESSION: Final = 0
 #: Interests that are registered with one request.
 INTERESTS_AT_ONCE: Final = 5000
-#: Regions that are named in a warning because their events reach no listener.
-_MOST_UNKNOWN: Final = 100
 #: What another attempt may change.
 _PASSING: Final = (ConnectionLostException, OperationTimedOutException)
 #: How long the thread waits to be needed, in seconds.
@@ -492,7 +490,7 @@ class ClientEvents:
             region = self.regions.get(event.region)
             if region is not None:
                 region.process(event, is_live=self._is_live)
-            elif event.region not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+            elif event.region not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
                 self._unknown.add(event.region)
                 log.warning(
                     "! %s has not created region %r, whose events come: they reach no listener; create regions, and add"

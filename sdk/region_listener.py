@@ -29,7 +29,7 @@ class RegionEvent:
     version: int  #: of the key from then on; it only grows
     replayed: bool  #: whether it happened before the client was ready for events
     message: Message | None = attrs.field(default=None, repr=False)  #: with the value, where it has one
-    old_message: Message | None = attrs.field(default=None, repr=False)  #: with the value that the cache had
+    old_message: Message | None = attrs.field(default=None, repr=False)  #: with the value that the cache had before
 
     query_operation: RegionOperation | None = (
         None  #: what it is to a query: whether its result has, had or gets the key
@@ -46,9 +46,9 @@ class RegionEvent:
 
     @property
     def old_value(self) -> Any:
-        """The value that the cache had as the event came; None where it had none.
+        """The value that the cache had before the event; None where it had none, or was ahead of the event already.
 
-        That may be the new value already, or a newer one, for own changes and where the event is replayed.
+        It is never the new value, nor a newer one.
         """
         return None if self.old_message is None else self.old_message.body
 

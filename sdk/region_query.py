@@ -39,6 +39,7 @@ class ContinuousQuery:
         "_region",
         "_seen",
         "_state",
+        "_stored_through",
         "durable",
         "name",
         "selector",
@@ -64,6 +65,7 @@ class ContinuousQuery:
         self._listeners: tuple[QueryListener, ...] = ()
         self._seen: dict[str, int] = {}  #: by key, the version up to which results have told of it
         self._members: set[str] | None = None  #: keys that are in the result; None: it was not read
+        self._stored_through = 0  #: what is replayed up to this position was queued for an earlier connection
 
     def __repr__(self) -> str:
         return f"<ContinuousQuery {self.name!r} of {self._region.name!r}, {self._state.name}: {self.selector}>"
@@ -112,7 +114,9 @@ class ContinuousQuery:
     def execute_with_initial_results(self) -> dict[str, Any]:
         """Have its listeners told from now on, and return the values that match now.
 
-        What happens meanwhile is told after this has returned; what the results have already is not told again.
+        What happens meanwhile is told after this has returned; what the results have already is not told again.  What
+        was queued for a durable query by earlier connections is told as ``replayed``, as ``execute`` says, also where
+        the results are newer.
 
         Returns:
             The values by key, in the order of the keys' bytes in UTF-8.
@@ -125,8 +129,11 @@ class ContinuousQuery:
             try:
                 found = list(self._region.read(selector=self.selector))
             except BaseException:
-                self._end(drop=True)
                 self._state = QueryState.STOPPED
+                if self.durable:
+                    self._remove_interest()  # it stays at the engine: executed again, it has all that is queued
+                else:
+                    self._end(drop=True)
                 raise
             self._seen = {key: version for key, version, _, _ in found}
             self._members = set(self._seen)
@@ -143,7 +150,7 @@ class ContinuousQuery:
                 region.queries[self.name] = self._process
                 region.want({interest: Registered(self.durable, ResultPolicy.NONE, True)})
             try:
-                self._events.register(region.name, [interest], durable=self.durable)
+                self._stored_through = self._events.register(region.name, [interest], durable=self.durable)
             except BaseException:
                 self._remove_interest()
                 raise
@@ -212,7 +219,9 @@ class ContinuousQuery:
     def _process(self, event: RegionEvent) -> None:
         """An event of the query; in the thread for events."""
         seen, members = self._seen, self._members
-        if seen and event.version <= seen.get(event.key, 0):
+        if event.replayed and event.version <= self._stored_through:
+            seen.pop(event.key, None)  # what follows is told as well: it ends at what the results have
+        elif seen and event.version <= seen.get(event.key, 0):
             return
         if members is not None:
             if event.query_operation is not RegionOperation.DESTROY:

@@ -54,6 +54,8 @@ SELECTOR: Final = 3
 QUERY: Final = 4
 #: Kinds by which the server tells of each change of a key, which is kept in the cache therefore.
 _COVERING: Final = (KEY, ALL_KEYS, EXPRESSION)
+#: Regions of a connection, and queries of a region, that are named in a warning because their events reach no listener.
+MOST_UNKNOWN: Final = 100
 #: Keys that are asked for at once.
 KEYS_AT_ONCE: Final = 1000
 
@@ -114,6 +116,7 @@ class RegionState:
         self._ask = ask
         self._through = 0  #: position up to which events were processed
         self._touched: dict[str, None] = {}  #: keys of which history is newer than the cache
+        self._unknown: set[str] = set()  #: queries that do not run here, of which replayed events have come
         #: what was registered as the link was lost, and whether its events are queued since; None: it was not lost
         self._before: dict[Interest, bool] | None = None
 
@@ -339,6 +342,15 @@ class RegionState:
             receives = not known or any(each.receives_values for each in known)
             listeners = self.listeners
             queries = [(self.queries[name], operation) for name, operation in delivery.queries if name in self.queries]
+            not_told = [name for name, _ in delivery.queries if name not in self.queries] if delivery.is_history else ()
+        for query in not_told:
+            if query not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
+                self._unknown.add(query)
+                log.warning(
+                    "! region %r: what was queued for durable query %r reaches no listener: it does not run here;"
+                    " create and execute durable queries, and add their listeners, before ready_for_events()",
+                    *(self.name, query),
+                )
         if has_value and (receives or queries):
             try:
                 message = message_of(delivery.envelope, 0)
@@ -346,7 +358,7 @@ class RegionState:
                 log.error("! the value of key %r of region %r cannot be read: %s", key, self.name, error)
         with self.lock:
             found = self.cache.get(key)
-            old = None if found is None else found.message
+            old = self.cache.value_before(key, position)
             # Else what was read behind a registration would know of the key, unless it was destroyed by then.
             keeps = bool(covering) and (found is not None or any(position > each.after for each in covering))
             if is_live and keeps:

@@ -92,6 +92,27 @@ def test_an_own_change_is_not_taken_back_by_an_older_event() -> None:
     assert made.get("k") == CachedKey(VALID, 8, NEW)
 
 
+def test_the_value_before_an_event_is_never_that_of_the_event_or_a_newer_one() -> None:
+    made = cache(CachedKey(VALID, 5, OLD))
+    assert made.value_before("k", 6) is OLD
+    assert made.value_before("k", 5) is None
+    assert made.value_before("k", 4) is None
+    assert made.value_before("other", 9) is None
+
+
+def test_the_value_before_an_own_change_is_what_the_events_have_told_by_then() -> None:
+    made = cache(CachedKey(VALID, 5, OLD))
+    middle = TextMessage("middle")
+    made.change("k", UPDATE, 7, NEW)  # ahead of its event, and of that of somebody else's change
+    made.change("k", UPDATE, 8, NEW)
+    found = []
+    for version, message in ((6, middle), (7, NEW), (8, NEW)):
+        found.append(made.value_before("k", version))
+        live(made, UPDATE, version, message)
+    assert found == [OLD, middle, NEW]
+    assert made.value_before("k", 8) is None  # nothing is kept of what was before
+
+
 def test_a_value_that_was_read_fills_a_key_of_the_same_version() -> None:
     made = cache(CachedKey(UNREAD, 5))
     made.add_result("k", 5, VALID, NEW)

@@ -45,6 +45,21 @@ def test_history_is_told_before_the_marker_and_changes_no_cache(connect: Connect
     assert cached(made) == {"a": "3"}
 
 
+def test_the_old_value_of_history_is_not_one_that_was_read_since(connect: Connect, quotes: Region) -> None:
+    desk = connect("desk")
+    region(desk, keys="a", durable=True)
+    quotes.put("a", "1")
+    desk.close(keep_alive=True)
+    quotes.put("a", "2")
+    desk = connect("desk")
+    _, told = region(desk, keys="a", durable=True)
+    desk.ready_for_events()
+    told.wait_for(3)
+    quotes.put("a", "3")
+    told.wait_for(4)
+    assert [(each.value, each.old_value) for each in told.events] == [("1", None), ("2", None), ("3", "2")]
+
+
 def test_the_first_start_has_a_marker_as_well(connect: Connect, quotes: Region) -> None:
     desk = connect("desk")
     made, told = region(desk, all_keys=True)

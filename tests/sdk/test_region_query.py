@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from sdk import (
     IllegalStateException,
     InvalidDestinationException,
     InvalidSelectorException,
+    OperationTimedOutException,
     QueryListener,
     QueryState,
     Region,
@@ -296,6 +298,91 @@ def test_a_durable_query_goes_on_by_its_name(factory: ConnectionFactory, quotes:
         assert followed.wait_for(2) == ["replayed update a by update", "replayed destroy a by update"]
         quotes.put("c", price(3))
         assert followed.wait_for(3)[2:] == ["create c by create"]
+
+
+def away(factory: ConnectionFactory, quotes: Region) -> None:
+    """Leave a durable query running; while its client is away, 4 events come for it."""
+    quotes.put("PNY", price(5))
+    desk = factory.create_connection(client_id="desk")
+    query(desk, durable=True)[0].execute()
+    desk.close(keep_alive=True)
+    quotes.put("PNY", price(12))
+    quotes.put("PNY", price(6))
+    quotes.put("NEW", price(4))
+    quotes.destroy("NEW")
+
+
+STORED = [
+    *("replayed destroy PNY by update", "replayed create PNY by update"),
+    *("replayed create NEW by create", "replayed destroy NEW by destroy"),
+]
+
+
+def test_what_was_queued_for_a_durable_query_is_told_though_its_results_are_newer(
+    factory: ConnectionFactory, quotes: Region
+) -> None:
+    away(factory, quotes)
+    with factory.create_connection(client_id="desk") as desk:
+        cheap, followed = query(desk, durable=True)
+        assert cheap.execute_with_initial_results() == {"PNY": price(6)}
+        quotes.put("PNY", price(7))  # behind the results
+        desk.ready_for_events()
+        assert followed.wait_for(5) == [*STORED, "replayed update PNY by update"]
+        quotes.put("PNY", price(20))
+        assert followed.wait_for(6)[5:] == ["destroy PNY by update"]
+
+
+def test_what_happens_as_the_results_are_read_is_told_only_of_keys_with_queued_events(
+    factory: ConnectionFactory, quotes: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away(factory, quotes)
+    with factory.create_connection(client_id="desk") as desk:
+        cheap, followed = query(desk, durable=True)
+        state = cheap._region
+        read = state.read
+
+        def late(*arguments: Any, **named: Any) -> Any:
+            quotes.put("PNY", price(7))  # in the results as well: else what is told last would be 6
+            quotes.put("OTHER", price(8))  # in the results, which tell of it
+            return read(*arguments, **named)
+
+        monkeypatch.setattr(state, "read", late)
+        assert cheap.execute_with_initial_results() == {"OTHER": price(8), "PNY": price(7)}
+        desk.ready_for_events()
+        quotes.put("END", price(1))
+        assert followed.wait_for(6) == [*STORED, "replayed update PNY by update", "create END by create"]
+
+
+def test_a_durable_query_whose_results_cannot_be_read_keeps_what_is_queued(
+    factory: ConnectionFactory, quotes: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away(factory, quotes)
+    with factory.create_connection(client_id="desk") as desk:
+        cheap, followed = query(desk, durable=True)
+        with monkeypatch.context() as patch:
+
+            def late(*_: object, **__: object) -> Any:
+                raise OperationTimedOutException("no answer")
+
+            patch.setattr(cheap._region, "read", late)
+            with pytest.raises(OperationTimedOutException):
+                cheap.execute_with_initial_results()
+        assert cheap.state is QueryState.STOPPED
+        quotes.put("PNY", price(7))
+        assert cheap.execute_with_initial_results() == {"PNY": price(7)}
+        desk.ready_for_events()
+        assert followed.wait_for(5) == [*STORED, "replayed update PNY by update"]
+
+
+def test_what_was_queued_for_a_query_that_does_not_run_is_noticed(
+    factory: ConnectionFactory, quotes: Region, caplog: pytest.LogCaptureFixture
+) -> None:
+    away(factory, quotes)
+    with caplog.at_level(logging.WARNING), factory.create_connection(client_id="desk") as desk:
+        _, told = region(desk)
+        desk.ready_for_events()
+        told.wait_for(1)
+    assert caplog.text.count("was queued for durable query 'cheap' reaches no listener") == 1
 
 
 def test_a_listener_may_use_a_query_that_is_being_executed(desk: Connection, quotes: Region) -> None:
