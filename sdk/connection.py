@@ -420,11 +420,13 @@ class Connection:
             state.wait_for_listener(deadline)
 
     def close(self, *, keep_alive: bool = False) -> None:
-        """Close with all sessions; legal twice, and from any thread but those of its sessions' and regions' listeners.
+        """Close with all sessions, and drop the queue of a durable client unless ``keep_alive`` is given.
 
-        Temporary destinations end.  What was received and not acknowledged or committed is redelivered.  Waits as
-        ``Session.close`` does, for all sessions together at most ``close_timeout_seconds``, and never fails for a
-        network that is away.  Where another thread is closing it already, this waits until that has ended.
+        Legal twice, and from any thread but those of its sessions' and regions' listeners.  The end of a ``with`` block
+        is a ``close()``, unless an exception leaves it.  Temporary destinations end.  What was received and not
+        acknowledged or committed is redelivered.  Waits as ``Session.close`` does, for all sessions together at most
+        ``close_timeout_seconds``, and never fails for a network that is away.  Where another thread is closing it
+        already, this waits until that has ended.
 
         Args:
             keep_alive: whether the engine keeps the queue of this durable client and its durable interest, until the

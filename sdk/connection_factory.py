@@ -92,7 +92,8 @@ class ConnectionFactory:
                 as that of their sender where ``populate_user_id`` asks for it.
             password: of that user.
             client_id: names this client to the broker, and its durable subscriptions, in at most 400 bytes; None: one
-                is invented.
+                is invented.  The events of regions that are queued for it are dropped by ``close()`` and by the end of
+                a ``with`` block, and kept by ``close(keep_alive=True)``.
             durable_timeout: seconds for which a Holdfast engine keeps the events of regions that a client with a
                 client id has a durable interest in while it is away, counted while the engine runs; None: for ever.  It
                 replaces what the last connection of this client gave.

@@ -179,12 +179,12 @@ class JMSContext(MessageFactory):
         self._shared.connection.stop()
 
     def close(self, *, keep_alive: bool = False) -> None:
-        """Close the session, and the connection with the last of its contexts; legal twice.
+        """Close the session; the last context closes the connection, and drops the queue of a durable client.
 
-        Waits as ``Session.close`` and ``Connection.close`` do.
+        Legal twice.  Waits as ``Session.close`` and ``Connection.close`` do.
 
         Args:
-            keep_alive: of the last one; see ``Connection.close``.
+            keep_alive: of the last one: the queue is kept; see ``Connection.close``.
 
         Raises:
             IllegalStateException: called from a listener or completion callback of this context.

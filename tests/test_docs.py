@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import runpy
 import subprocess
@@ -147,6 +148,25 @@ def test_the_program_of_the_readme_runs() -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "1 book\n"
+
+
+def test_the_programs_of_the_page_of_regions_show_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "regions.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    durable = next(each for each in programs if "keep_alive=True" in each)
+    finished = subprocess.run(
+        [sys.executable, "-c", programs[0] + durable],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    first, second, *durably = finished.stdout.splitlines()
+    assert {first, second} == {"IBM is now {'price': 93.0}", "{'price': 93.0} ['IBM']"}
+    assert durably == ["-2 events wait", "1 events wait", "IBM is now {'price': 94.0}"]
 
 
 def test_importing_the_sdk_loads_neither_spark_nor_asks_for_java() -> None:
