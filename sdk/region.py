@@ -46,6 +46,8 @@ from sdk.region_state import (
 
 #: Bytes of messages that are put with one request.
 _BYTES_AT_ONCE = 1024 * 1024
+#: Policies of interest that read into the cache which keys there are.
+_FILLING = (ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES)
 
 Value = Message | str | bytes | dict[str, Any] | list[Any]
 
@@ -228,7 +230,8 @@ class Region:
             default: what is returned where the key is not there, or has no value.
 
         Raises:
-            UnconnectedException: the cache does not have it, and the connection is being restored.
+            UnconnectedException: the connection is being restored, and the cache does not have the key; with interest
+                in all keys it is not there then, and None is returned.
             InvalidDestinationException: the key cannot be one.
             TypeError: the key is no string.
             JMSException: as requests.
@@ -267,12 +270,14 @@ class Region:
         if keys is not None:
             known = self._known(_several(keys))
             return {key: each.body for key, each in known.items() if each is not None}
-        if self._events.is_interrupted:
-            state = self._state
-            self._require_all(ResultPolicy.KEYS_VALUES)
-            with state.lock:
-                cached = {key: cached_value(state.cache.get(key)) for key in state.cache}
-            return {key: each.body for key, each in cached.items() if each is not None}
+        state = self._state
+        with state.lock:
+            answers = self._answers_for_all(ResultPolicy.KEYS_VALUES)
+            cached = {key: state.cache.get(key) for key in state.cache} if answers else {}
+        if answers and not any(known is not None and known.state is KeyState.UNREAD for known in cached.values()):
+            found = {key: cached_value(known) for key, known in cached.items()}
+            return {key: each.body for key, each in found.items() if each is not None}
+        self._require_connected("all keys and values")
         return {key: each.body for key, _, _, each in self._state.read() if each is not None}
 
     def _known(self, keys: list[str]) -> dict[str, Message | None]:
@@ -289,8 +294,10 @@ class Region:
                     found[key] = cached_value(known)
             # Else interest may be registered behind the answer, which is not true any more by then.
             kept = {key for key in unknown if state.registered_for(key) < sys.maxsize}
+            if unknown and self._answers_for_all(*_FILLING):
+                unknown = [key for key in unknown if state.cache.get(key) is not None]  # the others are not there
         if unknown:
-            self._events.require_connected(f"the cache of region {self.name!r} does not have {unknown[0]!r}")
+            self._require_connected(repr(unknown[0]))
             with state.asking() as cache:
                 for key, version, known_as, message in state.read(unknown):
                     found[key] = message
@@ -307,27 +314,30 @@ class Region:
             UnconnectedException: the cache does not have them, and the connection is being restored.
             JMSException: as requests.
         """
-        if self._events.is_interrupted:
-            self._require_all(ResultPolicy.KEYS, ResultPolicy.KEYS_VALUES)
-            with self._state.lock:
+        with self._state.lock:
+            if self._answers_for_all(*_FILLING):
                 return sorted(self._state.cache, key=str.encode)
+        self._require_connected("all keys")
         return [key for key, _, _, _ in self._state.read(values=False)]
 
-    def _require_all(self, *policies: ResultPolicy) -> None:
-        """Raise UnconnectedException unless the cache has all keys, by interest with one of these policies."""
-        with self._state.lock:
-            how = self._state.interests.get(Interest(ALL_KEYS, ""))
-        if how is None or how.policy not in policies:
-            self._events.require_connected(f"the cache of region {self.name!r} does not have all keys")
+    def _answers_for_all(self, *policies: ResultPolicy) -> bool:
+        """Whether the connection is away, and the cache has all keys by one of these policies; under the lock."""
+        how = self._state.interests.get(Interest(ALL_KEYS, ""))
+        has_all = how is not None and how.policy in policies and self._state.cache.is_whole
+        return has_all and self._events.is_interrupted
+
+    def _require_connected(self, what: str) -> None:
+        """Raise UnconnectedException while the engine cannot be asked for what the cache does not have."""
+        self._events.require_connected(f"the cache of region {self.name!r} does not have {what}")
 
     def __contains__(self, key: str) -> bool:
         """Whether the region has a key, with or without a value."""
         state = self._state
         with state.lock:
             known = state.cache.get(_checked(key))
-        if known is not None:
-            return known.state is not KeyState.DESTROYED
-        self._events.require_connected(f"the cache of region {self.name!r} does not have {key!r}")
+            if known is not None or self._answers_for_all(*_FILLING):
+                return known is not None and known.state is not KeyState.DESTROYED
+        self._require_connected(repr(key))
         return any(True for _ in state.read([key], values=False))
 
     def __iter__(self) -> Iterator[str]:

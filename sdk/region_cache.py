@@ -70,9 +70,10 @@ class RegionCache:
 
     Attributes:
         requests: how many requests run whose answers are still to come into the cache.
+        is_whole: whether all keys were read into it: one that it does not have is not there, while all are covered.
     """
 
-    __slots__ = ("_destroyed", "_keys", "_told", "requests")
+    __slots__ = ("_destroyed", "_keys", "_told", "is_whole", "requests")
 
     def __init__(self) -> None:
         self._keys: dict[str, CachedKey] = {}
@@ -80,6 +81,7 @@ class RegionCache:
         #: what the events have told of keys that the application has changed ahead of its own event
         self._told: dict[str, CachedKey] = {}
         self.requests = 0
+        self.is_whole = False
 
     def __repr__(self) -> str:
         return f"<RegionCache of {len(self)} keys>"

@@ -277,6 +277,8 @@ class RegionState:
         for source in sources:
             for key, version, state, message in source:
                 self.add_result(cache, key, version, state, message)
+        if any(each.kind == ALL_KEYS for each in interests):
+            cache.is_whole = True
 
     def lost(self) -> None:
         """The link for events is lost: what is queued from now on is for durable interests that the engine has."""
@@ -306,6 +308,7 @@ class RegionState:
             before, touched, through = self.cache, self._touched, self._through
             self._start_over()
             if kept:
+                self.cache.is_whole = before.is_whole and Interest(ALL_KEYS, "") in kept
                 self._touched = {key: None for key in touched if self._is_covered(key, kept)}
                 self._through = through
                 for key in before.known():
@@ -398,6 +401,7 @@ class RegionState:
         except JMSException as error:
             log.error("! region %r: keys that have changed cannot be read: %s; they leave the cache", self.name, error)
             with self.lock:
+                self.cache.is_whole = False
                 for key in keys:
                     self.cache.drop(key)
 

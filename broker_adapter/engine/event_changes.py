@@ -61,7 +61,7 @@ from broker_adapter.engine.selection import Selectable
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY, VERSION_PROPERTY
-from broker_adapter.errors import IllegalStateException, ResourceAllocationException
+from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 
 #: In the names of streams of identities: a region is no queue and no topic.
 _REGION_KIND: Final = 9
@@ -142,7 +142,8 @@ class EventChanges:
         for change in command.changes:
             checked_key(change.key)
             if len(change.message.payload) > most:
-                raise message_too_large(len(change.message.payload), most)
+                error = message_too_large(len(change.message.payload), most)
+                raise MessageFormatException(error.reason, error_code=error.error_code)  # what a send raises
         asked = self._ask_ahead(region, command)
         if asked is None:
             return

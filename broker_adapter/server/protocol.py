@@ -512,7 +512,7 @@ class ServerProtocol:
         if target.coordinator:
             self._coordinator.attach(event)
         elif not target.dynamic and target.address == MANAGEMENT_ADDRESS:
-            self._requests.attach_requester(event)
+            self._requests.attach_requester(event, self._engine.settings.max_message_bytes)
         elif self._batched.is_attach(target):
             self._batched.attach(event)
         else:

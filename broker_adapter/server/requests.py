@@ -101,10 +101,10 @@ class Requests:
 
     # Links.
 
-    def attach_requester(self, event: LinkRemoteOpen) -> None:
-        """The client attached a link that it sends requests on."""
+    def attach_requester(self, event: LinkRemoteOpen, max_message_bytes: int) -> None:
+        """The client attached a link that it sends requests on, of at most so many bytes."""
         self._requesters.add(event.link)
-        self._peer.accept_link(event.link, event.source, event.target)
+        self._peer.accept_link(event.link, event.source, event.target, max_message_bytes=max_message_bytes)
         self._peer.credit(event.link, _CREDIT)
 
     def attach_answerer(self, event: LinkRemoteOpen) -> None:

@@ -13,6 +13,7 @@ from sdk import (
     IllegalStateException,
     InvalidClientIDException,
     JMSException,
+    MessageFormatException,
     Region,
     ResourceAllocationException,
     ResultPolicy,
@@ -318,6 +319,13 @@ def test_a_plain_durable_subscriber_gets_events_as_messages(connect: Connect, qu
         (None, "quotes", "a", "invalidate", True),
         (None, "quotes", "a", "destroy", True),
     ]
+
+
+def test_a_value_above_the_limit_is_one_that_cannot_be_carried(connect: Connect) -> None:
+    made = connect(engine="max_message_bytes=1000").create_session().create_region("quotes")
+    with pytest.raises(MessageFormatException, match=r"larger than the limit of 1000 bytes \(option max_message_bytes"):
+        made.put("a", "x" * 2000)
+    made.put("a", "x")
 
 
 def test_events_of_a_region_that_was_not_created_here_are_noticed(

@@ -146,6 +146,36 @@ def test_a_change_while_the_connection_is_restored_says_who_tells_when_it_is(eve
         made(events, events.region("quotes")).destroy("k")
 
 
+def test_a_cache_of_which_only_a_part_was_read_does_not_answer_for_all_keys(
+    engine: Scripted, events: ClientEvents
+) -> None:
+    state = followed(events, Told())
+    region = made(events, state)
+    events.interrupted()
+    for read in (region.keys, region.get_all, lambda: region.get("k"), lambda: "k" in region):
+        with pytest.raises(UnconnectedException):
+            read()
+    state.fill([ALL], ResultPolicy.KEYS)
+    assert (region.keys(), region.get("k"), "k" in region) == ([], None, False)
+    state.refresh([ALL])  # a loss by which nothing was missed
+    assert region.keys() == []
+    state.refresh()
+    assert region.keys() == []
+
+
+def test_a_value_that_was_not_read_is_none_of_all_values(engine: Scripted, events: ClientEvents) -> None:
+    state = followed(events, Told())
+    state.want({ALL: Registered(True, ResultPolicy.KEYS_VALUES, False)})
+    state.fill([ALL], ResultPolicy.KEYS_VALUES)
+    state.add_result(state.cache, "k", 1, KeyState.UNREAD)
+    region = made(events, state)
+    events.interrupted()
+    for read in (region.get_all, lambda: region.get("k")):
+        with pytest.raises(UnconnectedException):
+            read()
+    assert region.keys() == ["k"]
+
+
 def test_events_of_another_engine_are_told_though_a_listener_ran_as_it_was_found(
     engine: Scripted, events: ClientEvents
 ) -> None:

@@ -11,7 +11,15 @@ from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.links import Link, LinkTable, refusal
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.conditions import exception_for
-from broker_adapter.amqp.events import ACCEPTED_STATE, Dropped, LinkFlow, LinkRemoteClose, Terminus, Transfers
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    Dropped,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Terminus,
+    Transfers,
+)
 from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.wire import ANNOUNCED, MANAGEMENT_ADDRESS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
@@ -38,7 +46,8 @@ class Requests:
         self._on_broken = on_broken
         self._links: tuple[RequestLink, AnswerLink] | None = None
         self._credit = 0
-        self._queue: deque[bytes] = deque()
+        self._most_bytes: int | None = None  #: of a request, as the broker has said; None: it has not
+        self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, Done] = {}
         self._next_number = 1
 
@@ -58,8 +67,12 @@ class Requests:
             done(None, error)
             return
         self._waiting[number] = done
-        self._queue.append(payload)
+        self._queue.append((number, payload))
         self._flush()
+
+    def on_open(self, most_bytes: int | None) -> None:
+        """Note the size of the largest request that the broker takes."""
+        self._most_bytes = most_bytes
 
     def on_credit(self, credit: int) -> None:
         """The request node's credit changed."""
@@ -123,8 +136,13 @@ class Requests:
             return
         link = self._links[0].number
         while self._queue and self._credit > 0 and self._peer.has_link(link):  # else its loss is about to be reported
+            number, payload = self._queue.popleft()
+            if self._most_bytes is not None and len(payload) > self._most_bytes:
+                # Alone: the broker would detach the link, and every request that waits would fail.
+                self._waiting.pop(number)(None, _too_large(len(payload), self._most_bytes))
+                continue
             self._credit -= 1
-            self._peer.send(link, self._queue.popleft(), settled=True)
+            self._peer.send(link, payload, settled=True)
 
 
 class RequestLink(Link):
@@ -134,6 +152,9 @@ class RequestLink(Link):
         super().__init__(table, number, OWN_SESSION)
         table.by_number[number] = self
         self._requests = requests
+
+    def on_open(self, event: LinkRemoteOpen) -> None:
+        self._requests.on_open(event.max_message_bytes)
 
     def on_flow(self, event: LinkFlow) -> None:
         self._requests.on_credit(event.credit)
@@ -153,6 +174,9 @@ class RequestLink(Link):
 class AnswerLink(RequestLink):
     """The link on which answers come in."""
 
+    def on_open(self, event: LinkRemoteOpen) -> None:
+        """The limit of what we send is that of the other link."""
+
     def on_flow(self, event: LinkFlow) -> None:
         """What the server may send is its own business."""
 
@@ -164,3 +188,10 @@ class AnswerLink(RequestLink):
             self._requests.drop(exception_for(event.error, "the link was closed"))
         else:
             self._peer.credit(self.number, event.messages)
+
+
+def _too_large(size: int, most_bytes: int) -> MessageFormatException:
+    return MessageFormatException(
+        f"request of {size} bytes is larger than the limit of {most_bytes} bytes (option max_message_bytes)",
+        error_code="amqp:link:message-size-exceeded",
+    )

@@ -15,7 +15,7 @@ from broker_adapter.wording import counted, in_seconds
 #: Rows that one request asks for.
 _PAGE: Final = 1000
 #: Columns of the table of clients beside their ids.
-_CLIENT_COLUMNS: Final = ("state", "away", "waiting", "in_hand", "queued", "removed", "conflated", "dropped")
+_CLIENT_COLUMNS: Final = ("state", "away", "size", "in_hand", "queued", "removed", "conflated", "dropped")
 
 
 def clients(options: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def clients(options: argparse.Namespace) -> int:
     def row(found: dict[str, Any]) -> list[Any]:
         nonlocal size, is_exact
         size, is_exact = size + found["size"], is_exact and found["is_exact"]
-        shown = {**found, "waiting": _size(found), "queued": _bound(found, "queued"), "away": _away(found)}
+        shown = {**found, "size": _size(found), "queued": _bound(found, "queued"), "away": _away(found)}
         return [found["client_id"], *(shown[each] for each in _CLIENT_COLUMNS)]
 
     def waiting() -> str:
@@ -47,7 +47,7 @@ def client(options: argparse.Namespace) -> int:
     interests = found.pop("interests")
     timeout = found.pop("timeout_ms")
     away, size, queued = _away(found), _size(found), _bound(found, "queued")
-    del found["away_ms"], found["is_exact"]
+    del found["away_ms"], found["is_exact"], found["size"]
     shown = {
         "client_id": found.pop("client_id"),
         "state": found.pop("state"),
@@ -55,12 +55,11 @@ def client(options: argparse.Namespace) -> int:
         "durable_timeout": "for ever" if timeout is None else in_seconds(timeout / 1000),
         "conflation": found.pop("conflation"),
         "interests": found.pop("interest_count"),
-        "waiting": size,
+        "size": size,
         "in_hand": found.pop("in_hand"),
         **found,
         "queued": queued,
     }
-    del shown["size"]
     for name, value in shown.items():
         say(f"{name.replace('_', ' '):20} {value}")
     if interests:

@@ -98,6 +98,22 @@ def test_a_request_that_cannot_be_packed_is_refused_at_once(wired: Wired) -> Non
     assert manager.requests() == []
 
 
+def test_a_request_above_the_limit_of_the_broker_fails_alone(wired: Wired) -> None:
+    wired.broker.accepts = False
+    wired.broker.max_message_bytes = 1000
+    manager = Manager(wired)
+    small, large, last = Result(), Result(), Result()
+    wired.client.request("one", {}, small)
+    wired.client.request("two", {"value": "x" * 1000}, large)
+    wired.client.request("three", {}, last)
+    wired.pump()
+    with pytest.raises(MessageFormatException, match=r"request of 10\d\d bytes is larger than the limit of 1000"):
+        _ = large.value
+    assert [each.operation for each in manager.requests()] == ["one", "three"]
+    assert small.pending
+    assert last.pending
+
+
 def test_an_answer_that_cannot_be_decoded_ends_the_connection_and_what_waits_with_it(wired: Wired) -> None:
     wired.broker.accepts = False
     manager = Manager(wired)

@@ -60,7 +60,7 @@ def test_clients_are_listed(url: tuple[str, str]) -> None:
         listed = holdfast("clients", *url)
         head, first, second = (line.split() for line in listed.stdout.splitlines())
         assert listed.stderr == "2 durable clients, for which 2 events wait in all\n"
-        assert " ".join(head) == "client id state away waiting in hand queued removed conflated dropped"
+        assert " ".join(head) == "client id state away size in hand queued removed conflated dropped"
         assert (first[:2], first[-6:]) == (["desk-7", "paused"], ["2", "0", "2", "0", "0", "0"])
         assert (second[:3], second[-6:]) == (["desk-8", "connected", "no"], ["0"] * 6)
         found = rows("clients", *url)
@@ -87,7 +87,7 @@ def test_a_client_is_shown(url: tuple[str, str]) -> None:
         "durable timeout": "for ever",
         "conflation": "server",
         "interests": "2",
-        "waiting": "2",
+        "size": "2",
         "in hand": "0",
         "queued": "2",
         "dispatched": "0",
@@ -149,7 +149,7 @@ def test_a_size_that_is_not_exact_is_shown_as_a_bound(url: tuple[str, str]) -> N
     listed = holdfast("clients", *url)
     assert [line.split()[-4] for line in listed.stdout.splitlines()] == ["queued", "<=2"]
     assert listed.stderr == "1 durable client, for which at most 2 events wait in all\n"
-    assert "waiting              <=2\n" in done("client", "slow", *url)
+    assert "size                 <=2\n" in done("client", "slow", *url)
     assert done("close-client", "slow", *url, "--yes") == "closed slow, for which at most 2 events waited\n"
 
 
