@@ -67,6 +67,7 @@ class Peer:
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
     envelope_version: int = 0  #: the highest version of packed envelopes that both ends know; 0: none is spoken
+    idle_seconds: float = 0.0  #: the idle time-out that the broker announces; 0: none
 
 
 @attrs.frozen

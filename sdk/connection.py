@@ -24,6 +24,7 @@ from broker_adapter import (
     Identity,
     IllegalStateException,
     Interrupted,
+    InvalidClientIDException,
     JMSException,
     LinkInterrupted,
     LinkLost,
@@ -200,7 +201,8 @@ class Connection:
         """Called, on a thread of its own, with errors that no call raises.
 
         That is: the network was lost (a ConnectionLostException, each time, whether the connection will be restored or
-        not); the connection is gone for good; the broker closed a producer or consumer; an asynchronous send of a
+        not); the connection is gone for good (an InvalidClientIDException where another program has taken its client
+        id meanwhile); the broker closed a producer or consumer; an asynchronous send of a
         non-persistent message failed; the acknowledgement after a listener failed; a message could not be read.
         Without a listener these are logged.  It may close the connection, and what it raises is logged.
         """
@@ -541,6 +543,7 @@ class Connection:
             self._lifecycle.fail(event.error)
             for session in self._sessions.values():
                 session._state.fail(event.error)
+            self._events.failure = event.error
             self._report(_as_lost(event.error))
         if self._event_listener is not None:
             self._report(event)
@@ -584,7 +587,7 @@ class Connection:
 
 
 def _as_lost(error: JMSException) -> JMSException:
-    if isinstance(error, ConnectionLostException):
+    if isinstance(error, ConnectionLostException | InvalidClientIDException):
         return error
     lost = ConnectionLostException(f"the connection is lost: {error.reason}", error_code=error.error_code)
     lost.__cause__ = error

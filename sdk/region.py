@@ -270,6 +270,7 @@ class Region:
         if keys is not None:
             known = self._known(_several(keys))
             return {key: each.body for key, each in known.items() if each is not None}
+        self._events.require_usable()
         state = self._state
         with state.lock:
             answers = self._answers_for_all(ResultPolicy.KEYS_VALUES)
@@ -282,6 +283,7 @@ class Region:
 
     def _known(self, keys: list[str]) -> dict[str, Message | None]:
         """The keys of these that the region has, with their values."""
+        self._events.require_usable()
         state = self._state
         found: dict[str, Message | None] = {}
         unknown: list[str] = []
@@ -314,6 +316,7 @@ class Region:
             UnconnectedException: the cache does not have them, and the connection is being restored.
             JMSException: as requests.
         """
+        self._events.require_usable()
         with self._state.lock:
             if self._answers_for_all(*_FILLING):
                 return sorted(self._state.cache, key=str.encode)
@@ -332,6 +335,7 @@ class Region:
 
     def __contains__(self, key: str) -> bool:
         """Whether the region has a key, with or without a value."""
+        self._events.require_usable()
         state = self._state
         with state.lock:
             known = state.cache.get(_checked(key))

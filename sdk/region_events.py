@@ -36,6 +36,7 @@ from broker_adapter import (
     ResourceAllocationException,
     Transport,
     UnconnectedException,
+    copied,
     uninterrupted,
 )
 from sdk.event_positions import EventPositions
@@ -64,6 +65,8 @@ class ClientEvents:
         regions: by name; those that the application has asked for.
         is_durable: whether the client keeps its queue while it is away.
         pending: how many events waited as the client connected; None: it has not.
+        failure: why the connection is gone for good; None: it is not.
+        is_ready: whether the client has said that it is ready for events.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class ClientEvents:
         self.regions: dict[str, RegionState] = {}
         self.is_durable = timeout_ms != 0
         self.pending: int | None = None
+        self.failure: JMSException | None = None
+        self.is_ready = False
         self._name = name
         self._transport = transport
         self._settings = settings
@@ -107,7 +112,6 @@ class ClientEvents:
         self._is_interrupted = False
         self._is_lost = False  #: whether interests are to be registered again, once the connection is there
         self._has_missed = False  #: whether events were missed, so that the caches are to be read again
-        self._is_ready = False
         self._is_live = False  #: whether the marker has come
         self._marker: EventDelivery | None = None  #: that has come and was not told to all regions
         self._positions = EventPositions()
@@ -217,8 +221,21 @@ class ClientEvents:
         """Now, in milliseconds since the epoch; a message has no place for times before."""
         return max(0, time.time_ns() // 1_000_000)
 
+    def require_usable(self) -> None:
+        """Raise where the connection is closed, or gone for good: nothing makes the caches true again.
+
+        Raises:
+            IllegalStateException: it is closed.
+            JMSException: why it has failed.
+        """
+        if self._is_ending:
+            raise IllegalStateException(f"{self._name} is closed")
+        if self.failure is not None:
+            raise copied(self.failure)
+
     def require_connected(self, why: str) -> None:
-        """Raise UnconnectedException while the connection is being restored."""
+        """Raise UnconnectedException while the connection is being restored, and what ``require_usable`` raises."""
+        self.require_usable()
         if self._is_interrupted:
             raise UnconnectedException(
                 f"{why}, and the connection is being restored; repeat the call when connection.event_listener has got"
@@ -229,11 +246,6 @@ class ClientEvents:
     def is_interrupted(self) -> bool:
         """Whether the connection is being restored."""
         return self._is_interrupted
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the client has said that it is ready for events."""
-        return self._is_ready
 
     def attach(self) -> int:
         """Attach the link for events, unless that is done.
@@ -247,8 +259,6 @@ class ClientEvents:
             JMSException: as for other links.
         """
         with self._attaching:
-            if self._is_ending:
-                raise IllegalStateException(f"{self._name} is closed")
             self.require_connected("this needs the engine")
             is_new = self._link is None
             if is_new:
@@ -262,7 +272,7 @@ class ClientEvents:
                 thread = threading.Thread(target=self._run, name=f"holdfast-events-of-{self._name}", daemon=True)
                 uninterrupted(thread.start)
                 self._thread = thread
-            if not self.is_durable and not self._is_ready:
+            if not self.is_durable and not self.is_ready:
                 self._say_ready()
             return pending
 
@@ -291,7 +301,7 @@ class ClientEvents:
 
     def _say_ready(self) -> None:
         self.ask("ready_for_events", {})
-        self._is_ready = True
+        self.is_ready = True
 
     def in_own_thread(self) -> bool:
         """Whether a listener of a region is what calls."""
@@ -391,7 +401,7 @@ class ClientEvents:
                 if isinstance(event, LinkLost):
                     self._link = self._marker = self._due = None
                     self._unacknowledged = 0
-                    self._is_ready = self._is_live = self._is_lost = False
+                    self.is_ready = self._is_live = self._is_lost = False
                     for region in list(self.regions.values()):
                         region.link_lost()
             self._changed.notify_all()
@@ -556,7 +566,7 @@ class ClientEvents:
                 if not self._is_lost:
                     for region in list(self.regions.values()):
                         region.restored()
-            if self._is_ready:
+            if self.is_ready:
                 self._say_ready()
         except BaseException:
             self._is_lost = True

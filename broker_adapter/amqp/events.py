@@ -62,6 +62,7 @@ class RemoteOpen(NamedTuple):
     offered_capabilities: frozenset[str]
     desired_capabilities: frozenset[str]
     properties: dict[Any, Any]
+    idle_seconds: float = 0.0  #: the idle time-out that it announced; 0: none
 
 
 class RemoteClose(NamedTuple):

@@ -115,7 +115,7 @@ class CurrentTransport:
         if self.broken is not None or inner.is_lost or self.rules.state in (State.CLOSED, State.FAILED):
             return False
         self.peer = peer
-        self.rules.process(Connected(), self.clock())
+        self.rules.process(Connected(peer.idle_seconds), self.clock())
         self.connected = inner
         self.last_error = None
         self.changed.notify_all()

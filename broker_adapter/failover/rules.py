@@ -27,6 +27,10 @@ Theory of operation
     A redirect is followed at once, a limited number of times in a row.  Where it leads nowhere, the attempt at the
     address that redirected has failed, and the next attempt follows as after any other failure.  An address that held,
     and was not tried since, is tried again first.
+
+    A client id that is in use may be so by our own connection, whose loss the broker has not noticed yet.  So the first
+    attempts to reconnect that are refused for it are repeated; past the time in which a broker notices the loss,
+    somebody else has the id, and the connection has failed.
 """
 
 from __future__ import annotations
@@ -50,6 +54,11 @@ from broker_adapter.urls.url import MAX_ADDRESSES, AmqpURL
 
 #: Redirects that are followed in a row; one more counts as a failed attempt.
 MAX_REDIRECTS: Final = 8
+#: A client id that is refused for so many idle time-outs of the broker is somebody else's: what a broker announces is
+#: half of its own (AMQP 1.0 section 2.4.5), and it may notice the loss a little late.
+_IDLE_TIMEOUTS: Final = 2.5
+#: The idle time-out of a broker that announces none, and of a client that has none, in seconds.
+_USUAL_IDLE_SECONDS: Final = 30.0
 #: Where a pause stops growing in any case: 2.0 ** 1024 has no number.
 _MOST_DOUBLINGS: Final = 1000
 
@@ -66,7 +75,9 @@ class State(Enum):
 
 @attrs.frozen
 class Connected:
-    """The attempt succeeded, and everything is restored."""
+    """The attempt succeeded, and everything is restored; the broker announced this idle time-out, 0: none."""
+
+    idle_seconds: float = 0.0
 
 
 @attrs.frozen
@@ -172,6 +183,8 @@ class Reconnect:
         self._rounds = 0
         self._attempts = 0
         self._connected_at = 0.0
+        self._idle_seconds = 0.0  #: that the broker has announced
+        self._refused: tuple[AmqpURL, float] | None = None  #: where, and since when, the client id is refused
 
     def __repr__(self) -> str:
         return f"<Reconnect {self.method}, {self.state.name}, {self._attempts} attempts, at {self.address}>"
@@ -208,6 +221,8 @@ class Reconnect:
     def _connected(self, event: Connected, now: float) -> Action:
         self.state = State.CONNECTED
         self._connected_at = now
+        self._idle_seconds = event.idle_seconds
+        self._refused = None
         return None
 
     def _failed(self, event: AttemptFailed, now: float) -> Action:
@@ -277,11 +292,20 @@ class Reconnect:
                 return self._give_up(error, self.address)
             self._refreshed = True
             return self._try(now, error, fresh_credentials=True)
-        if isinstance(error, InvalidURLException) or (
-            isinstance(error, InvalidClientIDException) and self.state is State.CONNECTING
-        ):
+        if isinstance(error, InvalidURLException):
             return self._give_up(error, self.address)
-        return self._next(error, now)
+        if not isinstance(error, InvalidClientIDException):
+            if self._refused is not None and self._refused[0] == self.address:
+                self._refused = None  # the broker may have got a connection of ours that is lost since
+            return self._next(error, now)
+        if self._refused is None:
+            self._refused = self.address, now
+        own = self.address.amqp.idle_timeout_seconds
+        until = self._refused[1] + _IDLE_TIMEOUTS * (self._idle_seconds or own or _USUAL_IDLE_SECONDS)
+        if self.state is State.CONNECTING or now >= until:
+            return self._give_up(error, self.address)
+        following = self._next(error, now)
+        return attrs.evolve(following, at=min(following.at, until)) if isinstance(following, Try) else following
 
     def _target(self, redirect: Redirect) -> AmqpURL:
         """Where a redirect leads."""

@@ -16,16 +16,19 @@ from sdk import (
     Connection,
     ConnectionFactory,
     ConnectionLostException,
+    Failed,
     InvalidClientIDException,
     QueryListener,
     Region,
     RegionEvent,
     ResourceAllocationException,
+    Restored,
     UnconnectedException,
 )
 from tests.faults.conftest import Connect
 from tests.faults.losses import cut, lose
 from tests.faults.proxy import Proxy
+from tests.faults.scenarios import wait_for
 from tests.sdk.regions import Told, cached, region, wait_until_cached
 from tests.server_process import ServerProcess
 
@@ -142,6 +145,32 @@ def test_a_durable_client_gets_in_while_the_server_has_its_old_connection(
     assert told.wait_for(2)[1].endswith("create a=1")
     with pytest.raises(InvalidClientIDException):
         ConnectionFactory(f"{proxy.url}?failover=nofailover").create_connection(client_id=f"desk {name}")
+
+
+def test_a_client_whose_id_was_taken_while_it_was_away_is_told_and_passes_nothing_stale(
+    connect: Connect, tmp_path: Path, name: str
+) -> None:
+    with ServerProcess(tmp_path / "data", "--option", "idle_timeout_seconds=4") as server, Proxy(server.port) as proxy:
+        client = connect(url=proxy.url, client_id="desk")
+        made, told = region(client.connection, name, all_keys=True, durable=True)
+        client.connection.ready_for_events()
+        made.put("a", "1")
+        told.wait_for(2)
+        lose(client, proxy)
+        with ConnectionFactory(server.url).create_connection(client_id="desk") as other:
+            others, _ = region(other, name, all_keys=True, durable=True)
+            other.ready_for_events()
+            others.put("a", "2")
+            proxy.refuse(False)
+            assert wait_for(lambda: client.count(Failed) == 1)
+            assert wait_for(lambda: [type(each) for each in client.told[1:]] == [InvalidClientIDException])
+            reads = (lambda: made.get("a"), lambda: "a" in made, made.keys, made.get_all, lambda: made.get_all("a"))
+            for call in (*reads, lambda: made.put("a", "3"), client.connection.ready_for_events):
+                with pytest.raises(InvalidClientIDException):
+                    call()
+            assert others.get("a") == "2"
+        with ConnectionFactory(server.url).create_connection(client_id="desk"):
+            assert client.count(Restored) == 0  # it does not take the id back
 
 
 def test_an_acknowledgement_that_is_lost_brings_no_event_twice(

@@ -263,6 +263,16 @@ def test_values_that_are_not_received_are_read_when_they_are_asked_for(connect: 
     assert cached(made) == {"k": "3"}
 
 
+def test_a_region_of_a_closed_connection_does_not_answer_from_its_cache(connect: Connect) -> None:
+    connection = connect()
+    made, _ = region(connection, all_keys=True)
+    made.put("a", "1")
+    connection.close()
+    for read in (lambda: made.get("a"), lambda: "a" in made, made.keys, made.get_all):
+        with pytest.raises(IllegalStateException, match="closed"):
+            read()
+
+
 def test_an_event_says_what_the_cache_had_before(connect: Connect, quotes: Region) -> None:
     _, told = region(connect(), all_keys=True)
     version = quotes.put("k", {"price": 1.0})

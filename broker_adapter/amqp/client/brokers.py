@@ -116,6 +116,7 @@ class BrokerTraits:
         applies: what it was seen to apply when an attach asks for it.  The rest is not asked for: a broker that
             confirms it all the same sends everything, or hands out for good what is only browsed.
         states: how the outcome of a settlement is written.
+        idle_seconds: the idle time-out that it announces; 0: none.
     """
 
     product: str = "unknown"
@@ -140,6 +141,7 @@ class BrokerTraits:
     finds_subscriptions: bool = False
     applies: Applied = Applied.NOTHING
     states: Mapping[Outcome, State] = attrs.field(default=STATES, repr=False)
+    idle_seconds: float = 0.0
 
     @property
     def delays_deliveries(self) -> bool:
@@ -173,6 +175,7 @@ class BrokerTraits:
             run=self.run,
             servers=self.servers,
             envelope_version=self.envelope_version,
+            idle_seconds=self.idle_seconds,
         )
 
     def addresses(self, queue_prefix: str | None, topic_prefix: str | None) -> Addresses:
@@ -291,6 +294,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         finds_subscriptions=is_holdfast,
         applies=_APPLIED.get(product, _ALL if trust else Applied.NOTHING),
         states=states,
+        idle_seconds=opened.idle_seconds,
     )
 
 

@@ -208,6 +208,7 @@ class ProtonConnection:
             frozenset(read_names(lib.pn_connection_remote_offered_capabilities(connection))),
             frozenset(read_names(lib.pn_connection_remote_desired_capabilities(connection))),
             read_mapping(lib.pn_connection_remote_properties(connection)),
+            self.transport.remote_idle_timeout,
         )
 
     def read_close(self) -> AmqpError | None:

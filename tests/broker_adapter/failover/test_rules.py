@@ -322,6 +322,56 @@ def test_a_client_id_that_is_in_use_is_tried_again_after_a_loss() -> None:
     assert isinstance(action, Try), "the broker may still think that the old connection lives"
 
 
+IN_USE = InvalidClientIDException("in use")
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "url", "until"),
+    [
+        (2.0, "amqp://h:1?idle_timeout_seconds=600", 5.0),
+        (0.0, "amqp://h:1?idle_timeout_seconds=4", 10.0),
+        (0.0, "amqp://h:1?idle_timeout_seconds=0", 75.0),
+    ],
+)
+def test_a_client_id_that_is_in_use_for_longer_than_a_loss_is_unnoticed_is_somebody_elses(
+    idle_seconds: float, url: str, until: float
+) -> None:
+    rules = machine(f"{url}&reconnect_delay_seconds=1&max_reconnect_delay_seconds=8&reconnect_jitter=0")
+    rules.start(0.0)
+    rules.process(Connected(idle_seconds), 0.0)
+    action, instants = rules.process(Lost(LOST), LATE), []
+    while isinstance(action, Try):
+        instants.append(action.at - LATE)
+        action = rules.process(AttemptFailed(IN_USE), action.at)
+    assert action == GiveUp(IN_USE)
+    first = instants[0]  # from which on it is refused
+    assert instants[-1] == first + until
+    assert all(instant < first + until for instant in instants[:-1])
+    assert rules.state is State.FAILED
+
+
+def test_a_client_id_that_is_in_use_again_after_another_failure_may_be_our_own() -> None:
+    rules = connected("amqp://h:1?reconnect_delay_seconds=1000")
+    rules.process(Lost(LOST), LATE)
+    rules.process(AttemptFailed(IN_USE), LATE)
+    rules.process(AttemptFailed(LOST), LATE + 1000)  # the broker may have got a connection that is lost since
+    assert isinstance(rules.process(AttemptFailed(IN_USE), LATE + 1001), Try)
+    rules.process(Connected(), LATE + 1002)
+    rules.process(Lost(LOST), LATE + 3000)
+    assert isinstance(rules.process(AttemptFailed(IN_USE), LATE + 3001), Try)
+    assert rules.process(AttemptFailed(IN_USE), LATE + 4000) == GiveUp(IN_USE)
+
+
+def test_a_client_id_that_is_in_use_at_one_of_several_addresses_ends_the_attempts_as_well() -> None:
+    rules = connected(f"{THREE}{PLAIN}")
+    action, now = rules.process(Lost(LOST), LATE), LATE
+    while isinstance(action, Try) and now < LATE + 1000:
+        now = max(now + 1, action.at)
+        error = IN_USE if action.address.port == 1 else LOST
+        action = rules.process(AttemptFailed(error), now)
+    assert action == GiveUp(IN_USE)
+
+
 # Redirects and lists.
 
 

@@ -14,9 +14,10 @@ def test_open_carries_names_capabilities_and_properties() -> None:
     pair.pump()
 
     assert pair.server_events == [
-        RemoteOpen("me", "host", frozenset(), frozenset({"A", "B"}), {"product": "x", "n": 1})
+        RemoteOpen("me", "host", frozenset(), frozenset({"A", "B"}), {"product": "x", "n": 1}, idle_seconds=30)
     ]
-    assert pair.client_events == [RemoteOpen("you", None, frozenset({"A"}), frozenset(), {})]
+    # Half of the time-out is announced (AMQP 1.0 section 2.4.5).
+    assert pair.client_events == [RemoteOpen("you", None, frozenset({"A"}), frozenset(), {}, idle_seconds=30)]
 
 
 def test_close_carries_an_error_and_ends_the_output(pair: Pair) -> None:
