@@ -36,8 +36,9 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 CHUNK_ENTRIES: Final = 5_000
 #: How often a part of the names that were not used for long is removed.
 _SWEEP_MS: Final = 60_000
-#: How often the age of the store is noted in it, which the age of names goes by, while there are new ones.
-_NOTE_AGE_MS: Final = 600_000
+#: How often the age of the store is noted in it, while there are new names, whose age goes by it, or durable clients
+#: that are away for a limited time: a crash forgets as much of that time.
+_NOTE_AGE_MS: Final = 10_000
 #: How often a part of the queues is checked for idle ones.
 _IDLE_CHECK_MS: Final = 1000
 #: Durable clients that are behind for which events are read in one cycle.
@@ -192,6 +193,8 @@ class Background:
         ]
         if self._trim_ms is None and (self._events.clients.to_trim or self._events.clients.regions_to_trim):
             due.append(time.elapsed_ms)
+        if expiry_ms is not None and self._stores.disk is not None:
+            due.append(self._note_age_ms)
         return min((each for each in due if each is not None), default=None)
 
     def _add_checks(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
@@ -214,9 +217,9 @@ class Background:
         if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
             commands += self._sweep(self._stores.disk, self._time.age_at(elapsed_ms))
-            if self._note_age_ms <= elapsed_ms:
-                self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
-                commands.append(c.NoteAge())
+        if self._stores.disk is not None and self._note_age_ms <= elapsed_ms:
+            self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
+            commands.append(c.NoteAge())
 
     def _due(self, now_ms: int) -> c.Due:
         """What is due, and what takes the place of lines of the schedule that cannot be trusted."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.clients.durable_clients import DurableClients
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
@@ -50,6 +51,7 @@ class BackgroundCommands:
         totals: Totals,
         time: DecisionTime,
         names: Sequence[LastNumbers],
+        clients: DurableClients,
     ) -> None:
         self._directory = directory
         self._changed = directory.changed
@@ -60,6 +62,7 @@ class BackgroundCommands:
         self._totals = totals
         self._time = time
         self._names = names
+        self._clients = clients
 
     def trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
         """Carry out a Trim."""
@@ -181,7 +184,8 @@ class BackgroundCommands:
         effects.answer(command, None)
 
     def _note_age(self, effects: Effects) -> None:
-        if self._durable and any(names.is_changed for names in self._names):
+        is_needed = any(names.is_changed for names in self._names) or self._clients.next_expiry_ms() is not None
+        if self._durable and is_needed:
             effects.durable.put("meta", AGE, encode_meta(AGE, self._time.age_ms))
             for names in self._names:
                 names.is_changed = False

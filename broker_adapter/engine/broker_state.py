@@ -132,7 +132,7 @@ class BrokerState:
             directory, consumers, removal, deliveries, destinations, resumption, event_changes.lost
         )
         background = BackgroundCommands(
-            directory, admission, endings, deliveries.losses, totals, time, (commits, published)
+            *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients
         )
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,

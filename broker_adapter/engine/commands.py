@@ -553,7 +553,10 @@ class RemoveNames(NamedTuple):
 
 
 class NoteAge(NamedTuple):
-    """Note the age of the store in it, if names were noted since the last time.  Replies None."""
+    """Note the age of the store in it, if there are new names, or clients that are away for a limited time.
+
+    Replies None.
+    """
 
     reply: Reply | None = None
 

@@ -42,5 +42,12 @@ class Expiries:
                 yield client
 
     def next_ms(self) -> int | None:
-        """When to look again, at the latest, by the age of the store; None: no client can be over."""
-        return self._due[0][0] if self._due else None
+        """When the first client is over, by the age of the store; None: the time of none runs."""
+        due = self._due
+        while due:
+            expiry_ms, client_id = due[0]
+            client = self._clients.get(client_id)
+            if client is not None and client.expiry_ms() == expiry_ms:
+                return expiry_ms
+            heappop(due)
+        return None

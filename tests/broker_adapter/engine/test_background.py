@@ -8,6 +8,7 @@ import pytest
 
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.background import Background
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.broker_state import BrokerState
@@ -17,6 +18,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.desks import Desk
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
@@ -142,25 +144,58 @@ def test_names_that_were_not_used_for_long_are_swept_away(disk: Engines, monkeyp
         assert not [each for each in commands if isinstance(each, c.RemoveNames)], "the clock was set"
         swept.add_due(day_ms(), elapsed_ms + later_ms, commands)
     assert [each for each in commands if isinstance(each, c.RemoveNames)]
-    assert len([each for each in commands if isinstance(each, c.NoteAge)]) == 1
+    assert [each for each in commands if isinstance(each, c.NoteAge)]
 
 
-def test_the_age_of_a_store_is_noted_where_names_were_noted_and_goes_on_from_there(disk: Engines) -> None:
+def test_the_age_of_a_store_is_noted_while_something_goes_by_it_and_goes_on_from_there(disk: Engines) -> None:
     broker = disk.start()
     assert broker._stores.disk is not None
     noted_ms = broker._stores.disk.age_ms()
     assert noted_ms is not None, "a new store begins with the time of the day"
-    broker._state.time.begin(noted_ms + 1000, broker._state.time.elapsed_ms)
-    broker.call(c.NoteAge(), WAIT)
-    assert broker._stores.disk.age_ms() == noted_ms, "there is nothing new"
+
+    def later(by_ms: int) -> int:
+        """The age that is noted once the engine has run for so long, and has looked whether it has to note it."""
+        with broker.reading():
+            broker._state.time.begin(noted_ms + by_ms, broker._state.time.elapsed_ms)
+            broker._background._note_age_ms = 0
+        broker.call(c.Statistics(), WAIT)
+        broker.call(c.Statistics(), WAIT)
+        found = broker._stores.disk.age_ms()
+        assert found is not None
+        return found - noted_ms
+
+    assert later(1000) == 0, "nothing goes by it"
     broker.call(c.Publish("g", 3, ()), WAIT)
-    broker._state.time.begin(noted_ms + 1000, broker._state.time.elapsed_ms)
-    broker.call(c.NoteAge(), WAIT)
-    assert noted_ms + 1000 <= broker._stores.disk.age_ms() < noted_ms + 600_000
-    broker.call(c.Publish("g", 4, ()), WAIT)
-    broker._state.time.begin(noted_ms + 1_000_000, broker._state.time.elapsed_ms)
-    broker = disk.start()  # the end notes it as well
+    assert 1000 <= later(1000) < 600_000
+    desk = Desk(broker, "desk", timeout_ms=3_600_000)
+    assert later(700_000) < 600_000, "it is connected"
+    desk.lose()
+    assert 700_000 <= later(700_000) < 1_000_000
+    Desk(broker, "desk", timeout_ms=3_600_000)
+    assert later(1_000_000) < 1_000_000, "it is here again"
+    broker = disk.start()  # the end notes it in any case
     assert broker._state.time.age_ms >= noted_ms + 1_000_000
+
+
+def test_a_restart_forgets_nothing_of_the_time_that_a_client_was_away(disk: Engines) -> None:
+    broker = disk.start()
+    Desk(broker, timeout_ms=3_600_000).lose()
+    age_ms = broker._state.time.age_ms
+    with broker.reading():
+        broker._state.time.begin(age_ms + 3_000_000, broker._state.time.elapsed_ms)
+    broker = disk.start()
+    away_ms = broker.call(e.DescribeClients("desk"), WAIT)[0].away_ms
+    assert away_ms is not None
+    assert 3_000_000 <= away_ms < 3_500_000
+
+
+def test_the_engine_wakes_up_to_note_the_time_of_a_client_that_is_away(disk: Engines) -> None:
+    broker = disk.start()
+    Desk(broker, "desk", timeout_ms=3_600_000).lose()
+    with broker.reading():
+        due_ms = broker._background.next_event_check_ms()
+        assert due_ms is not None
+        assert due_ms <= broker._state.time.elapsed_ms + 10_000
 
 
 def test_idle_queues_are_checked_only_where_an_option_deletes_them(
