@@ -67,6 +67,9 @@ KEY_PROPERTY = "JMS_Holdfast_Key"
 OPERATION_PROPERTY = "JMS_Holdfast_Operation"
 VERSION_PROPERTY = "JMS_Holdfast_Version"
 REPLAYED_PROPERTY = "JMS_Holdfast_Replayed"
+#: A client may not send them: a message that comes in loses these, which all begin alike.
+RESERVED = frozenset((REGION_PROPERTY, KEY_PROPERTY, OPERATION_PROPERTY, VERSION_PROPERTY, REPLAYED_PROPERTY))
+RESERVED_BYTES = b"JMS_Holdfast_"
 #: Property of a dead letter that cannot be decoded: why not.
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"
 MAX_REASON = 1000  #: characters of it
@@ -110,6 +113,7 @@ class Head(NamedTuple):
     deliver_at_ms: int | None
     group_id: str | None
     identity: Identity | None
+    allowed: bytes | None = None  #: the message without properties that a client may not send; None: it has none
 
 
 class Envelope(NamedTuple):
@@ -265,16 +269,10 @@ def read_head(data: bytes) -> Head:
     try:
         if data[0] != ENVELOPE_OCTET:
             envelope = _unpack_1(data)
-            return Head(
-                ENVELOPE_FORMAT_1,
-                envelope.destination,
-                envelope.priority,
-                envelope.persistent,
-                envelope.expires_at_ms,
-                envelope.deliver_at_ms,
-                envelope.group_id,
-                envelope.identity,
-            )
+            routing = [getattr(envelope, name) for name in Head._fields[1:-1]]
+            left = without_reserved(envelope.properties)
+            allowed = None if left is envelope.properties else pack(envelope._replace(properties=left), 1)
+            return Head._make((ENVELOPE_FORMAT_1, *routing, allowed))
         # fmt: off
         (
             _, version, flags, priority, body_kind, form, destination_kind,
@@ -285,7 +283,8 @@ def read_head(data: bytes) -> Head:
         group = _HEAD_BYTES + name_bytes
         producer = group + group_bytes
         named = producer + producer_bytes
-        end = named + id_bytes + further_bytes + property_bytes + body_bytes
+        body = named + id_bytes + further_bytes + property_bytes
+        end = body + body_bytes
         if version != ENVELOPE_VERSION or end != len(data):
             _refuse(version, end, len(data))
         if form not in _FORMS[body_kind]:
@@ -295,6 +294,9 @@ def read_head(data: bytes) -> Head:
             if thread_id < 0 or sequence < 0:
                 raise ValueError(_BELOW)
             identity = _new(Identity, (data[producer:named].decode(), thread_id, sequence))
+        allowed = None
+        if property_bytes and data.find(RESERVED_BYTES, body - property_bytes, body) >= 0:
+            allowed = _allowed(data, body - property_bytes, body)
         name = data[_HEAD_BYTES:group]
         return _new(
             Head,
@@ -307,6 +309,7 @@ def read_head(data: bytes) -> Head:
                 deliver_at_ms if flags & _DELIVERED_LATER else None,
                 data[group:producer].decode() if flags & _GROUPED else None,
                 identity,
+                allowed,
             ),
         )
     except _UNPACKING_ERRORS as error:
@@ -322,6 +325,13 @@ def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, 
     if message_format != ENVELOPE_FORMAT or version >= ENVELOPE_VERSION:
         return message_format, payload
     return ENVELOPE_FORMAT_1, pack(unpack(payload), 1)
+
+
+def without_reserved(properties: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return properties without those that a client may not send; the same object where there are none such."""
+    if not properties or RESERVED.isdisjoint(properties):
+        return properties
+    return {name: value for name, value in properties.items() if name not in RESERVED} or None
 
 
 def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
@@ -394,6 +404,7 @@ HEAD_FIELDS: tuple[tuple[str, str], ...] = (
 )
 _HEAD = struct.Struct(f">{''.join(code for _, code in HEAD_FIELDS)}")
 _HEAD_BYTES = _HEAD.size
+_PROPERTY_BYTES = [name for name, code in HEAD_FIELDS if code != "x"].index("property_bytes")
 _pack_head = _HEAD.pack
 _read_head = _HEAD.unpack_from
 
@@ -515,6 +526,18 @@ def _unpacked_map(data: bytes, what: str) -> dict[str, Any]:
     if type(values) is not dict:
         raise ValueError(f"its {what} are a {type(values).__name__}")
     return values
+
+
+def _allowed(data: bytes, begin: int, end: int) -> bytes | None:
+    """A packed envelope without properties that a client may not send; its properties are between two places."""
+    properties = _unpacked_map(data[begin:end], "properties")
+    left = without_reserved(properties)
+    if left is properties:
+        return None
+    packed = _packed(left) if left else b""
+    head = list(_read_head(data))
+    head[_PROPERTY_BYTES] = len(packed)
+    return b"".join((_pack_head(*head), data[_HEAD_BYTES:begin], packed, data[end:]))
 
 
 def _unpack(data: bytes, with_body: bool) -> Envelope:

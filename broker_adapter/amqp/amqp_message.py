@@ -44,6 +44,7 @@ from broker_adapter.amqp.sections import (
     VALUE,
     check_properties,
     sections,
+    without_reserved,
 )
 from broker_adapter.amqp.values import Symbol, Timestamp, UByte, UInt, encode
 from broker_adapter.destination import Destination
@@ -89,6 +90,7 @@ def read_head(payload: bytes, now_ms: int) -> Head:
         delivery_time(annotations, now_ms),
         string(field(properties, 10)),
         identity_of(annotations),
+        without_reserved(payload),
     )
 
 

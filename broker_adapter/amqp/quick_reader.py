@@ -39,12 +39,13 @@ from broker_adapter.amqp.sections import (
     DATA,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    SEQUENCE,
     VALUE,
     check_properties,
 )
 from broker_adapter.amqp.values import CONSTANTS, FIXED, MAX_VALUES, Reader, Symbol
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
-from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Head, Identity
+from broker_adapter.envelope import AMQP_FORMAT, RESERVED_BYTES, BodyKind, Envelope, Head, Identity
 from broker_adapter.errors import MessageFormatException
 
 #: Most bytes ahead of the properties, and of fields of them, whose meaning is kept; how many of each are kept.
@@ -109,10 +110,16 @@ def head(payload: bytes, now_ms: int) -> Head | None:
     try:
         found = _usual(payload, None)
         if found is not None:
-            usual, identity, _, _, _ = found
+            usual, identity, _, _, position = found
+            if _may_be_reserved(payload, position):
+                return None
             destination = usual.to if usual.has_to else None
-            return _new(Head, (AMQP_FORMAT, destination, usual.priority, usual.persistent, None, None, None, identity))
-        (persistent, priority, ttl), annotations, identity, properties, _ = _ahead(payload)
+            return _new(
+                Head, (AMQP_FORMAT, destination, usual.priority, usual.persistent, None, None, None, identity, None)
+            )
+        (persistent, priority, ttl), annotations, identity, properties, position = _ahead(payload)
+        if _may_be_reserved(payload, position):
+            return None
         to, expires_at_ms, group_id = properties[2], properties[8], properties[10]
         if expires_at_ms is not None:
             expires_at_ms = integer(expires_at_ms, "absolute-expiry-time") or None
@@ -125,8 +132,44 @@ def head(payload: bytes, now_ms: int) -> Head | None:
     except _FAULTS:
         return None
     return _new(
-        Head, (AMQP_FORMAT, destination, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity)
+        Head, (AMQP_FORMAT, destination, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity, None)
     )
+
+
+def _may_be_reserved(payload: bytes, position: int) -> bool:
+    """Whether the sections from here on may have a property that a client may not send.
+
+    A message with more sections than the properties and a body may have them in any order, and is searched whole.
+    """
+    size, begin = len(payload), position
+    if position == size:
+        return False
+    if payload[position + 2] == APPLICATION_PROPERTIES:
+        code = payload[position + 3]
+        if code == _MAPS[0]:
+            position += 5 + payload[position + 4]
+        elif code == _MAPS[1]:
+            position += 8 + _u32(payload, position + 4)[0]
+        else:
+            return True
+        if payload.find(RESERVED_BYTES, begin, position) >= 0:
+            return True
+        if position == size:
+            return False
+    width = _LAST.get(payload[position : position + 4])
+    if width == 4:
+        position += 8 + _u32(payload, position + 4)[0]
+    elif width == 1:
+        position += 5 + payload[position + 4]
+    return position != size and payload.find(RESERVED_BYTES, begin) >= 0
+
+
+#: The first octets of what follows the properties, and how many octets its size has: strings, lists and maps.
+_LAST: Final = {
+    bytes((0, 0x53, section, code)): 1 if code < 0xB0 or 0xC0 <= code < 0xD0 else 4
+    for section in (DATA, SEQUENCE, VALUE)
+    for code in (0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3, 0xC0, 0xC1, 0xD0, 0xD1)
+}
 
 
 def envelope(payload: bytes, destination: Destination | None) -> Envelope | None:

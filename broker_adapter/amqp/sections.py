@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from broker_adapter.amqp.values import Reader, Symbol
-from broker_adapter.envelope import MAX_PROPERTIES
+from broker_adapter.envelope import MAX_PROPERTIES, RESERVED, RESERVED_BYTES
 from broker_adapter.errors import MessageFormatException
 
 HEADER: Final = 0x70
@@ -39,6 +39,7 @@ _ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the applica
 #: property, and what stands beside them.
 MAX_AHEAD_VALUES: Final = 2 * (MAX_PROPERTIES + _ADDED_PROPERTIES) + 1_000
 _MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
+_APPLICATION: Final = struct.Struct(">xBBBII")  #: the head of a section of properties, with the constructor of its map
 _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
     HEADER: (list,),
     DELIVERY_ANNOTATIONS: (dict,),
@@ -97,6 +98,57 @@ def sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
             yield code, value
     except (ValueError, IndexError, struct.error) as error:
         raise MessageFormatException(f"the message cannot be decoded: {error}") from error
+
+
+def without_reserved(payload: bytes) -> bytes | None:
+    """A message without properties that a client may not send, which is else as it came; None: it has none such.
+
+    Raises:
+        MessageFormatException: the message cannot be decoded.
+    """
+    if RESERVED_BYTES not in payload:
+        return None
+    reader, size = Reader(payload), len(payload)
+    parts: list[bytes] = []
+    begin = 0  # of what comes behind these parts
+    try:
+        while reader.position < size:
+            start, code, _ = section_start(reader)
+            if code != APPLICATION_PROPERTIES:
+                reader.value()
+                continue
+            pairs, end = _pairs(reader)
+            kept = [pair for name, pair in pairs if not isinstance(name, str) or name not in RESERVED]
+            if len(kept) < len(pairs):
+                packed = b"".join(kept)
+                parts += (
+                    payload[begin:start],
+                    _APPLICATION.pack(0x53, APPLICATION_PROPERTIES, _MAP32, 4 + len(packed), 2 * len(kept)),
+                    packed,
+                )
+                begin = end
+    except (ValueError, IndexError, struct.error) as error:
+        raise MessageFormatException(f"the message cannot be decoded: {error}") from error
+    return b"".join((*parts, payload[begin:])) if parts else None
+
+
+def _pairs(reader: Reader) -> tuple[list[tuple[Any, bytes]], int]:
+    """The names of a map, each with the bytes of it and its value, and where the map ends."""
+    data, position = reader.data, reader.position
+    if data[position] not in (0xC1, _MAP32):
+        raise ValueError("section 0x74 holds no map")
+    width = 4 if data[position] == _MAP32 else 1
+    reader.position = position + 1 + 2 * width
+    end = position + 1 + width + int.from_bytes(data[position + 1 : position + 1 + width])
+    pairs = []
+    while reader.position < end:
+        first = reader.position
+        name = reader.value()
+        reader.value()
+        pairs.append((name, data[first : reader.position]))
+    if reader.position != end:
+        raise ValueError("the pairs do not end where their map does")
+    return pairs, end
 
 
 def bare_part(payload: bytes) -> tuple[Any, bytes]:

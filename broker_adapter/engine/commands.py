@@ -18,7 +18,7 @@ from broker_adapter.engine.event_commands import EventCommand
 from broker_adapter.engine.new_message import NewMessage as NewMessage
 from broker_adapter.engine.new_message import Reply as Reply
 from broker_adapter.engine.records import MAX_SHORT_NAME, RawEntry, short_name
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity, pack, without_reserved
 from broker_adapter.transport import Subscription
 
 
@@ -84,6 +84,11 @@ def incoming(
 
 def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
     """A message that comes in, from its envelope, of which ``pack`` has made the payload; see :func:`incoming`."""
+    properties = envelope.properties
+    if properties:
+        properties = without_reserved(properties)
+        if properties is not envelope.properties:
+            payload = pack(envelope._replace(properties=properties))
     return incoming(
         ENVELOPE_FORMAT,
         payload,
@@ -98,7 +103,9 @@ def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
 
 def from_head(payload: bytes, head: Head) -> NewMessage:
     """A message that comes in, from its head; see :func:`incoming`."""
-    message_format, _, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity = head
+    message_format, _, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity, allowed = head
+    if allowed is not None:
+        payload = allowed
     if (
         expires_at_ms is None
         and deliver_at_ms is None

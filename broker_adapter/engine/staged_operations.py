@@ -46,8 +46,7 @@ def _parts(messages: Sequence[c.NewMessage]) -> Iterator[Sequence[c.NewMessage]]
 
 def _staged(payload: bytes) -> c.NewMessage:
     """A message that is stored whatever it says of that, and comes in once by its place in the transaction."""
-    message_format, _, priority, _, expires_at_ms, deliver_at_ms, group_id, _ = read_head(payload)
-    return c.incoming(message_format, payload, priority, True, expires_at_ms, deliver_at_ms, None, group_id)
+    return c.from_head(payload, read_head(payload))._replace(persistent=True, identity=None)
 
 
 def renew(arguments: Arguments) -> Steps:

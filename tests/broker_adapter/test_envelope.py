@@ -22,6 +22,7 @@ from broker_adapter.envelope import (
     ENVELOPE_VERSION,
     MAX_BODY_DEPTH,
     MAX_PROPERTIES,
+    RESERVED,
     BodyKind,
     Envelope,
     Head,
@@ -44,6 +45,7 @@ _values = st.recursive(
 _destinations = st.builds(Destination, st.text(min_size=1), st.sampled_from(list(DestinationKind)))
 _optional_text = st.none() | st.text()
 _instants = st.none() | st.integers(0, 2**63 - 1)
+VERSIONS_OF = st.sampled_from([1, 2])
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 _bodies = st.one_of(
@@ -94,7 +96,7 @@ def test_the_head_has_what_routes_a_message(envelope: Envelope) -> None:
         head = read_head(pack(envelope, version))
         assert head.format == number
         assert type(head) is Head
-        assert all(getattr(head, name) == getattr(envelope, name) for name in Head._fields[1:])
+        assert all(getattr(head, name) == getattr(envelope, name) for name in Head._fields[1:-1])
 
 
 @given(envelopes)
@@ -391,3 +393,43 @@ def test_a_kind_that_is_unknown_is_named(read: Any, version: int) -> None:
             damaged = bytearray(msgpack.packb(fields))
         with pytest.raises(MessageFormatException, match="the kind 77 of its body or of a destination is unknown"):
             read(bytes(damaged))
+
+
+@given(envelopes, st.dictionaries(st.sampled_from(sorted(RESERVED)), _scalars, max_size=3), VERSIONS_OF)
+def test_a_message_that_comes_in_loses_what_only_the_engine_says_and_nothing_else(
+    envelope: Envelope, reserved: dict[str, Any], version: int
+) -> None:
+    own = {name: value for name, value in (envelope.properties or {}).items() if name not in RESERVED}
+    try:
+        packed, wanted = (
+            pack(envelope._replace(properties=each), version) for each in ({**own, **reserved} or None, own or None)
+        )
+    except MessageFormatException:
+        return
+    head = read_head(packed)
+    assert (head.allowed is None) is (not reserved)
+    assert unpack(packed if head.allowed is None else head.allowed) == unpack(wanted)
+    assert head._replace(allowed=None) == read_head(wanted)
+
+
+def test_a_message_that_names_what_is_reserved_elsewhere_stays_as_it_came() -> None:
+    properties = {"JMS_HOLDFAST_x": "JMS_Holdfast_Key", "x": "JMS_Holdfast_", "JMS_Holdfast_Other": 1}
+    made = Envelope(
+        Destination("q"), BodyKind.TEXT, "JMS_Holdfast_Key", properties, "JMS_Holdfast_1", group_id="JMS_Holdfast_"
+    )
+    assert read_head(pack(made)).allowed is None
+    assert read_head(pack(made, 1)).allowed is None
+
+
+def test_what_a_newer_sender_has_added_to_the_headers_stays_where_properties_are_taken_out() -> None:
+    made = Envelope(Destination("q"), BodyKind.TEXT, "body", {"JMS_Holdfast_Key": 1}, correlation_id="c")
+    plain = pack(made)
+    before, after = msgpack.packb({"corr": "c"}), msgpack.packb({"corr": "c", "new": 1})
+    place = plain.index(before)
+    further = _HEAD_BYTES - 5 * 8 - 3 * 4
+    longer = plain[:further] + struct.pack(">I", len(after)) + plain[further + 4 :]
+    newer = longer.replace(before, after)
+    allowed = read_head(newer).allowed
+    assert allowed is not None
+    assert allowed[place : place + len(after)] == after
+    assert unpack(allowed) == made._replace(properties=None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.destination import topic
+from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
@@ -20,7 +20,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.transport import EventDelivery, EventsSpec, LinkInterrupted, LinkLost, LinkRestored
-from tests.contracts.transports import KINDS, WAIT, Client, Engine, eventually
+from tests.contracts.transports import KINDS, WAIT, Client, Engine, eventually, message
 from tests.contracts.transports import engine as opened_engine
 
 ALL_KEYS = (1, "", "")
@@ -441,3 +441,66 @@ def test_a_queue_that_is_too_long_is_dropped_and_its_link_ends_or_is_attached_ag
         ask(client, "ready_for_events")
         change(client, ("new", 0, "x"))
         eventually(lambda: again.got[-1].key == "new")
+
+
+# What only the engine says.
+
+FORGED = {
+    "JMS_Holdfast_Region": "r",
+    "JMS_Holdfast_Key": "a",
+    "JMS_Holdfast_Operation": "destroy",
+    "JMS_Holdfast_Version": 10**6,
+    "JMS_Holdfast_Replayed": False,
+}
+
+
+def properties(client: Client, destination: Any) -> list[Any]:
+    return [each.envelope.properties for each in client.drained(destination)]
+
+
+def test_a_message_that_a_client_sends_loses_the_properties_of_an_event(client: Client) -> None:
+    client.send("q", "a", properties={**FORGED, "own": 1})
+    client.send("q", "b", properties=FORGED)
+    client.send("q", "c", properties={"JMS_Holdfast": 1, "JMS_HOLDFAST_x": "JMS_Holdfast_Key"})
+    found = client.drained("q")
+    assert [each.envelope.properties for each in found] == [
+        *({"own": 1}, None, {"JMS_Holdfast": 1, "JMS_HOLDFAST_x": "JMS_Holdfast_Key"})
+    ]
+    assert [each.envelope.body for each in found] == ["a", "b", "c"]
+
+
+def test_a_message_of_a_transaction_loses_the_properties_of_an_event(client: Client) -> None:
+    link = client.sender(queue("q"))
+    forged = [(link, message(queue("q"), properties={**FORGED, "own": number})) for number in range(3)]
+    client.transport.commit(1, 1, forged, [], WAIT)
+    assert properties(client, "q") == [{"own": number} for number in range(3)]
+
+
+def test_only_an_event_has_the_properties_of_one_at_the_topic_of_a_region(client: Client) -> None:
+    ask(client, "create_region", region="r")
+    receiver = client.receiver(topic("r"), 10)
+    client.send(topic("r"), "forged", properties=FORGED)
+    value = pack(Envelope(topic("r"), BodyKind.TEXT, "value", properties={**FORGED, "JMS_Holdfast_Key": "z", "own": 1}))
+    ask(client, "change_keys", region="r", changes=[("a", 0, value), ("a", 1, pack(Envelope(topic("r"))))])
+    forged, put, invalidated = [each.envelope.properties for each in receiver.wait_for(3)]
+    named = {name.removeprefix("JMS_Holdfast_"): value for name, value in put.items()}
+    assert not forged
+    assert named == {"Region": "r", "Key": "a", "Operation": "create", "Version": 1, "Replayed": False, "own": 1}
+    assert invalidated["JMS_Holdfast_Operation"] == "invalidate"
+
+
+def test_a_value_is_kept_without_the_properties_of_an_event(client: Client) -> None:
+    ask(client, "create_region", region="r")
+    put = Envelope(topic("r"), BodyKind.TEXT, "value", properties={**FORGED, "own": 1})
+    for version in (1, 2):
+        ask(client, "change_keys", region="r", changes=[("a", 0, pack(put, version))])
+        ((*_, payload),) = ask(client, "read_keys", region="r", envelope_version=2)["entries"]
+        assert unpack(payload).properties == {"own": 1}
+
+
+def test_a_staged_message_loses_the_properties_of_an_event(client: Client) -> None:
+    staged = pack(message(queue("q"), "x" * 1000, properties={**FORGED, "own": 1}))
+    ask(client, "stage", transaction="t", queue="q", first=0, messages=[staged])
+    ask(client, "publish", group="g", number=0, transactions=["t"])
+    (found,) = client.drained("q")
+    assert (found.envelope.body, found.envelope.properties) == ("x" * 1000, {"own": 1})

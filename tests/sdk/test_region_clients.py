@@ -18,7 +18,7 @@ from sdk import (
     ResourceAllocationException,
     ResultPolicy,
 )
-from tests.sdk.regions import Connect, cached, region
+from tests.sdk.regions import WAIT, Connect, cached, region
 
 # Durable clients.
 
@@ -368,3 +368,29 @@ def test_interest_of_an_earlier_connection_is_kept_alive_as_well(connect: Connec
     quotes.put("a", "1")
     again.ready_for_events()
     assert told.wait_for(2) == ["replayed create a=1", "live quotes"]
+
+
+def test_an_event_is_sent_on_without_what_says_that_it_is_one(connect: Connect, quotes: Region) -> None:
+    connection = connect()
+    connection.start()
+    with connection.create_session() as session:
+        audit, out = session.create_consumer(session.create_topic("quotes")), session.create_queue("out")
+        quotes.put("a", "1", properties={"desk": "FX"})
+        event = audit.receive(timeout=WAIT)
+        assert event is not None
+        assert event.properties["JMS_Holdfast_Key"] == "a"
+        session.create_producer(out).send(event)
+        session.create_producer(session.create_topic("quotes")).send(event)
+        sent_on, forged = session.create_consumer(out).receive(timeout=WAIT), audit.receive(timeout=WAIT)
+        assert sent_on is not None
+        assert forged is not None
+        assert [(each.body, dict(each.properties)) for each in (sent_on, forged)] == [("1", {"desk": "FX"})] * 2
+
+
+def test_the_cache_has_of_a_value_what_the_engine_has(connect: Connect) -> None:
+    made, _ = region(connect(), all_keys=True)
+    made.put("a", "1", properties={"JMS_Holdfast_Key": "z", "desk": "FX"})
+    mine, read = made.get_message("a"), connect().create_session().create_region("quotes").get_message("a")
+    assert mine is not None
+    assert read is not None
+    assert dict(mine.properties) == dict(read.properties) == {"desk": "FX"}
