@@ -125,7 +125,7 @@ class RegionFields(Selectable):
     no property has the name.  The body is decoded when the first one of these is asked for.
     """
 
-    __slots__ = ("_body", "_key")
+    __slots__ = ("_body", "_found")
 
     def __init__(self, formats: Formats, message_format: int, payload: bytes, key: str) -> None:
         """A message that is not decoded yet.
@@ -137,8 +137,8 @@ class RegionFields(Selectable):
             key: of the region.
         """
         super().__init__(formats, message_format, payload)
-        self._key = key
         self._body: Mapping[Any, Any] | None = None
+        self._found: dict[str, Any] = {"key": key}  #: by name, since a thousand selectors may ask for one
 
     def __call__(self, name: str) -> Any:
         """The value of a name; None where there is none, or where it is none that a selector can compare.
@@ -146,8 +146,12 @@ class RegionFields(Selectable):
         Raises:
             MessageFormatException: the message cannot be decoded.
         """
-        if name == "key":
-            return self._key
+        found = self._found
+        if name not in found:
+            found[name] = self._value(name)
+        return found[name]
+
+    def _value(self, name: str) -> Any:
         found = super().__call__(name)
         if found is not None or name.startswith("JMS"):
             return found

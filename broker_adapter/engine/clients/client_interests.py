@@ -8,8 +8,9 @@ from typing import Final
 from broker_adapter.engine.clients.conflating import Conflating
 from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.regions.audience import MOST_SHARED, Audience, OwnAudience
-from broker_adapter.engine.regions.interests import Interest
+from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.region import Region
+from broker_adapter.engine.regions.routing import CLIENTS_PART, check_numbers
 from broker_adapter.errors import ResourceAllocationException
 
 #: How often the queues of an audience's clients are measured while as many events come as one of them may have.
@@ -90,7 +91,7 @@ class ClientInterests:
 
         Raises:
             IllegalStateException: it has another query of this name.
-            ResourceAllocationException: it has as many interests as it may have.
+            ResourceAllocationException: it has as many interests as it may have, or its share of what a region has.
         """
         interests = list(interests)
         client.check_names(region.id, interests)
@@ -102,6 +103,8 @@ class ClientInterests:
                 f"durable client {client.id!r} may have no more than {self._max_interests} interests (option"
                 " max_client_interests): want keys that match an expression, or all keys"
             )
+        if any(each.kind > InterestKind.ALL_KEYS for each in new):
+            check_numbers((*had, *new), CLIENTS_PART)
         more = {each: outlives for each, outlives in more.items() if had.get(each) is not outlives}
         if not more:
             return False

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from broker_adapter.engine.regions.audience import Audience, OwnAudience
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, Prepared, compiled
+from broker_adapter.engine.regions.interests import ALL_KEYS, Expression, Interest, InterestKind, Prepared, compiled
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.selectors.language import Selector
 
@@ -34,6 +34,8 @@ from broker_adapter.selectors.language import Selector
 MOST_EXPRESSIONS: Final = 1000
 #: Distinct selectors and queries of a region: each is asked of each event, and of the value before.
 MOST_SELECTORS: Final = 1000
+#: One client may have this part of both, the half, so that it leaves some to the others.
+CLIENTS_PART: Final = 2
 #: Keys of a region of which it is remembered which expressions match.
 REMEMBERED_KEYS: Final = 10_000
 
@@ -41,21 +43,27 @@ REMEMBERED_KEYS: Final = 10_000
 Interests = frozenset[Interest]
 
 
-def check_numbers(interests: Iterable[Interest]) -> None:
-    """Whether the clients of a region may have these interests together.
+def check_numbers(interests: Iterable[Interest], part: int = 1) -> None:
+    """Check that the clients of a region may have these interests together.
+
+    Args:
+        interests: of all clients, or of one.
+        part: which part of the numbers of a region they may have; ``CLIENTS_PART`` for one client.
 
     Raises:
-        ResourceAllocationException: they are more distinct expressions, or selectors and queries, than a region has.
+        ResourceAllocationException: they are more distinct expressions, or selectors and queries.
     """
+    whose = "all clients of a region together have" if part == 1 else "one client has, in a region,"
     listed = [each for each in interests if each.kind > InterestKind.ALL_KEYS]
-    if len({each for each in listed if each.kind == InterestKind.EXPRESSION}) > MOST_EXPRESSIONS:
+    if len({each for each in listed if each.kind == InterestKind.EXPRESSION}) > MOST_EXPRESSIONS // part:
         raise ResourceAllocationException(
-            f"all clients of a region together have no more than {MOST_EXPRESSIONS} different regular expressions:"
+            f"{whose} no more than {MOST_EXPRESSIONS // part} different regular expressions:"
             " name the keys, or use one expression for several"
         )
-    if len({(each.kind, each.text) for each in listed if each.kind != InterestKind.EXPRESSION}) > MOST_SELECTORS:
+    selectors = {(each.kind, each.text) for each in listed if each.kind != InterestKind.EXPRESSION}
+    if len(selectors) > MOST_SELECTORS // part:
         raise ResourceAllocationException(
-            f"all clients of a region together have no more than {MOST_SELECTORS} different selectors and queries:"
+            f"{whose} no more than {MOST_SELECTORS // part} different selectors and queries:"
             " name the keys, or ask in the program what is different"
         )
 
@@ -82,7 +90,7 @@ class Routing:
         self._audiences: dict[int, Audience] = {}
         self._shared: dict[Interests, Audience] = {}
         self._by_interest: dict[Interest, list[Audience]] = {}
-        self._expressions: dict[Interest, Callable[[str], bool]] = {}
+        self._expressions: dict[Interest, Expression] = {}
         #: key → the expressions that match it, of the keys used last, the least recently used first
         self._matching: OrderedDict[str, tuple[Interest, ...]] = OrderedDict()
 
@@ -193,7 +201,11 @@ class Routing:
         matching = self._matching
         found = matching.get(key)
         if found is None:
-            found = matching[key] = tuple([each for each, matches in self._expressions.items() if matches(key)])
+            data = key.encode()
+            known = self._expressions.items()
+            found = matching[key] = tuple(
+                [each for each, asks in known if asks.low <= data <= asks.high and asks.match(data) is not None]
+            )
             if len(matching) > REMEMBERED_KEYS:
                 matching.popitem(last=False)
         else:

@@ -107,12 +107,8 @@ def test_changes_of_one_request_are_made_in_order(broker: Broker) -> None:
 def test_a_request_with_one_wrong_change_makes_none(engines: Engines) -> None:
     broker = engines.start(max_message_bytes=100)
     make(broker, "quotes")
-    for wrong in (
-        e.KeyChange("", Wanted.PUT, message(b"x")),
-        e.KeyChange("k" * 401, Wanted.PUT, message(b"x")),
-        e.KeyChange("\ud800", Wanted.PUT, message(b"x")),
-        e.KeyChange("IBM", Wanted.PUT, message(b"x" * 101)),
-    ):
+    keys = [e.KeyChange(each, Wanted.PUT, message(b"x")) for each in ("", "k" * 401, "\ud800")]
+    for wrong in (*keys, e.KeyChange("IBM", Wanted.PUT, message(b"x" * 101))):
         with pytest.raises((InvalidDestinationException, MessageFormatException)):
             broker.call(e.ChangeKeys("quotes", [e.KeyChange("HP", Wanted.PUT, message(b"x")), wrong]), WAIT)
     assert values_of(broker) == {}

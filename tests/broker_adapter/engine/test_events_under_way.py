@@ -46,8 +46,8 @@ def test_events_under_way_take_so_many_bytes_and_one_event_more(broker: Broker, 
 
 def test_expressions_count_in_the_bytes_under_way(broker: Broker) -> None:
     make(broker, "quotes")
-    desk = Desk(broker, window_bytes=10_000)
-    desk.want("quotes", *[Interest(InterestKind.EXPRESSION, f"k.*|{number}") for number in range(1_000)])
+    desk = Desk(broker, window_bytes=5_000)
+    desk.want("quotes", *[Interest(InterestKind.EXPRESSION, f"k.*|{number}") for number in range(500)])
     desk.ready()
     for number in range(3):
         put(broker, "quotes", f"k{number}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+import re2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_adapter.engine.regions.event_records import DIGEST_BYTES
 from broker_adapter.engine.regions.interests import (
@@ -121,3 +124,24 @@ def test_no_expression_takes_longer_than_the_key_is_long() -> None:
     before = time.process_time()
     assert not expression("(a|a)*" * 8 + "(a*)*b")("a" * MAX_KEY_BYTES)
     assert time.process_time() - before < 60
+
+
+@given(
+    st.text("ab.*+?|()[]^$\\\u00e9", max_size=6)
+    | st.sampled_from(["(?i)ab.*", "a{0,2}b", "\\x{10ffff}a.*", "\\bab", "(?s).*"]),
+    st.text("abAB\u00e9\n\U0010ffff", max_size=4),
+)
+def test_the_bounds_of_an_expression_rule_out_no_key_that_it_matches(text: str, key: str) -> None:
+    try:
+        found = expression(text)
+    except InvalidDestinationException:
+        return
+    assert found(key) is (re2.fullmatch(text, key) is not None)
+
+
+def test_an_expression_that_begins_with_what_a_key_begins_with_has_bounds() -> None:
+    found = expression("US\\..*")
+    assert found.low == b"US."
+    assert b"US.\xf4\x8f\xbf\xbf" < found.high < b"US/"
+    assert expression(".*x").low <= b"\0"
+    assert expression(".*x").high > "\U0010ffff".encode()

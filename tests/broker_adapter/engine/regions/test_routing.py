@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import count
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from broker_adapter.engine.regions import audience, routing
 from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import Operation
-from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, prepared
+from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind, digest, expression, prepared
 from broker_adapter.engine.regions.routing import Routing
 from broker_adapter.errors import ResourceAllocationException
 
@@ -143,6 +144,20 @@ def test_what_was_prepared_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
     assert made.matched("ab").interests == [matching("a.*")]
     assert list(found.selectors) == [selected("price > 3")]
     assert list(found.queries) == [query("", "price > 5")]
+
+
+def test_an_expression_is_asked_only_of_keys_that_it_can_match() -> None:
+    found, asked = new(), []
+
+    def match(data: bytes) -> object:
+        asked.append(data)
+        return True
+
+    found.prepared = {matching(text): attrs.evolve(expression(text), match=match) for text in ("a.*", "b[0-9]", ".*c")}
+    found.audience(of(*found.prepared))
+    for each in ("a1", "b1", "ba", "d"):
+        found.wanting(each)
+    assert asked == [b"a1", b"a1", b"b1", b"b1", b"ba", b"d"]  # what begins with anything is always asked
 
 
 def test_which_expressions_match_is_remembered_for_some_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
