@@ -78,7 +78,7 @@ def test_an_operation_that_waits_for_the_network_in_vain_says_why_it_is_away(
     link = made.sender()
     first.close()
     assert wait_for(lambda: len(second.brokers) > 1)
-    away = "not restored in time for .*; the last error: .*(no room|failed|lost)"
+    away = "not restored in time for .*; the last error: .*(no room|failed|lost|nothing listens)"
     with pytest.raises(OperationTimedOutException, match=away):
         made.transport.send(link, message(1), None, 0.05)
     with pytest.raises(OperationTimedOutException, match=away):
