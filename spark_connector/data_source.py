@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -34,6 +35,7 @@ from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 if TYPE_CHECKING:
     from spark_connector.engine_host import EngineHost
 
+_log = logging.getLogger(f"holdfast.{__name__}")
 #: The column that an option leaves out.
 _PROPERTIES: Final = "properties"
 
@@ -149,6 +151,8 @@ def _check_properties(options: SourceOptions, schema: StructType) -> None:
         raise ValueError("the schema has a column properties, and includeProperties=false: leave out one of both")
 
 
+#: With 0 or less of it, which mean "no limit" by Spark's own description, Spark 4.3.0 refuses each source in Python.
+_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _host: EngineHost | None = None
 _lock = threading.Lock()
 
@@ -166,6 +170,13 @@ def register(spark: SparkSession) -> None:
         RuntimeError: the session is a local one, and its workers have a Python that cannot import the connector.
     """
     check_worker_python(spark)
+    records = spark.conf.get(_RECORDS, None)
+    if records is not None and int(records) <= 0:
+        _log.warning(
+            "%s=%s: Spark 4.3 reads no data source in Python with it ('The maximum arrow batch size should be greater"
+            " than 0'); set it to 1 or more, by default it is 10000",
+            *(_RECORDS, records),
+        )
     # Not above: the worker processes of Spark load this file for each plan, read and write, and need no engine.
     from spark_connector.engine_host import EngineHost
 

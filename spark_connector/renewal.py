@@ -79,7 +79,8 @@ class Renewal:
                     seconds = with_retries(
                         self._options, lambda connection: renew(connection, self._group, self._number), seconds=0
                     )
-                except (JMSException, RuntimeError) as error:  # the latter: the process has no thread for a connection
+                # The others: the process has no thread for a connection; the password cannot be read.
+                except (JMSException, RuntimeError, ValueError) as error:
                     if not failures:
                         _log.warning("could not tell the broker that a batch is still being written: %s", error)
                     pause = min(_SHORTEST_RETRY_PAUSE * 2.0**failures, _LONGEST_RETRY_PAUSE)

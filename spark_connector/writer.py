@@ -363,7 +363,7 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
         try:
             # Nothing is its number 0: so tasks that still run stage nothing any more.
             publish(connection_for(self._options), group, 0, [], timeout=_DISCARD_SECONDS)
-        except JMSException as error:
+        except Exception as error:  # also of a password; Spark would show it in place of why the job failed
             _log.warning("staged transactions are left to expire: %s", error)
 
 
@@ -428,5 +428,5 @@ def attempt_of_task(run: str) -> Attempt:
 def _discard_quietly(options: SinkOptions, names: Sequence[str] = (), prefixes: Sequence[str] = ()) -> None:
     try:
         discard(connection_for(options), names, prefixes, timeout=_DISCARD_SECONDS)
-    except JMSException as error:
+    except Exception as error:  # as in abort()
         _log.warning("staged transactions are left to expire: %s", error)

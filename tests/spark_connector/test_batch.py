@@ -14,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from sdk import ConnectionFactory
+from spark_connector import register
 from spark_connector.rows import SCHEMA
 from tests import forked_command
 from tests.server_process import ServerProcess
@@ -239,3 +240,31 @@ def test_a_wrong_password_is_a_clear_error(spark: SparkSession, tmp_path: Path) 
         pytest.raises(Exception, match=rf"{FIRST}[\w.]+JMSSecurityException: "),
     ):
         load(spark, server.url, "q", username="alice", password="guess").count()
+
+
+@pytest.mark.parametrize("records", ["0", "-1"])
+def test_a_limit_of_records_with_which_spark_reads_no_source_in_python_is_told_by_register(
+    spark: SparkSession, records: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, records)
+    try:
+        register(spark)
+        assert f"{name}={records}" in caplog.text
+        with pytest.raises(Exception, match="maximum arrow batch size should be greater than 0"):
+            load(spark, "amqp://127.0.0.1:1", "in").collect()
+    finally:
+        spark.conf.set(name, before or "10000")
+    caplog.clear()
+    register(spark)
+    assert name not in caplog.text
+
+
+def test_what_spark_says_without_register_is_in_the_documentation(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="jms") as unknown:
+        load(spark.newSession(), "amqp://127.0.0.1:1", "in")
+    sentence = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: jms"
+    assert sentence in str(unknown.value)
+    for page in ("README.md", "docs/spark.md"):
+        assert sentence in " ".join(Path(page).read_text(encoding="utf-8").split())

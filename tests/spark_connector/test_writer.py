@@ -36,6 +36,7 @@ from spark_connector import writer as spark_writer
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
+from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Unsent, Written, refused
 from tests.spark_connector.queues import away_once, browse, texts
@@ -355,6 +356,19 @@ def test_a_lost_connection_does_not_end_the_renewals(
     assert texts(hasty_options.url, "out") == ["a", "b", "c"]
 
 
+def test_a_password_that_cannot_be_read_does_not_end_the_renewals(
+    options: SinkOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file may be about to be replaced by another one."""
+    with Renewal(attrs.evolve(options, password_file=str(tmp_path / "none")), "group", 0) as renewal:
+        deadline = time.monotonic() + WAIT
+        while "a batch is still being written: passwordFile=" not in caplog.text:
+            assert time.monotonic() < deadline
+            assert renewal._thread.is_alive()
+            time.sleep(0.01)
+        assert renewal._thread.is_alive()
+
+
 def test_a_broker_of_an_earlier_version_is_asked_once_to_renew_and_takes_the_rows(
     options: SinkOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,6 +655,18 @@ def test_the_end_of_a_job_that_failed_is_quiet_also_where_the_broker_is_away(
     assert staged(broker) == ["0/run.0.0"]
     JmsStreamWriter(options).abort([None, written], 0)
     assert staged(broker) == []
+
+
+def test_the_end_of_a_job_that_failed_is_quiet_also_where_its_password_cannot_be_read(
+    options: SinkOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of ``abort`` takes the place of the one that says why the job failed."""
+    written = writer(options).write(iter([rows("a")]))
+    for lacking in ({"password_file": str(tmp_path / "none")}, {"password_env": "HOLDFAST_TEST_NONE"}):
+        without = attrs.evolve(options, **lacking)
+        JmsBatchWriter(without).abort([written])
+        JmsStreamWriter(without).abort([written], 0)
+    assert caplog.text.count("staged transactions are left to expire: password") == 4
 
 
 def test_what_was_written_at_least_once_is_not_taken_back_where_the_job_fails(
