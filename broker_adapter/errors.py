@@ -4,6 +4,7 @@
 
     JMSException
     ├── IllegalStateException                 the call is wrong in this state
+    │   ├── QueueClaimedException             another streaming query has the queue
     │   └── StaleAcknowledgementException     what was held is gone since the connection was lost
     ├── InvalidClientIDException              the client id is in use, or not allowed
     ├── InvalidDestinationException           no such destination, or one that cannot be used so   (LookupError)
@@ -68,6 +69,10 @@ class JMSException(Exception):
 
 class IllegalStateException(JMSException):
     """The call does not fit the state of the object: closed, not transacted, used by two threads."""
+
+
+class QueueClaimedException(IllegalStateException):
+    """Another streaming query has claimed the queue, and alone may remove its messages by position."""
 
 
 class StaleAcknowledgementException(IllegalStateException):

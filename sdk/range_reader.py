@@ -117,11 +117,13 @@ class RangeReader:
         destination: the queue; or the topic of a subscription.
         subscription: name of a durable subscription; None for queues.
         client_id: of the subscription, where it has one; shared ones made without a client id have none.
+        claim: under which ``bounds`` and ``settle_through`` are asked for; None: under none, which is not refused.
     """
 
     # A misspelt attribute is an error.
     __slots__ = (
         "__weakref__",
+        "_claim",
         "_connection",
         "_knows_blocks",
         "_queue",
@@ -133,8 +135,10 @@ class RangeReader:
         destination: Destination,
         subscription: str | None = None,
         client_id: str | None = None,
+        claim: str | None = None,
     ) -> None:
         self._connection = connection
+        self._claim = claim
         self._knows_blocks = True  #: until the broker says that it knows none
         self._queue: dict[str, Any] = {
             "destination": destination.name,
@@ -152,9 +156,32 @@ class RangeReader:
 
         Raises:
             InvalidDestinationException: there is no such subscription, or queue.
+            QueueClaimedException: it has another claim than this reader.
         """
         make = make and self._queue["kind"] == "queue"
-        return _bounds_from(self._connection.request("bounds", {**self._queue, "run": run, "make": make}))
+        arguments = {**self._queue, "run": run, "make": make, "claim": self._claim}
+        return _bounds_from(self._connection.request("bounds", arguments))
+
+    def claim(self, claim: str, holder: str, *, take_over: bool = False) -> None:
+        """Have the queue settled by readers with this claim only, until ``end_claim``; idempotent.
+
+        It is kept with the queue, also while no connection is open and over restarts of the broker.
+
+        Args:
+            claim: an id that no other streaming query has.
+            holder: who that is, for the error that others get.
+            take_over: whether another claim is replaced.
+
+        Raises:
+            InvalidDestinationException: there is no such subscription, or queue.
+            QueueClaimedException: it has another claim, which is not replaced.
+        """
+        arguments = {**self._queue, "claim": claim, "holder": holder, "take_over": take_over}
+        self._connection.request("claim", arguments)
+
+    def end_claim(self, claim: str) -> None:
+        """End a claim, if the queue has it; the errors are those of ``claim``."""
+        self._connection.request("end_claim", {**self._queue, "claim": claim})
 
     def read(
         self,
@@ -270,13 +297,21 @@ class RangeReader:
             run: of the broker in which they were seen; None: any.
 
         Raises:
-            IllegalStateException: consumers are attached to the queue, or sessions hold messages of such as are closed.
+            IllegalStateException: consumers are attached to the queue, or sessions hold messages of such as are closed;
+                ``QueueClaimedException``: the queue has another claim than this reader.
             InvalidDestinationException: the queue, or this incarnation of it, is gone; or it has not given this
                 position yet, or given it to another message since the broker's store was replaced by an older copy.
         """
         settled: int = self._connection.request(
             "settle_through",
-            {**self._queue, "position": position, "incarnation": incarnation, "first": first, "run": run},
+            {
+                **self._queue,
+                "position": position,
+                "incarnation": incarnation,
+                "first": first,
+                "run": run,
+                "claim": self._claim,
+            },
         )
         return settled
 
@@ -297,7 +332,7 @@ def send_envelopes(producer: MessageProducer, envelopes: Iterable[Envelope]) -> 
 
 
 def bounds_of_queues(
-    connection: Connection, runs: Mapping[str, str], *, make: bool = False
+    connection: Connection, runs: Mapping[str, str], *, make: bool = False, claim: str | None = None
 ) -> dict[str, Bounds | None] | None:
     """What several queues have, in one request for :data:`QUEUES_OF_REQUEST` of them, or for fewer with long names.
 
@@ -305,16 +340,18 @@ def bounds_of_queues(
         connection: to a Holdfast broker.
         runs: of each queue by its name, the run in which positions were seen; empty: none.
         make: whether queues that do not exist yet are made.
+        claim: as of ``RangeReader``.
 
     Returns:
         By name; None for a queue that there is not.  None in all where the broker is of a version that cannot tell.
 
     Raises:
         JMSSecurityException: the user may not ask about one of them.
+        QueueClaimedException: one of them has another claim.
     """
     found: dict[str, Bounds | None] = {}
     for names in requests_for(runs):
-        arguments = {"destinations": list(names), "runs": [runs[name] for name in names], "make": make}
+        arguments = {"destinations": list(names), "runs": [runs[name] for name in names], "make": make, "claim": claim}
         try:
             answers = connection.request("bounds_of_queues", arguments)
         except MessageFormatException as error:

@@ -68,18 +68,20 @@ def source_of(options: SourceOptions) -> Destination:
     return Destination(options.topic or "", DestinationKind.TOPIC)
 
 
-def range_reader(connection: Connection, options: SourceOptions) -> RangeReader:
-    """A reader for what the options name."""
-    return RangeReader(connection, source_of(options), options.subscription, options.client_id)
+def range_reader(connection: Connection, options: SourceOptions, claim: str | None = None) -> RangeReader:
+    """A reader for what the options name, with a claim; None: with none."""
+    return RangeReader(connection, source_of(options), options.subscription, options.client_id, claim)
 
 
-def bounds_of(connection: Connection, options: SourceOptions, run: str | None = None) -> Bounds:
+def bounds_of(
+    connection: Connection, options: SourceOptions, run: str | None = None, claim: str | None = None
+) -> Bounds:
     """What is there, and what of a run of the broker is still valid; what is missing is made, but for an option."""
     make = not options.fail_on_missing
     if make and options.topic is not None and options.subscription is not None and options.client_id is None:
         with connection.create_session() as session:
             session.create_shared_durable_consumer(source_of(options), options.subscription).close()
-    return range_reader(connection, options).bounds(run, make=make)
+    return range_reader(connection, options, claim).bounds(run, make=make)
 
 
 def matching(pattern: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ class JmsDataSource(DataSource):
     speculation: ClassVar[bool] = True
     #: How executors reach the driver.
     reach: ClassVar[Reach] = Reach()
+    #: The application of Spark, as a query that wants a queue of one of its queries is told.
+    application: ClassVar[str] = ""
 
     @classmethod
     def name(cls) -> str:
@@ -96,7 +98,8 @@ class JmsDataSource(DataSource):
             if options.key_pattern is not None or options.selector is not None:
                 raise ValueError("keyPattern and selector are for batches; the rows of a stream are chosen by where()")
             names = self._region_columns(options, schema)
-            return JmsRegionStreamReader(reachable(options, self.registry), names, DriverLog(self.registry))
+            found = reachable(options, self.registry)
+            return JmsRegionStreamReader(found, names, DriverLog(self.registry), self.application)
         columns = self._columns(options, schema)
         if options.ending_position is not None:
             raise ValueError("endingPosition is for batches: a stream ends when it is stopped")
@@ -105,7 +108,7 @@ class JmsDataSource(DataSource):
             return JmsSpoolReader(options, columns, DriverLog(self.registry), reach)
         several = options.queues is not None or options.queue_pattern is not None
         kind = JmsQueuesStreamReader if several else JmsStreamReader
-        return kind(reachable(options, self.registry), columns, DriverLog(self.registry))
+        return kind(reachable(options, self.registry), columns, DriverLog(self.registry), self.application)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""
@@ -187,12 +190,14 @@ def register(spark: SparkSession) -> None:
         found = _host.registry
     speculative = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
     found_reach = reach_of(spark.conf.get)
+    named = f"Spark application {spark.conf.get('spark.app.name', '')!a:.60} ({spark.conf.get('spark.app.id', ''):.60})"
 
     class RegisteredJmsDataSource(JmsDataSource):
         # Made here, so that Spark carries the class by value, with where the registry is.
         registry: ClassVar[EngineRegistry | None] = found
         speculation: ClassVar[bool] = speculative
         reach: ClassVar[Reach] = found_reach
+        application: ClassVar[str] = named
 
     spark.dataSource.register(RegisteredJmsDataSource)
 

@@ -18,6 +18,8 @@ Theory of operation
     A query may begin behind messages that stay in the queue, and settle what comes after them; a later query may begin
     with these.  So an offset says up to where others had settled when its query began: what they took of that is no
     loss.
+
+    An offset also has the id under which its query claims the queue (:mod:`claims`).
 """
 
 from __future__ import annotations
@@ -37,38 +39,28 @@ class Offset(NamedTuple):
     next: int
     run: str  #: of the broker, in which they were seen; empty: not known
     settled: int = 0  #: the broker's settled mark when the query began: other queries had read up to it
+    claim: str = ""  #: the id under which the query claims the queue; empty: it does not
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it; in the form of versions without the mark where it is 0."""
-        fields = self._asdict()
-        if not self.settled:
-            del fields["settled"]
-        return fields
+        """As Spark keeps it."""
+        return dict(sorted(self._asdict().items()))
 
 
 def offset_from(fields: Mapping[str, Any]) -> Offset:
-    """The offset that Spark kept; what earlier versions wrote has no base, no run and no mark.
+    """The offset that Spark kept.
 
     Raises:
         ValueError: it is none of ours.
     """
-    base, run, settled = fields.get("base", 0), fields.get("run", ""), fields.get("settled", 0)
-    incarnation, position = fields.get("incarnation"), fields.get("next")
-    if (
-        not isinstance(incarnation, str)
-        or not isinstance(run, str)
-        or type(position) is not int
-        or type(base) is not int
-        or type(settled) is not int
-        or base > position
-    ):
+    values: list[Any] = [fields.get(name) for name in Offset._fields]
+    if [type(value) for value in values] != [int, str, int, str, int, str] or fields["base"] > fields["next"]:
         raise ValueError(f"{dict(fields)!r} is not an offset of this source; was the checkpoint made by another one?")
-    return Offset(base, incarnation, position, run, settled)
+    return Offset(*values)
 
 
-def beginning(bounds: Bounds) -> Offset:
-    """Where a query begins: at the oldest message that is there."""
-    return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run, bounds.settled)
+def beginning(bounds: Bounds, claim: str) -> Offset:
+    """Where a query begins that has this claim: at the oldest message that is there."""
+    return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run, bounds.settled, claim)
 
 
 def latest(start: Offset, bounds: Bounds, head: int, most: int | None) -> Offset:

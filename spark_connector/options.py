@@ -213,6 +213,12 @@ class SourceOptions(ConnectionOptions):
         "name or address by which the executors reach the driver, for the spool; none: 127.0.0.1 for local masters, and"
         " else spark.driver.host",
     )
+    take_over: bool = _option(
+        "takeOver",
+        False,
+        "whether a streaming query takes its queue, or subscription, from a query that has claimed it and is not to run"
+        " any more; that one is refused from then on",
+    )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.05, "shortest time between two requests of a streaming query for new messages", least=0
     )

@@ -25,6 +25,7 @@ from sdk import (
 )
 from sdk.range_reader import Bounds, bounds_of_queues
 from spark_connector.batch_reader import RangePartition, one_by_one, positions_per_task, read_range
+from spark_connector.claims import end_claims, new_id, watch_for_end
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import PartCounts, beginning, has_positions, in_turn, is_due, offset_from, shares, span
@@ -49,9 +50,15 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         options: what to read, with a URL that any process can use.
         columns: of the rows.
         log: takes what is lost.
+        application: of Spark, for the text that another query gets.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...], log: DriverLog | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, columns: tuple[str, ...], log: DriverLog | None = None, application: str = ""
+    ) -> None:
+        self._claim = new_id()
+        self._application = application
+        self._waits = False  #: as of ``JmsStreamReader``
         self._options = options
         self._columns = columns
         self._log = log or DriverLog()
@@ -80,14 +87,16 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes in each queue; settles what is below ``start`` where there is nothing new."""
-        starts = _split(start)
+        watch_for_end()
+        starts = self._offsets(start)
+        self._waits = False
         names = self._queues()
         self._tell_of_gone(starts, names)
         runs = {name: offset_from(starts[name]).run if name in starts else "" for name in names}
         found = self._current_bounds(runs, starts)
         # One that was found since then is read from its oldest message on.
         begins = {
-            name: starts[name] if name in starts else beginning(bounds).to_json()
+            name: starts[name] if name in starts else beginning(bounds, self._claim).to_json()
             for name, bounds in found.items()
             if bounds is not None
         }
@@ -111,6 +120,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     self._leave_out(name, error, is_known=name in starts)
         ends = {name: end for name, end in ends.items() if name in starts or end != begins[name]}
         if ends == starts:
+            self._waits = True
             return start
         served = [name for name, end in ends.items() if given.get(name) and end != begins[name]]
         if served:
@@ -125,7 +135,8 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
-        begins, ends = _split(start), _split(end)
+        begins, ends = _split(start), self._offsets(end)
+        self._waits = False
         pairs = {name: (begins.get(name) or _begin_of(goal), goal) for name, goal in ends.items()}
         pairs = {name: pair for name, pair in pairs.items() if has_positions(*map(offset_from, pair))}
         found = self._current_bounds({name: offset_from(goal).run for name, (_, goal) in pairs.items()}, pairs)
@@ -138,6 +149,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         tasks: list[InputPartition] = []
         for name, bounds in found.items():
             try:
+                self._reader(name).claim.hold(offset_from(ends[name]))
                 tasks += self._reader(name).tasks(*pairs[name], wanted[name], bounds)
             except InvalidDestinationException as error:
                 self._leave_out(name, error, is_known=True)
@@ -150,7 +162,16 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """The query has ended."""
+        if self._waits:
+            end_claims(reader.claim for reader in self._readers.values())
         drop_connection(self._options)
+
+    def _offsets(self, fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the offset of each queue; they have the id of the query, with which a restart continues."""
+        offsets = _split(fields)
+        if offsets:
+            self._claim = offset_from(next(iter(offsets.values()))).claim
+        return offsets
 
     def _reader(self, name: str) -> JmsStreamReader:
         reader = self._readers.get(name)
@@ -160,7 +181,8 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             if self._options.queue_pattern is not None:
                 options = attrs.evolve(options, fail_on_missing=True)  # one that was deleted is not made again
-            reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log)
+            reader = self._readers[name] = JmsStreamReader(options, self._columns, self._log, self._application)
+        reader.claim.id = self._claim
         return reader
 
     def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
@@ -194,7 +216,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         asked = {name: runs[name] for name, bounds in found.items() if bounds is None}
         seconds = None if must or self._is_frozen else 0
         try:
-            answers = self._ask_for_bounds(asked, seconds)
+            answers = self._ask_for_bounds(asked, seconds, must=must)
         except (ConnectionLostException, OperationTimedOutException) as error:
             if seconds is None:
                 raise
@@ -210,18 +232,23 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._leave_out(name, error, is_known=name in known)
         return found
 
-    def _ask_for_bounds(self, runs: Mapping[str, str], seconds: float | None) -> dict[str, Bounds | None]:
+    def _ask_for_bounds(
+        self, runs: Mapping[str, str], seconds: float | None, *, must: bool
+    ) -> dict[str, Bounds | None]:
         """What the broker answers about these queues in one request; nothing where each is to be asked about alone.
 
-        That is where it does not know the request, or refuses it: the user may not ask about one of them.
+        That is where it does not know the request, or refuses it: the user may not ask about one of them, or another
+        query has claimed one.
         """
         if len(runs) < 2 or not self._asks_together:
             return {}
 
         def ask(connection: Connection) -> dict[str, Bounds | None] | None:
-            return bounds_of_queues(connection, runs, make=make) if connection.is_holdfast else None
+            return bounds_of_queues(connection, runs, make=make, claim=claim) if connection.is_holdfast else None
 
         make = self._options.queue_pattern is None and not self._options.fail_on_missing
+        ids = {self._reader(name).claim.asked_under for name in runs}
+        claim = ids.pop() if len(ids) == 1 and not must else None
         try:
             answers = with_retries(self._options, ask, seconds)
         except (ConnectionLostException, OperationTimedOutException):
@@ -291,7 +318,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise InvalidDestinationException(
                 f"data is lost: the queue {gone[0]!r}, which the checkpoint has, was deleted, or the options do not"
                 " name it any more. To go on with the others, set failOnDataLoss=false; or start the query with a new"
-                " checkpoint"
+                " checkpoint and takeOver=true"
             )
         self._log.warning(f"going on without the queues that were deleted: {', '.join(map(repr, gone))}")
 

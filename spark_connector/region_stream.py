@@ -36,7 +36,7 @@ from sdk.region_reader import create_region
 from spark_connector.batch_reader import RangePartition, read_range
 from spark_connector.connections import with_retries
 from spark_connector.engine_registry import DriverLog
-from spark_connector.offsets import beginning
+from spark_connector.offsets import beginning, offset_from
 from spark_connector.options import SourceOptions
 from spark_connector.positions import EARLIEST, LATEST
 from spark_connector.region_reader import KeyRangePartition, partitions_of_keys, read_key_range, region_of
@@ -61,9 +61,12 @@ class JmsRegionStreamReader(JmsStreamReader):
         options: what to read, with a URL that any process can use.
         columns: of the rows.
         log: takes what is lost.
+        application: of Spark, for the text that another query gets.
     """
 
-    def __init__(self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, columns: RegionColumns, log: DriverLog | None = None, application: str = ""
+    ) -> None:
         self._region_columns = columns
         self._region_options = options
         topic = attrs.evolve(
@@ -73,7 +76,7 @@ class JmsRegionStreamReader(JmsStreamReader):
             max_messages_per_partition=_ALL,
             max_bytes_per_partition=None,
         )
-        super().__init__(topic, columns.names, log)
+        super().__init__(topic, columns.names, log, application)
 
     # In the driver.
 
@@ -84,7 +87,7 @@ class JmsRegionStreamReader(JmsStreamReader):
             if not self._region_options.fail_on_missing:
                 create_region(connection, region_of(self._region_options))
             bounds = self._look(connection, None)
-            start = beginning(bounds)
+            start = beginning(bounds, self.claim.id)
             if self._region_options.starting_position == EARLIEST:
                 return start.to_json()
             # What the subscription has by now is passed over, and settled with the rest.
@@ -109,6 +112,7 @@ class JmsRegionStreamReader(JmsStreamReader):
         """The tasks of a batch."""
         begin, goal = _split(start), _split(end)
         if begin.is_ahead and not goal.is_ahead:
+            self.claim.hold(offset_from(goal.events))
             options, columns, position = self._region_options, self._region_columns, goal.position
             return with_retries(options, lambda connection: partitions_of_keys(connection, options, columns, position))
         return super().partitions(_begun_again(begin, goal), goal.events)

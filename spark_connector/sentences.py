@@ -59,9 +59,14 @@ def _watched(rows: Iterator[Any]) -> Iterator[Any]:
         raise
 
 
+def is_worker() -> bool:
+    """Whether this process is a worker of Spark."""
+    return os.environ.get(_RUNTIME) == _WORKER
+
+
 def put_first(error: Exception) -> None:
     """Where this process is a worker of Spark, have it tell this error without a trace, which becomes a note."""
-    if os.environ.get(_RUNTIME) != _WORKER or HIDE in os.environ:
+    if not is_worker() or HIDE in os.environ:
         return
     seen = error.__traceback__ and error.__traceback__.tb_next  # without the frame of this file
     error.add_note("".join(["\n", *traceback.format_exception(type(error), error, seen)]).rstrip("\n"))

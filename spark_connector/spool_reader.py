@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sdk import IllegalStateException
+from spark_connector.claims import NO_CLAIM
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import is_due
 from spark_connector.options import SourceOptions
@@ -189,7 +190,8 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 selector=None,
                 min_messages_per_trigger=None,
             )
-            self._open = spool, JmsStreamReader(options, self._columns, self._log)
+            # The lock of the spool sees to it that no other query has it.
+            self._open = spool, JmsStreamReader(options, self._columns, self._log, claim=NO_CLAIM)
         return self._open
 
     # In the executors.

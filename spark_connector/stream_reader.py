@@ -6,7 +6,8 @@ Theory of operation
     of the last batch that is in Spark's log.  So what is below ``start`` may be settled whenever there is nothing new:
     nothing stays behind on a quiet queue, or after the last batch of AvailableNow.
 
-    A query owns its queue: while it runs nothing else may consume it.  On a topic each query has its own subscription.
+    A query owns its queue: while it runs nothing else may consume it, and no other query may settle it, which the
+    broker sees to (:mod:`claims`).  On a topic each query has its own subscription.
 
     Nothing is settled but what was read: a range of positions, of one incarnation of the queue, as it was seen in one
     run of the broker (:mod:`offsets`).  The broker checks it as well, since it may be replaced by an older copy of
@@ -30,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sdk import Connection, InvalidDestinationException, JMSException
+from sdk import Connection, InvalidDestinationException, JMSException, QueueClaimedException
 from sdk.range_reader import Bounds
 from spark_connector.batch_reader import (
     RangePartition,
@@ -40,6 +41,7 @@ from spark_connector.batch_reader import (
     read_range,
     source_of,
 )
+from spark_connector.claims import Claim, end_claims, new_id, watch_for_end
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_registry import DriverLog
 from spark_connector.offsets import (
@@ -75,12 +77,26 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options: what to read, with a URL that any process can use.
         columns: of the rows.
         log: takes what is lost.
+        application: of Spark, for the text that another query gets.
+        claim: the id of the query, where it begins; None: a new one.
+
+    Attributes:
+        claim: to what it reads.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...], log: DriverLog | None = None) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: tuple[str, ...],
+        log: DriverLog | None = None,
+        application: str = "",
+        claim: str | None = None,
+    ) -> None:
+        self.claim = Claim(options, application, new_id() if claim is None else claim)
         self._options = options
         self._columns = columns
         self._driver_log = log or DriverLog()
+        self._waits = False  #: whether it waits for messages, so that Spark has no batch that it may run again
         self._bounds: Bounds | None = None
         self._asked: str | None = None  #: the run that the bounds were asked for with
         self._refreshed = 0.0
@@ -109,7 +125,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def begin(connection: Connection) -> dict[str, Any]:
             bounds, source = known or self._look(connection, None), source_of(self._options).name
-            start = beginning(bounds)
+            start = beginning(bounds, self.claim.id)
             first = start_of(range_reader(connection, self._options), self._options, source, bounds)
             # What is passed over stays in the queue: only what was read is ever settled.
             first = max(first, start.next)
@@ -119,7 +135,8 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
-        return None if self._bounds is None else beginning(self._bounds)._replace(next=self._bounds.next).to_json()
+        bounds = self._bounds
+        return None if bounds is None else beginning(bounds, self.claim.id)._replace(next=bounds.next).to_json()
 
     def waiting(self, start: dict[str, Any]) -> int:
         """How many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
@@ -143,18 +160,26 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Called all the time, so it asks the broker only every ``headRefreshSeconds``.
         """
-        bounds = self.current_bounds(offset_from(start).run)
-        return start if bounds is None else self.next_offset(start, limit, bounds)
+        begin = offset_from(start)
+        if begin.claim:
+            watch_for_end()
+        self.claim.id = begin.claim
+        bounds = self.current_bounds(begin.run)
+        end = start if bounds is None else self.next_offset(start, limit, bounds)
+        self._waits = end == start
+        return end
 
     def next_offset(self, start: dict[str, Any], limit: ReadLimit, bounds: Bounds) -> dict[str, Any]:
         """The same, where the queue is known to have this."""
         begin = offset_from(start)
+        if self._options.take_over:
+            self.claim.hold(begin)
         loss = lost(begin, begin, bounds)
         if loss is not None:
             self._tell(loss, begin)
             if loss.restart:
                 self._void = begin
-                return beginning(bounds).to_json()
+                return beginning(bounds, begin.claim).to_json()
         head = self._head(bounds)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = latest(begin, bounds, head, most)
@@ -174,9 +199,12 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
-        if not has_positions(offset_from(start), offset_from(end)):
+        goal = offset_from(end)
+        self._waits = False
+        self.claim.hold(goal)
+        if not has_positions(offset_from(start), goal):
             return []
-        bounds = self.current_bounds(offset_from(end).run)
+        bounds = self.current_bounds(goal.run)
         wanted = PartCounts(self._options.min_partitions, self._options.max_partitions)
         return self.tasks(start, end, wanted, bounds)
 
@@ -213,7 +241,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidDestinationException(
                 f"data of {name!r} is lost: {loss.reason}. To go on with what is there, set failOnDataLoss=false (and,"
                 " where the query writes with this source, producerId of the sink to a new word if the checkpoint is an"
-                " older one); or start the query with a new checkpoint"
+                " older one); or start the query with a new checkpoint and takeOver=true"
             )
         if offset != self._told:
             self._told = offset
@@ -225,9 +253,11 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """The query has ended."""
+        if self._waits:
+            end_claims([self.claim])
         drop_connection(self._options)
 
-    def _look(self, connection: Connection, run: str | None) -> Bounds:
+    def _look(self, connection: Connection, run: str | None, claim: str | None = None) -> Bounds:
         if not connection.is_holdfast:
             raise ValueError(
                 "streaming needs positions that can be read again, which only a Holdfast broker has: for another one,"
@@ -235,10 +265,10 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 " taken until it is processed"
             )
         if self._bounds is None:
-            self._bounds = bounds_of(connection, self._options, run)
+            self._bounds = bounds_of(connection, self._options, run, claim)
         else:
             make = not self._options.fail_on_missing
-            self._bounds = range_reader(connection, self._options).bounds(run, make=make)
+            self._bounds = range_reader(connection, self._options, claim).bounds(run, make=make)
         self._asked = run
         self._refreshed = time.monotonic()
         return self._bounds
@@ -277,14 +307,14 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return known
 
         def look(connection: Connection) -> Bounds:
-            return self._look(connection, run)
+            return self._look(connection, run, self.claim.asked_under)
 
         if self._frozen_head is not None:
             # To answer "nothing new" would end an AvailableNow query before its end.
             return with_retries(self._options, look)
         try:
             bounds = with_retries(self._options, look, seconds=0)
-        except (InvalidDestinationException, ValueError):
+        except (InvalidDestinationException, QueueClaimedException, ValueError):
             raise
         except JMSException as error:
             self.note_absence(error)
@@ -305,12 +335,14 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             with_retries(
                 self._options,
-                lambda connection: range_reader(connection, self._options).settle_through(
+                lambda connection: range_reader(connection, self._options, offset.claim or None).settle_through(
                     offset.next - 1, offset.incarnation, offset.base, offset.run or None
                 ),
                 seconds=1.0,
             )
             self._settled = offset, run
+        except QueueClaimedException:
+            raise
         except JMSException as error:
             self._unsettled, self._settle_after = offset, now + _SETTLE_PAUSE_SECONDS
             _log.warning("positions below %d are not settled yet: %s", offset.next, error)

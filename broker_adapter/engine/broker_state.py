@@ -25,6 +25,7 @@ from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.attachments import Attachments
 from broker_adapter.engine.background_commands import BackgroundCommands
 from broker_adapter.engine.blocked_sends import BlockedSends
+from broker_adapter.engine.claims import Claims
 from broker_adapter.engine.connections import Connections
 from broker_adapter.engine.consumers import Consumers
 from broker_adapter.engine.decision_time import DecisionTime
@@ -134,6 +135,7 @@ class BrokerState:
         background = BackgroundCommands(
             *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients
         )
+        claims = Claims(directory, time)
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,
             c.Disconnect: connections.disconnect,
@@ -160,6 +162,8 @@ class BrokerState:
             c.Commit: self._commit,
             c.EndSession: resumption.end_session,
             c.ResolveCommit: transactions.resolve,
+            c.Claim: claims.claim,
+            c.EndClaim: claims.end_claim,
             c.Stage: staged.stage,
             c.Renew: staged.renew,
             c.Publish: staged.publish,

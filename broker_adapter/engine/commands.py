@@ -499,6 +499,27 @@ class Quarantined(NamedTuple):
     reply: Reply | None = None
 
 
+class Claim(NamedTuple):
+    """Have a queue settled by position under this claim only.  Replies None, or QueueClaimedException.
+
+    ``holder`` says whose claim it is.  With ``take_over`` it replaces another one.
+    """
+
+    queue: int
+    claim: str
+    holder: str
+    take_over: bool = False
+    reply: Reply | None = None
+
+
+class EndClaim(NamedTuple):
+    """End this claim to a queue, if it has it.  Replies None."""
+
+    queue: int
+    claim: str
+    reply: Reply | None = None
+
+
 class Stage(NamedTuple):
     """Messages of a transaction that are invisible until it is published.
 
@@ -653,6 +674,8 @@ Command = (
     | Drop
     | Due
     | Quarantined
+    | Claim
+    | EndClaim
     | Stage
     | Renew
     | Publish

@@ -31,7 +31,8 @@ that an operation does not have is refused, as is a value of another type.  Posi
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
     ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
     stayed, because that is full, unknown, or a subscription that is gone.  A queue that is gone is made again.
-``bounds`` of a queue, with ``run`` (or None) and ``make`` (default: false; true makes a queue that does not exist)
+``bounds`` of a queue, with ``run``, ``claim`` (or None) and ``make`` (default: false; true makes a queue that does not
+exist)
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which this queue gives them, for this queue alone.  ``kept``: positions below it, seen in the
     run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
@@ -39,7 +40,7 @@ that an operation does not have is refused, as is a value of another type.  Posi
     ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
     settle, or 0.  ``events``: the position of the last event of all regions at this moment.
 ``bounds_of_queues`` with ``destinations`` (names of queues, at most 1,000, of at most 32 KiB together), ``runs`` (one
-for each of them; "" for none) and ``make`` (default: false)
+for each of them; "" for none), ``claim`` (or None) and ``make`` (default: false)
     What ``bounds`` answers of each queue, in order; None of one that does not exist.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read),
@@ -50,9 +51,17 @@ for each of them; "" for none) and ``make`` (default: false)
     ``columns`` there is no ``messages``, but ``block``: a map of ``positions`` (u64 each), ``counts`` (u32 each: of
     deliveries), ``sizes`` (u32 each) and ``payloads`` (one behind the other), all as bytes, with little-endian
     integers, and ``annotations``: (index of a message, what was added to its properties) each.
-``settle_through`` of a queue, with ``position`` (inclusive), ``first``, ``incarnation`` and ``run`` (or None)
+``settle_through`` of a queue, with ``position`` (inclusive), ``first``, ``incarnation``, ``run`` and ``claim`` (or
+None)
     The number of messages dropped, of those from ``first`` on.  It is refused while consumers are attached, or sessions
     hold messages of consumers that are closed.
+``claim`` of a queue, with ``claim`` (an id that no other query has), ``holder`` (who that is, for people) and
+``take_over`` (default: false)
+    True.  From now on ``bounds`` and ``settle_through`` are refused that name another claim, also after a restart,
+    until ``end_claim``; those that name none are not.  Refused where the queue has another claim, unless ``take_over``
+    is true: that one is replaced then.
+``end_claim`` of a queue, with ``claim``
+    True, also where the queue has no such claim.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
     True, or False where the number of its group (as its name says) was published before: nothing of it is staged then.
@@ -422,6 +431,8 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "bounds_of_queues": range_operations.bounds_of_queues,
     "read_range": range_operations.read_range,
     "settle_through": range_operations.settle_through,
+    "claim": range_operations.claim,
+    "end_claim": range_operations.end_claim,
     "settle_positions": given_operations.settle_positions,
     "confirm": given_operations.confirm,
     "uncount": given_operations.uncount,
@@ -455,6 +466,7 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
 }
 
 _RUN = Argument(str, None)
+_CLAIM = Argument(str, None)
 _NUMBER = Argument(int, most=MAX_NUMBER)
 _GIVEN = Argument(list, most_values=MAX_GIVEN)
 #: What a client names the source of its deliveries by: a subscription that is not durable as well.
@@ -474,11 +486,12 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "limit": Argument(int, None),
     },
     "delete": {**QUEUE, "force": Argument(bool, False), "incarnation": Argument(str, None)},
-    "bounds": {**QUEUE, "run": _RUN, "make": Argument(bool, False)},
+    "bounds": {**QUEUE, "run": _RUN, "make": Argument(bool, False), "claim": _CLAIM},
     "bounds_of_queues": {
         DESTINATIONS: Argument(list, of=str, most_values=MAX_QUEUES),
         "runs": Argument(list, of=str, most_values=MAX_QUEUES),
         "make": Argument(bool, False),
+        "claim": _CLAIM,
     },
     "read_range": {
         **QUEUE,
@@ -498,7 +511,10 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "first": Argument(int, 0),
         "incarnation": Argument(str, None),
         "run": _RUN,
+        "claim": _CLAIM,
     },
+    "claim": {**QUEUE, "claim": Argument(str), "holder": Argument(str), "take_over": Argument(bool, False)},
+    "end_claim": {**QUEUE, "claim": Argument(str)},
     "settle_positions": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "uncount": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**_SOURCE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},

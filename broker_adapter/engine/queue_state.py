@@ -177,6 +177,7 @@ class QueueState(QueueEntries):
     """A queue, or the queue behind a subscription: its consumers, and what they get."""
 
     __slots__ = (
+        "claim_used_ms",
         "consumers",
         "destination",
         "dropped",
@@ -254,6 +255,7 @@ class QueueState(QueueEntries):
         self.dropped = 0  #: messages that were dropped since the start, when it was full and not read
         self.used_ms = 0  #: when something happened to it last, by the clock that is never set
         self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock
+        self.claim_used_ms: int | None = None  #: when a request had its claim last, in this run; by the same clock
 
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"

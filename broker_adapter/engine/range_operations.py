@@ -43,7 +43,7 @@ def bounds(arguments: Arguments) -> Steps:
     if arguments["make"]:
         yield c.Declare(Destination(arguments["destination"]))
 
-    return (yield lambda reader: _bounds(reader, arguments.queue(reader.state), arguments["run"]))
+    return (yield lambda reader: _bounds(reader, arguments.queue(reader.state), arguments["run"], arguments["claim"]))
 
 
 def bounds_of_queues(arguments: Arguments) -> Steps:
@@ -61,7 +61,7 @@ def bounds_of_queues(arguments: Arguments) -> Steps:
             missing: list[str] = yield partial(_missing, part)
             for name in missing:
                 yield c.Declare(Destination(name))
-        found += yield partial(_bounds_of_some, pairs)
+        found += yield partial(_bounds_of_some, pairs, arguments["claim"])
     return found
 
 
@@ -69,13 +69,14 @@ def _missing(names: Sequence[str], reader: Reader) -> list[str]:
     return [name for name in names if queue_named(reader.state, name) is None]
 
 
-def _bounds_of_some(pairs: Sequence[tuple[str, str]], reader: Reader) -> list[dict[str, Any] | None]:
+def _bounds_of_some(pairs: Sequence[tuple[str, str]], claim: str | None, reader: Reader) -> list[dict[str, Any] | None]:
     """The bounds of queues, each with the run that is asked about; None of one that there is not."""
     queues = [(queue_named(reader.state, name), run) for name, run in pairs]
-    return [None if queue is None else _bounds(reader, queue, run) for queue, run in queues]
+    return [None if queue is None else _bounds(reader, queue, run, claim) for queue, run in queues]
 
 
-def _bounds(reader: Reader, queue: QueueState, run: str | None) -> dict[str, Any]:
+def _bounds(reader: Reader, queue: QueueState, run: str | None, claim: str | None) -> dict[str, Any]:
+    reader.check_claim(queue, claim)
     reader.note_use(queue)
     first = reader.first_position(queue.id)
     return {
@@ -215,6 +216,7 @@ def settle_through(arguments: Arguments) -> Steps:
 
     def through(reader: Reader) -> tuple[int, int, int, str]:
         queue = arguments.this_queue(reader)
+        reader.check_claim(queue, arguments["claim"])
         reader.note_use(queue)
         if queue.consumers:
             raise IllegalStateException(
@@ -242,12 +244,26 @@ def settle_through(arguments: Arguments) -> Steps:
             through(reader)
         except IllegalStateException as error:
             settled = counted(dropped, "message", ("was", "were"))
-            raise IllegalStateException(f"{error.reason}; {settled} settled before") from None
+            raise type(error)(f"{error.reason}; {settled} settled before") from None
 
     yield still  # a consumer that came meanwhile may hold some, which would come back below the mark
     if last > 0:
         yield c.Publish(group, last, ())
     return dropped
+
+
+def claim(arguments: Arguments) -> Steps:
+    """Claim a queue."""
+    number: int = yield lambda reader: arguments.queue(reader.state).id
+    yield c.Claim(number, arguments["claim"], arguments["holder"], arguments["take_over"])
+    return True
+
+
+def end_claim(arguments: Arguments) -> Steps:
+    """End a claim."""
+    number: int = yield lambda reader: arguments.queue(reader.state).id
+    yield c.EndClaim(number, arguments["claim"])
+    return True
 
 
 def _rolled_back(kept: int) -> str:

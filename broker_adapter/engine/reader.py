@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from broker_adapter.engine.background_jobs import BackgroundJobs
+from broker_adapter.engine.claims import check_claim
 from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.entry_reads import EntryReads
@@ -75,6 +76,10 @@ class Reader:
     def note_use(self, queue: QueueState) -> None:
         """A queue is read without a consumer: it is not idle."""
         queue.note_use(self._elapsed_ms)
+
+    def check_claim(self, queue: QueueState, claim: str | None) -> None:
+        """Raise QueueClaimedException where a queue has another claim than that of a request; None: it names none."""
+        check_claim(queue, claim, self._elapsed_ms)
 
     def entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones.

@@ -464,6 +464,8 @@ class CatalogRecord(NamedTuple):
     target: str | None = None  #: staged: the queue that it will go to
     created_ms: int = 0
     publishing: int = 0  #: staged: 0, or its place among those that were published with it, from 1 on
+    claim: str | None = None  #: of the streaming query that alone settles it by position
+    holder: str | None = None  #: who that is, for people
 
 
 def encode_counters(key: bytes, counters: Counters) -> bytes:

@@ -79,6 +79,7 @@ NOT_NAMING: Final = frozenset(
             "max_bytes",
         ),
         *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
+        *("claim", "holder", "take_over"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
         *(
             "changes",

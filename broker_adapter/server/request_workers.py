@@ -34,7 +34,7 @@ _GROUPS = (
         ("statistics", "bounds", "bounds_of_queues", "read_range", "stage", "renew", "discard", "published"),
         _SHORT_THREADS,
     ),
-    ("streaming", ("settle_through",), _STREAMING_THREADS),
+    ("streaming", ("settle_through", "claim", "end_claim"), _STREAMING_THREADS),
     (
         "events",
         ("acknowledge_events", "ready_for_events", "pending_events", "event_positions", "leave"),

@@ -30,6 +30,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.python.daemon.module", "spark_connector.worker_daemon")
+        # A process that a busy machine starts late is no failure.
+        .config("spark.python.authenticate.socketTimeout", "300s")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -79,6 +79,9 @@ def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_pat
         assert len(done) == len(set(done))
         assert set(done) | set(left) == set(expected), "something was settled that was not processed"
         stream = spark.readStream.format("jms").option("url", server.url).option("queue", "in").load()
+        other = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "other")).start()
+        with pytest.raises(Exception, match="'in' is claimed by another streaming query"):
+            other.awaitTermination(300)
         writer = stream.selectExpr("text as value").writeStream.format("jms").option("url", server.url)
         query = writer.option("queue", "out").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
         assert query.start().awaitTermination(300)

@@ -194,7 +194,7 @@ EVERY_NAME = """
     includeProperties keyPattern maxBytesPerPartition maxMessagesPerPartition maxMessagesPerTrigger
     maxPartitions maxTriggerDelaySeconds minMessagesPerTrigger minPartitions password passwordEnv passwordFile priority
     producerId queue queuePattern queues region retrySeconds selector spool spoolHost spoolIds spoolMaxBytes
-    spoolMaxMessages startingPosition subscription timeToLive topic url username
+    spoolMaxMessages startingPosition subscription takeOver timeToLive topic url username
 """
 
 

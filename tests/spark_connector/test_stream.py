@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from sdk import ConnectionFactory
+from sdk import Connection, ConnectionFactory, QueueClaimedException
 from tests.server_process import ServerProcess
 from tests.spark_connector.queues import fill, staged, texts
 
@@ -52,6 +54,15 @@ def eventually(condition: Any, query: StreamingQuery | None = None) -> None:
         assert time.monotonic() < deadline
         assert query is None or query.exception() is None
         time.sleep(0.05)
+
+
+def is_claimed(connection: Connection) -> bool:
+    """Whether the queue ``in`` is not open to any query."""
+    try:
+        connection.request("bounds", {"destination": "in", "claim": "another"})
+    except QueueClaimedException:
+        return True
+    return False
 
 
 def numbers(count: int, first: int = 0) -> list[str]:
@@ -227,3 +238,68 @@ def test_a_server_killed_in_mid_batch_loses_and_doubles_nothing(
         finally:
             query.stop()
         assert sorted_texts(server.url, "out") == numbers(20_000)
+
+
+def test_a_second_query_on_a_queue_is_refused_and_the_first_one_reads_all(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    fill(url, "in", numbers(60))
+    found: list[str] = []
+    began = threading.Event()
+
+    def keep(batch: DataFrame, _: int) -> None:
+        found.extend(row.text for row in batch.collect())
+        began.set()
+
+    def begin(name: str, **options: Any) -> StreamingQuery:
+        writer = stream(spark, url, **options).writeStream.foreachBatch(keep)
+        return writer.option("checkpointLocation", str(tmp_path / name)).start()
+
+    first = begin("one", maxMessagesPerTrigger=5)
+    try:
+        eventually(began.is_set, first)
+        second = begin("two")
+        with pytest.raises(StreamingQueryException) as refused:
+            second.awaitTermination(PATIENCE)
+        text = str(refused.value)
+        sentence = "QueueClaimedException: queue 'in' is claimed by another streaming query ("
+        assert sentence in text.splitlines()[0]
+        assert f"Spark application 'holdfast-tests' ({spark.sparkContext.applicationId}) on host " in text
+        assert "takeOver=true" in text
+        eventually(lambda: texts(url, "in") == [], first)
+    finally:
+        first.stop()
+    assert sorted(found, key=int) == numbers(60)
+
+
+def test_a_query_without_its_checkpoint_starts_again_after_it_was_stopped(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        fill(url, "in", numbers(3))
+        query = start(stream(spark, url).selectExpr("text as value"), url, str(tmp_path / name))
+        try:
+            eventually(lambda: texts(url, "in") == [], query)
+        finally:
+            query.stop()
+    with ConnectionFactory(url).create_connection() as connection:
+        eventually(lambda: not is_claimed(connection))
+
+
+def test_a_query_that_failed_in_a_batch_keeps_its_queue_until_another_takes_it_over(
+    spark: SparkSession, url: str, checkpoint: str, tmp_path: Path
+) -> None:
+    fill(url, "in", numbers(3))
+
+    def fail(batch: DataFrame, _: int) -> None:
+        raise RuntimeError("fails")
+
+    query = stream(spark, url).writeStream.foreachBatch(fail).option("checkpointLocation", checkpoint).start()
+    with pytest.raises(Exception, match="fails"):
+        query.awaitTermination(PATIENCE)
+    with pytest.raises(Exception, match="is claimed by another streaming query"):
+        start(stream(spark, url).selectExpr("text as value"), url, str(tmp_path / "two")).awaitTermination(PATIENCE)
+    assert texts(url, "in") == numbers(3)
+    new = stream(spark, url, takeOver=True).selectExpr("text as value")
+    assert start(new, url, str(tmp_path / "three"), availableNow=True).awaitTermination(PATIENCE)
+    assert sorted_texts(url, "out") == numbers(3)

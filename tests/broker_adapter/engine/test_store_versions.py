@@ -103,11 +103,11 @@ def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
         reopened(tmp_path)
 
 
-CATALOG = ("queue", "q", None, None, False, False, None, None, 0, 0)
+CATALOG = ("queue", "q", None, None, False, False, None, None, 0, 0, None, None)
 #: Records as newer software may write them, the key of each, and what an error says of it.
 NEWER_RECORDS = {
-    "one more field of the catalogue": ("catalog", queue_key(1), (*CATALOG, "more"), "11 fields, .* knows 10"),
-    "many more fields of the catalogue": ("catalog", queue_key(1), (*CATALOG, *range(20)), "30 fields, .* knows 10"),
+    "one more field of the catalogue": ("catalog", queue_key(1), (*CATALOG, "more"), "13 fields, .* knows 12"),
+    "many more fields of the catalogue": ("catalog", queue_key(1), (*CATALOG, *range(20)), "32 fields, .* knows 12"),
     "a catalogue that is a map": ("catalog", queue_key(1), {"kind": "queue"}, "no array"),
     "a kind that is unknown": ("catalog", queue_key(1), ("shard", *CATALOG[1:]), "'q' .* kind 'shard'"),
     "a kind that is a number": ("catalog", queue_key(1), (7, *CATALOG[1:]), "'q' .* kind 7"),
