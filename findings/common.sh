@@ -47,6 +47,13 @@ proton() {
     venv/bin/pip install --quiet --disable-pip-version-check python-qpid-proton==0.40.0
 }
 
+# Run run.py of this folder with PySpark 4.3.0, which needs Java 17; its output is in the file output.
+pyspark() {
+    python3 -m venv venv
+    venv/bin/pip install --quiet --disable-pip-version-check pyspark==4.3.0 pyarrow==26.0.1 pandas==2.3.3
+    PYSPARK_PYTHON=$HERE/venv/bin/python PYTHONPATH=$HERE venv/bin/python run.py >output 2>spark.log || { tail -20 spark.log; exit 1; }
+}
+
 # Qpid Broker-J 10.1.0 on $PORT, in memory; anybody may log in, and the queue "q" exists.
 broker_j() {
     mvn -q -B -Dstyle.color=never dependency:copy -Dartifact=org.apache.qpid:apache-qpid-broker-j:10.1.0:tar.gz:bin -DoutputDirectory=.
