@@ -128,6 +128,7 @@ _FIELDS: Final[dict[int, tuple[tuple[str, frozenset[int], bool], ...]]] = {
     CLOSE: (),
 }
 _HANDLE_OF_FLOW: Final = 4
+_DRAIN_OF_FLOW: Final = 8
 #: Fields whose text proton gives as a C string, which ends at a NUL: of the performative, or the address of a terminus.
 _NAMED: Final = {OPEN: {0: "container-id", 1: "hostname"}, ATTACH: {0: "name", 5: "source", 6: "target"}}
 
@@ -159,7 +160,8 @@ class FrameRules:
     Attributes:
         sending: first octets of a transfer on a channel → handles of its links on which the other side sends.
         disposing: first octets of a disposition on each channel.
-        attach_bytes: sizes of the attaches that were let through, in order, until they are taken.
+        attaches: size, and channel and handle, of the attaches that were let through, in order, until they are taken.
+        drains: channel and handle of links of which it wants the credit used up or back, until they are taken.
         closed: whether it has closed the connection.
     """
 
@@ -180,7 +182,8 @@ class FrameRules:
         self._links = 0
         self.sending: dict[bytes, set[int]] = {}
         self.disposing: set[bytes] = set()
-        self.attach_bytes: deque[int] = deque()
+        self.attaches: deque[tuple[int, tuple[int, int]]] = deque()
+        self.drains: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
         return f"<FrameRules channels={sorted(self._channels)} links={self._links} unanswered={self._unanswered}>"
@@ -280,6 +283,8 @@ class FrameRules:
         elif code == FLOW:
             if values[_HANDLE_OF_FLOW] is not None:
                 self._attached(channel, found, values[_HANDLE_OF_FLOW], code)
+                if values[_DRAIN_OF_FLOW]:
+                    self.drains.add((channel, values[_HANDLE_OF_FLOW]))
         elif code == TRANSFER:
             handle = values[0]
             self._attached(channel, found, handle, code)
@@ -333,7 +338,8 @@ class FrameRules:
         found.handles.add(handle)
         if not receives:
             found.sending.add(handle)
-        self.attach_bytes.append(size)
+        self.attaches.append((size, (channel, handle)))
+        self.drains.discard((channel, handle))
 
     @staticmethod
     def _attached(channel: int, found: _Channel, handle: int, code: int) -> None:

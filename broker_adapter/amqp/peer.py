@@ -71,11 +71,11 @@ class Peer:
         self._unfinished = unfinished = UnfinishedMessages()
         self._endpoints = endpoints = Endpoints(connection, rules, unfinished)
         self._incoming = incoming = IncomingTransfers(connection, endpoints, unfinished)
-        credit = Credit(connection, endpoints)
-        self._outgoing = outgoing = OutgoingTransfers(connection, endpoints, credit)
+        credit = Credit(connection, endpoints, rules)
+        self._outgoing = outgoing = OutgoingTransfers(connection, endpoints)
         self._events = events = EventReader(connection, endpoints, credit, incoming, outgoing)
         self._input = FrameInput(connection, rules, incoming, events)
-        self._output = FrameOutput(connection, rules, outgoing)
+        self._output = FrameOutput(connection, rules, outgoing, credit)
         # Bytes and events.
         self.receive = self._input.receive
         self.receive_end = self._input.receive_end

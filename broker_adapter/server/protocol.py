@@ -539,6 +539,8 @@ class ServerProtocol:
             return
         if self._requests.has_answerer(event.link):
             self._requests.send_answers()
+            if event.drain:
+                self._peer.drained(event.link)
         elif event.drain:
             self._consumers.expect_drain(event.link)
 

@@ -90,8 +90,8 @@ class LinkEndpoint:
     later: deque[LaterMessage] = attrs.field(
         factory=deque
     )  #: messages that proton has not got as a whole, from a large one on
-    drained_later: bool = False  #: whether the credit is to be returned behind them
     attach_bytes: int = 0  #: of the peer's attach
+    peer_handle: tuple[int, int] = (-1, -1)  #: the peer's channel and handle; not before its attach
     is_extra: bool = False  #: whether it is one of ``PeerLimits.extra_links``
 
     def drop_later(self) -> None:
@@ -102,7 +102,6 @@ class LinkEndpoint:
                 self.outgoing.pop(message.delivery, None)
                 lib.pn_delivery_abort(message.delivery)
         self.later.clear()
-        self.drained_later = False
         self.session.later_links.pop(self.number, None)
 
 
@@ -372,7 +371,7 @@ class Endpoints:
 
     def on_link_remote_open(self, pointer: Any, happened: list[Event]) -> None:
         """The peer attached a link, or answered ours."""
-        size = self._rules.attach_bytes.popleft()
+        size, peer_handle = self._rules.attaches.popleft()
         link = self.links_by_pointer.get(pointer)
         if link is None:
             session = self.sessions_by_pointer.get(lib.pn_link_session(pointer))
@@ -384,6 +383,7 @@ class Endpoints:
             return
         link.remote_opened = True
         link.attach_bytes = size
+        link.peer_handle = peer_handle
         self._attach_bytes += size
         if self._attach_bytes > 2 * _MAX_ATTACH_BYTES:
             reason = f"the attaches of all links are far larger than the limit of {_MAX_ATTACH_BYTES} bytes"

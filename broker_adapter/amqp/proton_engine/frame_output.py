@@ -10,23 +10,28 @@ from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.frames import begins
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.credit import Credit
 from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
 
 
 class FrameOutput:
     """What was taken out of proton, and not asked for yet."""
 
-    def __init__(self, connection: ProtonConnection, rules: frames.FrameRules, outgoing: OutgoingTransfers) -> None:
+    def __init__(
+        self, connection: ProtonConnection, rules: frames.FrameRules, outgoing: OutgoingTransfers, credit: Credit
+    ) -> None:
         """Nothing was said.
 
         Args:
             connection: proton's objects.
             rules: told of the channels of our sessions.
             outgoing: gives proton the parts of large messages.
+            credit: answers drains behind them.
         """
         self._connection = connection
         self._rules = rules
         self._outgoing = outgoing
+        self._credit = credit
         self._written: deque[bytes] = deque()
         self._unwritten_begins = 0  # begins of ours whose channel is not known yet
 
@@ -94,6 +99,8 @@ class FrameOutput:
                 # The peer allows fewer channels or handles than it has answered, or wants answered.
                 reason = f"nothing can be written: {connection.stuck}"
                 connection.fail(AmqpError("amqp:resource-limit-exceeded", reason))
+                continue
+            if size == 0 and self._credit.returning and self._credit.answer_drains():
                 continue
             if size <= 0:
                 connection.unwritten_bytes = 0

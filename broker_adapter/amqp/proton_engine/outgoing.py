@@ -15,7 +15,6 @@ from cproton_ffi import ffi, lib
 from broker_adapter.amqp.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.events import PLAIN_STATES, RECEIVED, Dispositions, Event, State
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
-from broker_adapter.amqp.proton_engine.credit import Credit
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LaterMessage, LinkEndpoint, SessionEndpoint
 from broker_adapter.amqp.proton_memory import write_disposition
 from broker_adapter.errors import IllegalStateException
@@ -39,20 +38,18 @@ class OutgoingTransfers:
         with_later: sessions with messages that proton has not got as a whole, by number.
     """
 
-    def __init__(self, connection: ProtonConnection, endpoints: Endpoints, credit: Credit) -> None:
+    def __init__(self, connection: ProtonConnection, endpoints: Endpoints) -> None:
         """Nothing has gone out.
 
         Args:
             connection: proton's objects.
             endpoints: the sessions and links.
-            credit: of the links.
         """
         self.with_later: dict[int, SessionEndpoint] = {}
         self._connection = connection
         self._engine = connection.engine
         self._endpoints = endpoints
         self._links = endpoints.links
-        self._credit = credit
         self._with_output: list[SessionEndpoint] = []  # sessions that may have bytes to send
         self._buffers = DeliveryBuffers()
         self._next_delivery = 1
@@ -162,8 +159,6 @@ class OutgoingTransfers:
                 del later[link.number]
                 if link.later:
                     later[link.number] = link  # the next part is one of another link
-                else:
-                    self._credit.answer_later_drain(link)
             if not later:
                 del self.with_later[session.number]
         for on_given in given:
@@ -214,7 +209,6 @@ class OutgoingTransfers:
         lib.pn_delivery_abort(message.delivery)
         if not link.later:
             link.session.later_links.pop(link.number, None)
-            self._credit.answer_later_drain(link)
 
     def withdraw(self, link: int, *, stays: bool = False) -> list[int]:
         """Send nothing more of a link's messages, which the peer has detached, or whose connection is over.
@@ -270,7 +264,6 @@ class OutgoingTransfers:
             numbers.append(last.number)
         if found is not None and not found.later:
             found.session.later_links.pop(link, None)
-            self._credit.answer_later_drain(found)
         return numbers
 
     def waiting_bytes(self) -> int:

@@ -11,8 +11,11 @@ from broker_adapter.amqp.events import Terminus
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.consumers import SLICE_MESSAGES
+from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.engine.driving import WAIT, depth
 from tests.broker_adapter.server.protocol_client import Client, encoded, put
+from tests.broker_adapter.server.raw_client import RawClient
+from tests.broker_adapter.server.served import Served
 
 
 def test_a_consumer_gets_exactly_its_credit(client: Client) -> None:
@@ -203,3 +206,22 @@ def test_a_session_that_takes_no_more_costs_a_bounded_amount(make_broker: Callab
     assert count - depth(broker, "q") <= 20
     client.until(lambda: len(client.messages(link)) == count)
     assert [int(body[-9:]) for body in client.bodies(link)] == list(range(count))
+
+
+@pytest.mark.parametrize("credit", [0, 1, 2, 3])
+def test_a_foreign_client_gets_a_flow_for_each_drain(serve: Callable[..., Served], credit: int) -> None:
+    served = serve()
+    put(served.broker, "q", encoded("x"), encoded("y"))
+    with RawClient(served.port, envelopes=False) as client:
+        client.send(frames.begin(0), frames.attach(0, 0, "l", receives=True))
+        client.send(frames.flow(0, 0, credit, drain=True))
+        client.until(lambda: flows(client) == [(credit, 0)])
+        client.send(frames.flow(0, 0, credit, drain=True, count=credit))
+        client.until(lambda: flows(client) == [(credit, 0), (2 * credit, 0)])
+        assert len(client.payloads) == min(2, 2 * credit)
+
+
+def flows(client: RawClient) -> list[tuple[Any, Any]]:
+    """The delivery-count and the credit of each flow about a link."""
+    fields: list[Any] = list(client.fields(frames.FLOW))
+    return [(each[5], each[6]) for each in fields if len(each) > 5 and each[4] is not None]
