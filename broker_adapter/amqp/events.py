@@ -100,6 +100,7 @@ class LinkRemoteOpen(NamedTuple):
     max_message_bytes: int | None
     properties: dict[Any, Any]
     excess: AmqpError | None = None  #: the limit that the peer's attach goes beyond: ``refuse_link`` with it
+    is_second: bool = False  #: ``by_peer`` with rcv-settle-mode ``second``: the receiver settles once the sender has
 
 
 class LinkRemoteClose(NamedTuple):
@@ -143,7 +144,7 @@ class Dropped(NamedTuple):
 
 
 class Dispositions(NamedTuple):
-    """Deliveries that we sent ended, all alike."""
+    """Deliveries that we sent ended, all alike; settle them with ``settle_second`` where the link ``is_second``."""
 
     link: int
     numbers: list[int]

@@ -103,6 +103,7 @@ class Peer:
         self.abandon = outgoing.abandon
         self.take_back = outgoing.take_back
         self.waiting_bytes = outgoing.waiting_bytes
+        self.settle_second = outgoing.settle_second
         self.settle = incoming.settle
         self.has_unfinished = incoming.has_unfinished
         self.largest_unfinished_bytes = unfinished.largest_bytes

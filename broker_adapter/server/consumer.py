@@ -32,6 +32,7 @@ class Consumer:
     mean_bytes: int = 0  #: of what it was sent last
     detached: bool = False
     browses: bool = False  #: it gets copies
+    is_second: bool = False  #: the client settles once we have
     dead_letters: bool = False  #: of the dead-letter queue
     #: The peer's number of a delivery → the engine's; where it gets batches, the engine's → the engine's.
     unsettled: dict[int, int] = attrs.field(factory=dict)

@@ -214,6 +214,7 @@ class Consumers:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
         consumer.browses = browse
+        consumer.is_second = event.is_second
         consumer.dead_letters = destination == self._dead_letters
         consumer.batches = self._batched.number_of(event)
 
@@ -673,6 +674,7 @@ class Consumers:
         """The client settled deliveries of a link, all alike."""
         consumer = self._consumers.get(event.link)
         if consumer is None:
+            self._peer.settle_second(event.link, event.numbers)
             return
         if consumer.batches is not None:
             self._batched.on_answered(consumer, event)
@@ -684,4 +686,11 @@ class Consumers:
             self._settle(consumer.number, numbers, outcome_of(state))
         elif not self._add_to_transaction(state, consumer.number, numbers):
             self._settle(consumer.number, numbers, Outcome.MODIFIED)
+        if consumer.is_second:  # our settlement tells the client that its outcome is on disk
+            reply = self._calls.reply(self._on_second, event)
+            self._defer(c.Settle(consumer.number, (), Outcome.ACCEPTED, reply=reply))
         self._on_settled(consumer)
+
+    def _on_second(self, event: Dispositions, result: JMSException | None) -> None:
+        if result is None and not self._client.has_ended:
+            self._peer.settle_second(event.link, event.numbers)

@@ -58,7 +58,7 @@ from broker_adapter.server.announcements import as_property
 from broker_adapter.server.batched_consumers import BatchedConsumers
 from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
-from broker_adapter.server.consumers import Consumers
+from broker_adapter.server.consumers import IN_HAND_BYTES, SLICE_MESSAGES, Consumers
 from broker_adapter.server.coordinator import Coordinator
 from broker_adapter.server.engine_calls import Engine, EngineCalls
 from broker_adapter.server.event_links import EventLinks
@@ -132,6 +132,7 @@ class ServerProtocol:
             max_sessions=settings.max_sessions,
             max_links=settings.max_links,
             idle_timeout_ms=int(settings.idle_timeout_seconds * 1000),
+            max_settling=max(SLICE_MESSAGES, settings.max_connection_bytes // IN_HAND_BYTES),
             settled_at_once=_SETTLED_AT_ONCE,
             bare_states=True,
         )

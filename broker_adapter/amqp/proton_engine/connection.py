@@ -42,6 +42,7 @@ class PeerLimits:
     max_sessions: int = 256
     max_links: int = 1024  #: of all sessions together, beside ``extra_links``
     idle_timeout_ms: int = 60_000  #: 0: none
+    max_settling: int = 10_000  #: deliveries with an outcome whose sender has not settled them (mode ``second``)
     settled_at_once: int = 0  #: deliveries whose states ``events()`` tells at once, about; 0: all of them
     bare_states: bool = False  #: of a large state only what a server reads is wanted
 

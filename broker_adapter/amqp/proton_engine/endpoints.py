@@ -90,6 +90,10 @@ class LinkEndpoint:
     later: deque[LaterMessage] = attrs.field(
         factory=deque
     )  #: messages that proton has not got as a whole, from a large one on
+    is_second: bool = False  #: the receiver settles after the sender has: the peer asked for rcv-settle-mode ``second``
+    settling: dict[Any, Any] = attrs.field(
+        factory=dict
+    )  #: where ``is_second``, deliveries with an outcome: (a sender's) number → C delivery, else C delivery → None
     attach_bytes: int = 0  #: of the peer's attach
     peer_handle: tuple[int, int] = (-1, -1)  #: the peer's channel and handle; not before its attach
     is_extra: bool = False  #: whether it is one of ``PeerLimits.extra_links``
@@ -157,6 +161,7 @@ class Endpoints:
         sessions_by_pointer: by C object.
         links: by number.
         links_by_pointer: by C object.
+        settling: how many deliveries of all links have an outcome and are not settled.
     """
 
     def __init__(self, connection: ProtonConnection, rules: frames.FrameRules, unfinished: UnfinishedMessages) -> None:
@@ -171,6 +176,7 @@ class Endpoints:
         self.sessions_by_pointer: dict[Any, SessionEndpoint] = {}
         self.links: dict[int, LinkEndpoint] = {}
         self.links_by_pointer: dict[Any, LinkEndpoint] = {}
+        self.settling = 0
         self._connection = connection
         self._rules = rules
         self._unfinished = unfinished
@@ -319,9 +325,8 @@ class Endpoints:
         found = self._link(link)
         if max_message_bytes is not None:
             found.endpoint.max_message_size = max_message_bytes
-        presettled = found.endpoint.remote_snd_settle_mode == lib.PN_SND_SETTLED
         try:
-            self._open_link(found, source, target, presettled, properties)
+            self._open_link(found, source, target, properties=properties)
         except ValueError as error:
             # What is echoed came from the peer: a map with keys that are no symbols, for example.
             self._connection.fail(AmqpError("amqp:invalid-field", str(error)))
@@ -329,7 +334,7 @@ class Endpoints:
     def refuse_link(self, link: int, error: AmqpError) -> None:
         """Refuse the peer's attach: an attach without its terminus, then a detach with the error."""
         found = self._link(link)
-        self._open_link(found, None, None, presettled=False, properties=None)
+        self._open_link(found, None, None)
         self.close_link(link, error)
 
     def close_link(self, link: int, error: AmqpError | None = None, *, closed: bool = True) -> None:
@@ -413,6 +418,7 @@ class Endpoints:
                 limit or None,
                 read_mapping(lib.pn_link_remote_properties(pointer)),
                 self._excess(size) if link.by_peer else None,
+                link.by_peer and lib.pn_link_remote_rcv_settle_mode(pointer) == lib.PN_RCV_SECOND,
             )
         )
 
@@ -450,8 +456,8 @@ class Endpoints:
         link: LinkEndpoint,
         source: Terminus | None,
         target: Terminus | None,
-        presettled: bool,
-        properties: dict[str, Any] | None,
+        presettled: bool = False,
+        properties: dict[str, Any] | None = None,
     ) -> None:
         if link.opened:
             raise IllegalStateException(f"link {link.number} is attached already")
@@ -459,7 +465,14 @@ class Endpoints:
         pointer = link.endpoint._impl
         write_terminus(lib.pn_link_source(pointer), source, lib.PN_SOURCE)
         write_terminus(lib.pn_link_target(pointer), target, lib.PN_TARGET)
-        lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if presettled else lib.PN_SND_UNSETTLED)
+        if link.by_peer:
+            # AMQP 1.0 section 2.7.3: the answer names the modes in use; clients refuse others than they asked for.
+            lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
+            receiver_mode = lib.pn_link_remote_rcv_settle_mode(pointer)
+            lib.pn_link_set_rcv_settle_mode(pointer, receiver_mode)
+            link.is_second = receiver_mode == lib.PN_RCV_SECOND
+        else:
+            lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if presettled else lib.PN_SND_UNSETTLED)
         write_mapping(lib.pn_link_properties(pointer), properties)
         lib.pn_link_open(pointer)
 
@@ -476,6 +489,8 @@ class Endpoints:
         link.session.links.pop(link.number, None)
         link.incoming.clear()
         link.outgoing.clear()
+        self.settling -= len(link.settling)
+        link.settling.clear()
         self._unfinished.remove(link)
         link.drop_later()
         self._attach_bytes -= link.attach_bytes

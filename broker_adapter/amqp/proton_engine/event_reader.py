@@ -137,6 +137,8 @@ class EventReader:
                     left -= on_disposition(link, delivery, happened)
                 elif readable(delivery):
                     on_transfer(link, delivery, happened)
+                elif link.settling:
+                    self._incoming.on_settled(link, delivery)
             elif kind in _TOLD:
                 try:
                     self._on_event(kind, event, happened)

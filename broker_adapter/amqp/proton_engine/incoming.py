@@ -258,7 +258,7 @@ class IncomingTransfers:
             return
         engine, take = self._engine, found.incoming.pop
         update, settle = engine.pn_delivery_update, engine.pn_delivery_settle
-        code = state.code
+        code, is_second = state.code, found.is_second
         plain = PLAIN_STATES.get(code) == state
         fields = fields_of(state) if code == TRANSACTIONAL else b""
         answer_bytes = _ANSWER_BYTES if plain or state.error is None else _answer_bytes(state.error)
@@ -273,10 +273,27 @@ class IncomingTransfers:
             elif not plain:
                 write_disposition(lib.pn_delivery_local(delivery), state)
             update(delivery, code)
-            settle(delivery)
+            if is_second:
+                found.settling[delivery] = None
+                self._endpoints.settling += 1
+            else:
+                settle(delivery)
         self._connection.unwritten_bytes += unwritten_bytes
+        if self._endpoints.settling > self._connection.limits.max_settling and found.settling:
+            reason = (
+                f"more than {self._connection.limits.max_settling} messages have an outcome that their sender has not"
+                " settled (rcv-settle-mode second); settle each when its disposition comes"
+            )
+            self._violate(found, AmqpError("amqp:resource-limit-exceeded", reason))
         if found.closed and found.remote_closed:
             self._endpoints.free_link(found)
+
+    def on_settled(self, link: LinkEndpoint, delivery: Any) -> None:
+        """The sender has settled a message that it settles ahead of us: it is over."""
+        if delivery in link.settling and self._engine.pn_delivery_settled(delivery):
+            del link.settling[delivery]
+            self._endpoints.settling -= 1
+            self._engine.pn_delivery_settle(delivery)
 
 
 def _append_part(parts: list[bytes | bytearray], part: bytes) -> None:

@@ -7,7 +7,7 @@ Where a link ends before all of that is written, ``withdraw`` tells what the pee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from cproton_ffi import ffi, lib
@@ -190,6 +190,9 @@ class OutgoingTransfers:
         del link.outgoing[delivery]
         if link.later and link.later[0].delivery == delivery:
             self._abort_unfinished(link)
+        elif link.is_second and not engine.pn_delivery_settled(delivery):
+            link.settling[number] = delivery
+            self._endpoints.settling += 1
         else:
             engine.pn_delivery_settle(delivery)
         if link.remote_closed and link.closed and not link.outgoing:
@@ -201,6 +204,16 @@ class OutgoingTransfers:
                 return work
         happened.append(Dispositions(link.number, [number], state))
         return work
+
+    def settle_second(self, link: int, numbers: Iterable[int]) -> None:
+        """Settle what the receiver of a link has given an outcome, and settles once we have; others are ignored."""
+        found = self._links.get(link)
+        if found is not None and found.settling:
+            for number in numbers:
+                delivery = found.settling.pop(number, None)
+                if delivery is not None:
+                    self._endpoints.settling -= 1
+                    self._engine.pn_delivery_settle(delivery)
 
     def _abort_unfinished(self, link: LinkEndpoint) -> None:
         """The receiver has settled the message of which proton has got a part: the others are not sent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong, UShort, encode
+from broker_adapter.amqp.values import Described, Symbol, UByte, UInt, ULong, UShort, encode
 
 HEADER = b"AMQP\x00\x01\x00\x00"
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
@@ -48,15 +48,17 @@ def attach(
     *,
     receives: bool = False,
     coordinator: bool = False,
+    modes: tuple[int | None, int | None] = (None, None),
 ) -> bytes:
-    """An attach of a link on which the hand-made peer sends; or receives."""
+    """An attach of a link on which the hand-made peer sends; or receives.  ``modes``: snd- and rcv-settle-mode."""
     node = Described(ULong(SOURCE if receives else TARGET), [address])
     if coordinator:
         node = Described(ULong(COORDINATOR), [])
     other = Described(ULong(TARGET if receives else SOURCE), ["here"])
     source, target = (node, other) if receives else (other, node)
     first = None if receives else UInt(0)
-    return frame(channel, ATTACH, name, UInt(handle), receives, None, None, source, target, None, None, first)
+    snd, rcv = (None if mode is None else UByte(mode) for mode in modes)
+    return frame(channel, ATTACH, name, UInt(handle), receives, snd, rcv, source, target, None, None, first)
 
 
 def flow(
@@ -92,9 +94,18 @@ def transfer(
     return frame(channel, TRANSFER, *fields, payload=payload)
 
 
-def disposition(channel: int, role: bool, first: int, last: int | None = None, state: int | None = 0x24) -> bytes:
-    ending = None if state is None else Described(ULong(state), [])
-    return frame(channel, DISPOSITION, role, UInt(first), None if last is None else UInt(last), True, ending)
+def disposition(
+    channel: int,
+    role: bool,
+    first: int,
+    last: int | None = None,
+    state: int | None = 0x24,
+    *fields: Any,
+    settled: bool = True,
+) -> bytes:
+    """A disposition; ``fields``: of the state."""
+    ending = None if state is None else Described(ULong(state), list(fields))
+    return frame(channel, DISPOSITION, role, UInt(first), None if last is None else UInt(last), settled, ending)
 
 
 def detach(channel: int, handle: int, *, closed: bool = True) -> bytes:
