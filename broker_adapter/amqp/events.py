@@ -63,6 +63,7 @@ class RemoteOpen(NamedTuple):
     desired_capabilities: frozenset[str]
     properties: dict[Any, Any]
     idle_seconds: float = 0.0  #: the idle time-out that it announced; 0: none
+    refusal: AmqpError | None = None  #: what it asks for and cannot have: close the connection with it
 
 
 class RemoteClose(NamedTuple):

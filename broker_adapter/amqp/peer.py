@@ -157,7 +157,8 @@ class Peer:
             return None
         if not listens and connection.opened and not connection.tail_closed and not self._rules.closed:
             connection.push(_HEARTBEAT, 0, len(_HEARTBEAT))
-        return connection.engine.pn_transport_tick(connection.c_transport, now_ms) or None
+        deadline: int = connection.engine.pn_transport_tick(connection.c_transport, now_ms)
+        return (min(deadline, now_ms + connection.tick_ms) if connection.tick_ms else deadline) or None
 
     def open(
         self,

@@ -26,6 +26,10 @@ from broker_adapter.settings import ServerSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
+#: What is due earlier does not wait for the clock of the listener, which ticks once a second.
+_SOON_MS = 2000
+#: Least time between two ticks of a connection's own, whatever is due.
+_LEAST_TICK_MS = 50
 #: Bytes in a socket's buffer above which the protocol is not asked for more.
 _HIGH_WATER_BYTES = 256 * 1024
 
@@ -70,6 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_open = False
         self._since = time.monotonic()
         self._next_tick_ms = 0
+        self._ticker: asyncio.TimerHandle | None = None
         self._closing_since: float | None = None
         has_port = isinstance(address, tuple)
         self.host = str(address[0]) if has_port else ""  #: address of the client
@@ -219,6 +224,8 @@ class ClientConnection(asyncio.Protocol):
         if rest:
             self._receive(rest)  # it came before the end
         self._transport = None
+        if self._ticker is not None:
+            self._ticker.cancel()
         self._listener.gone(self)
         error = self._protocol.error
         if error is not None:
@@ -265,6 +272,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_open and self._protocol.is_open:
             self._is_open = True
             self._listener.logged_in(self)
+            self.tick(time.monotonic())  # the client's idle time-out counts from here
         if not self._paused and self._protocol.output_closed:
             transport.close()
 
@@ -284,11 +292,21 @@ class ClientConnection(asyncio.Protocol):
         now_ms = int(now * 1000)
         if now_ms >= self._next_tick_ms:
             try:
-                self._next_tick_ms = self._protocol.tick(now_ms) or now_ms + 1000
+                deadline_ms = self._protocol.tick(now_ms)
             except Exception as error:
                 self._broken(error)
                 return
+            self._next_tick_ms = deadline_ms or now_ms + 1000
             self.write()
+            if deadline_ms is not None and deadline_ms - now_ms < _SOON_MS and self._transport is not None:
+                if self._ticker is not None:
+                    self._ticker.cancel()
+                delay = max(deadline_ms - now_ms + 1, _LEAST_TICK_MS) / 1000
+                self._ticker = asyncio.get_running_loop().call_later(delay, self._tick_soon)
+
+    def _tick_soon(self) -> None:
+        if self._transport is not None:
+            self.tick(time.monotonic())
 
     def close(self, error: JMSException, *, stops: bool = False) -> None:
         """Close with a reason; ``stops``: because the server does."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.conditions import AmqpError, error_for, exception_for
 from broker_adapter.amqp.events import (
     REJECTED,
     TRANSACTIONAL,
@@ -358,6 +358,9 @@ class ServerProtocol:
             return
         self._opening = True
         self.peer_name = event.container_id
+        if event.refusal is not None:
+            self._on_connected(exception_for(event.refusal, "refused"))
+            return
         client, calls = self._client, self.calls
         client.container_id = event.container_id
         client.envelope_version = envelope_version(event.desired_capabilities)

@@ -288,6 +288,10 @@ class ClientProtocol:
     def _on_open(self, event: RemoteOpen) -> None:
         if event.properties.get("amqp:connection-establishment-failed", False) is not False:
             return  # a close with the reason follows; Artemis says it with the text "true"
+        if event.refusal is not None:
+            self._peer.close(event.refusal)
+            self.fail(exception_for(event.refusal, "the broker's open was refused"))
+            return
         self.traits = traits = traits_of(event, envelope=self._options.envelope, trust=self._options.trust_broker)
         try:
             self.addresses = traits.addresses(self._options.queue_prefix, self._options.topic_prefix)

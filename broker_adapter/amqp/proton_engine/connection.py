@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import proton
@@ -30,6 +30,10 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.settings import GIB, KIB, MIB
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+
+
+#: Smallest idle-time-out of the other side that is kept, in milliseconds: what ``idle_timeout_seconds=0.5`` asks for.
+LEAST_IDLE_TIMEOUT_MS: Final = 250
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +82,7 @@ class ProtonConnection:
         tail_closed: whether no more input is taken.
         output_closed: whether everything was sent that ever will be.
         released: whether all memory was freed.
+        tick_ms: how often time has to pass at least for the peer's idle-time-out; 0: it has none.
         failure: what the peer did wrong, which ends the connection.
         stuck: why proton writes nothing more, in its own words.
     """
@@ -111,6 +116,7 @@ class ProtonConnection:
         self.tail_closed = False
         self.output_closed = False
         self.released = False
+        self.tick_ms = 0
         self.failure: AmqpError | None = None
         self.stuck = ""
 
@@ -203,6 +209,15 @@ class ProtonConnection:
     def read_open(self) -> RemoteOpen:
         """What the peer said as it opened the connection."""
         connection = self.connection._impl
+        idle_timeout_ms = lib.pn_transport_get_remote_idle_timeout(self.c_transport)
+        # proton sends an empty frame once nothing was sent for half of it; it looks when time passes.
+        self.tick_ms = idle_timeout_ms // 4
+        refusal = None
+        if 0 < idle_timeout_ms < LEAST_IDLE_TIMEOUT_MS:  # AMQP 1.0 section 2.4.5: none has to support any value
+            reason = (
+                f"an idle-time-out of {idle_timeout_ms} ms is not kept; ask for {LEAST_IDLE_TIMEOUT_MS} ms at least"
+            )
+            refusal = AmqpError("amqp:not-implemented", reason)
         return RemoteOpen(
             text_at(lib.pn_connection_remote_container(connection)) or "",
             text_at(lib.pn_connection_remote_hostname(connection)),
@@ -210,6 +225,7 @@ class ProtonConnection:
             frozenset(read_names(lib.pn_connection_remote_desired_capabilities(connection))),
             read_mapping(lib.pn_connection_remote_properties(connection)),
             self.transport.remote_idle_timeout,
+            refusal,
         )
 
     def read_close(self) -> AmqpError | None:

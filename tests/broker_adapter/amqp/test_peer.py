@@ -21,6 +21,7 @@ from broker_adapter.amqp.events import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
+    RemoteOpen,
     State,
     Transfers,
     TransportFailed,
@@ -33,13 +34,42 @@ from tests.broker_adapter.amqp.pair import Pair, Unfinished, arrived, every, las
 def test_a_silent_peer_is_noticed_and_a_quiet_one_sends_keep_alives() -> None:
     limits = PeerLimits(idle_timeout_ms=1_000)
     pair = Pair(limits, limits).opened()
-    assert pair.client.tick(1_000) == 1_250  # half of what the peer advertised, which is half of its time-out
+    assert pair.client.tick(1_000) == 1_125  # a quarter of what the peer advertised, which is half of its time-out
     pair.server.tick(1_000)
     pair.client.tick(1_250)
     assert pair.client.pending_output() == bytes.fromhex("0000000802000000")
 
     pair.server.tick(2_001)
     assert last(pair.server.events(), TransportFailed).error.description == "local-idle-timeout expired"
+
+
+@pytest.mark.parametrize("sent_ms", [1, 60, 249, 251])
+def test_the_gap_between_two_frames_is_below_what_the_peer_has_asked_for(sent_ms: int) -> None:
+    pair = Pair(PeerLimits(idle_timeout_ms=1_000)).opened()
+    now_ms = last_ms = longest_ms = 0
+    due_ms = pair.server.tick(now_ms) or 0
+    frames = 0
+    for now_ms in range(1, 5_000):
+        if now_ms % 2_000 == sent_ms:
+            pair.server.begin_session()
+        if now_ms >= due_ms:
+            due_ms = pair.server.tick(now_ms) or 0
+        if pair.server.pending_output():
+            frames += 1
+            longest_ms, last_ms = max(longest_ms, now_ms - last_ms), now_ms
+    assert longest_ms <= 375
+    assert frames < 30
+
+
+@pytest.mark.parametrize(("idle_timeout_ms", "is_kept"), [(2, False), (499, False), (500, True), (0, True)])
+def test_an_idle_time_out_that_is_too_short_is_to_be_refused(idle_timeout_ms: int, is_kept: bool) -> None:
+    pair = Pair(PeerLimits(idle_timeout_ms=idle_timeout_ms)).opened()
+
+    refusal = last(pair.server_events, RemoteOpen).refusal
+    assert (refusal is None) == is_kept
+    if refusal is not None:
+        asked = f"an idle-time-out of {idle_timeout_ms // 2} ms is not kept; ask for 250 ms at least"
+        assert refusal == AmqpError("amqp:not-implemented", asked)
 
 
 # Hostile bytes: events, or one failure; never another error, never a crash.

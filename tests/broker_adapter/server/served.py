@@ -90,10 +90,10 @@ def server_context(directory: Path, name: str = "IP:127.0.0.1") -> ssl.SSLContex
     return context
 
 
-def open_raw(served: Served, name: str = "raw") -> tuple[socket.socket, Peer]:
+def open_raw(served: Served, name: str = "raw", **limits: Any) -> tuple[socket.socket, Peer]:
     """An open connection of a client that is only a peer."""
     sock = served.socket()
-    peer = Peer(PeerLimits())
+    peer = Peer(PeerLimits(**limits))
     peer.open(name)
     sock.sendall(peer.pending_output())
     while not any(isinstance(event, RemoteOpen) for event in peer.events()):

@@ -20,6 +20,7 @@ from broker_adapter.amqp.payloads import decode_received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
+from broker_adapter.server import listener
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.permissions import authorize
@@ -31,6 +32,7 @@ from tests.broker_adapter.server.served import (
     Served,
     change,
     in_hand,
+    open_raw,
     read_all,
     stalled,
 )
@@ -310,6 +312,7 @@ def test_what_came_before_the_end_of_a_connection_is_taken() -> None:
         protocol = Mock(is_open=True, wants_input=True, output_closed=False, is_postponed=False, error=None)
         protocol.receive = lambda each, _now_ms: taken.append(each)
         protocol.receive_end = lambda: taken.append(b"the end")
+        protocol.tick = lambda _now_ms: None
         protocol.pending_output = lambda _limit: b""
         connection = ClientConnection(Mock(is_stopping=False, connections=set()), Mock(), ("127.0.0.1", 1))
         connection._listener.protocol = lambda *_: protocol  # type: ignore[method-assign]
@@ -349,3 +352,15 @@ def test_a_socket_that_has_no_bytes_after_all_is_watched_on() -> None:
 
     with theirs:
         assert asyncio.run(watch()) == ["gone"]
+
+
+def test_keep_alives_for_a_short_idle_time_out_do_not_wait_for_the_clock_of_the_listener(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "TICK_SECONDS", 1000.0)
+    sock, _ = open_raw(serve(), idle_timeout_ms=600)
+    heard = b""
+    with sock:
+        sock.settimeout(WAIT)
+        while heard.count(b"\x00\x00\x00\x08\x02\x00\x00\x00") < 5:
+            heard += sock.recv(65536)

@@ -20,7 +20,7 @@ from broker_adapter.amqp.events import (
     SessionRemoteOpen,
     Transfers,
 )
-from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
@@ -99,6 +99,21 @@ def test_a_refused_open_raises_the_reason(error: AmqpError, cls: type[JMSExcepti
         _ = result.value
     assert wired.events == []
     assert wired.client.phase is Phase.CLOSED
+
+
+def test_a_broker_that_asks_for_too_short_an_idle_time_out_is_left_with_the_reason() -> None:
+    broker = ScriptedBroker()
+    broker.peer = Peer(PeerLimits(idle_timeout_ms=20), server=True)
+    wired = Wired(broker)
+    result = Result()
+    wired.client.open(result)
+    wired.pump()
+
+    with pytest.raises(JMSException, match="idle-time-out of 10 ms is not kept; ask for 250 ms at least"):
+        _ = result.value
+    assert wired.client.phase is Phase.CLOSED
+    (closed,) = broker.of(RemoteClose)
+    assert closed.error.condition == "amqp:not-implemented"
 
 
 def test_close_is_answered_and_legal_twice(wired: Wired) -> None:
