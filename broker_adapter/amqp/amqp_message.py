@@ -79,7 +79,7 @@ def read_head(payload: bytes, now_ms: int) -> Head:
     expires_at_ms = integer(field(properties, 8), "absolute-expiry-time") or None
     if expires_at_ms is None:
         ttl = integer(field(header, 2), "ttl")
-        expires_at_ms = now_ms + ttl if ttl else None
+        expires_at_ms = None if ttl is None else now_ms + ttl  # also of 0 (AMQP 1.0 section 3.2.1: "If this is set")
     to = string(field(properties, 2))
     return Head(
         AMQP_FORMAT,

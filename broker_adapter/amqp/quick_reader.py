@@ -123,7 +123,7 @@ def head(payload: bytes, now_ms: int) -> Head | None:
         to, expires_at_ms, group_id = properties[2], properties[8], properties[10]
         if expires_at_ms is not None:
             expires_at_ms = integer(expires_at_ms, "absolute-expiry-time") or None
-        if expires_at_ms is None and ttl:
+        if expires_at_ms is None and ttl is not None:
             expires_at_ms = now_ms + ttl
         destination = None if to is None else _destination(to, annotations.destination_kind)
         if group_id is not None:
@@ -666,7 +666,7 @@ def _kept_usual(ahead: bytes, between: bytes, link: Destination | None, ends_wit
     (_, priority, ttl), annotations = known.header, known.annotations
     *named, _, expires_at_ms = fields
     later = annotations.delivery_time, annotations.delivery_delay, expires_at_ms
-    if ttl or later != (None, None, None) or (annotations.identity is not None and not ends_with_sequence):
+    if ttl is not None or later != (None, None, None) or (annotations.identity is not None and not ends_with_sequence):
         return None
     try:
         meaning = _meaning(annotations, named, link)

@@ -225,6 +225,10 @@ def test_expiry_of_a_foreign_message_is_absolute_or_counts_from_its_arrival() ->
     assert read_head(foreign(ttl=2.5), 10_000).expires_at_ms == 12_500
     assert read_head(foreign(ttl=2.5, expiry_time=99), 10_000).expires_at_ms == 99_000
     assert read_head(foreign(body="x"), 10_000).expires_at_ms is None
+    for null, zero in ((b"\x40", b"\x43"), (b"\x42", b"\x52\x00")):
+        header = b"\x00\x53\x70\xc0" + bytes((3 + len(zero), 3)) + null + b"\x40" + zero
+        sent = foreign(body="x", creation_time=1.5, id="i")
+        assert read_head(header + sent[sent.index(b"\x00\x53\x73") :], 10_000).expires_at_ms == 10_000
 
 
 def test_delivery_time_is_an_instant_or_a_delay() -> None:

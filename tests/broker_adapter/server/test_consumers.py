@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_browser_gets_copies_and_its_end_is_told(client: Client, broker: Broke
     assert client.bodies(link) == [0, 1, 2, 3, 4]
     assert client.close_link(link).error is None
     assert depth(broker, "q") == 5
+
+
+def test_a_time_to_live_of_0_that_is_there_expires_the_message_as_it_comes(make_broker: Callable[..., Broker]) -> None:
+    client = Client(make_broker(expiry_queue="over")).open()
+    sender = client.sender("q")
+    ttl_0 = b"\x00\x53\x70\xc0\x04\x03\x40\x40\x43"
+
+    assert client.raw(sender, ttl_0 + b"\x00\x53\x77\xa1\x01x") == ACCEPTED_STATE
+
+    link = client.receiver("over", 1, name="over")
+    assert decoded(client.receive(link, 1)[0].payload).body == "x"
+    assert depth(client.broker, "q") == 0
 
 
 def test_an_expired_message_is_not_delivered(client: Client) -> None:
