@@ -48,7 +48,14 @@ from broker_adapter.server.links import Links
 from broker_adapter.server.outcomes import outcome_of
 from broker_adapter.server.output import Output
 from broker_adapter.server.set_aside import SetAside
-from broker_adapter.server.termini import browses, destination_of, filters_of, temporary_kind, temporary_terminus
+from broker_adapter.server.termini import (
+    browses,
+    destination_of,
+    filters_of,
+    outlives_link,
+    temporary_kind,
+    temporary_terminus,
+)
 from broker_adapter.settings import KIB, ServerSettings
 from broker_adapter.transport import Subscription
 
@@ -198,10 +205,12 @@ class Consumers:
     ) -> None:
         selector, no_local = filters_of(source)
         subscription: Subscription | None = None
-        durable = source.durable > 0 or source.expiry == "never"
-        if destination.is_topic and (durable or "shared" in source.capabilities):
-            of_client = "global" not in source.capabilities
-            subscription = Subscription(name, durable, "shared" in source.capabilities, of_client)
+        if destination.is_topic:
+            durable, shared = outlives_link(source), "shared" in source.capabilities
+            if durable or shared:
+                subscription = Subscription(name, durable, shared, "global" not in source.capabilities)
+            if not durable:
+                source = source._replace(durable=0, expiry="link-detach", timeout=0)
         browse = browses(source, destination)
         link = event.link
         slice_bytes = max(self._most_output_bytes // len(self._links), _LEAST_SLICE_BYTES)

@@ -44,6 +44,24 @@ def browses(source: Terminus, destination: Destination) -> bool:
     return source.copies and not destination.is_topic
 
 
+def outlives_link(source: Terminus) -> bool:
+    """Whether the subscription of a topic's source is kept when its link is detached (AMQP 1.0 part 3, 3.5.3).
+
+    Raises:
+        IllegalStateException: it is to last for a while, or as long as its session or connection, which this server
+            does not do.
+    """
+    if source.expiry == "never":
+        return True
+    if source.durable and (source.expiry != "link-detach" or source.timeout):
+        raise IllegalStateException(
+            f"a durable subscription with the expiry-policy {source.expiry} and a timeout of {source.timeout} s is not"
+            " supported; ask for never, and it lasts until its link is closed, or for link-detach with no timeout",
+            error_code="amqp:not-implemented",
+        )
+    return False
+
+
 def temporary_kind(terminus: Terminus) -> DestinationKind:
     """The kind of the temporary destination that a dynamic terminus asks for."""
     kind = _kind_of(terminus, DestinationKind.TEMPORARY_QUEUE)

@@ -89,6 +89,53 @@ def test_a_durable_subscription_is_kept_by_a_detach_and_ended_by_a_close(broker:
     assert client.messages(again) == []
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_subscription_with_link_detach_ends_with_its_link_and_the_answer_says_so(
+    broker: Broker, closed: bool
+) -> None:
+    client = Client(broker).open("me")
+    source = Terminus("news", durable=2, expiry="link-detach", capabilities=TOPIC)
+    link = client.receiver(source, 1, name="reader")
+
+    answer = client.opened(link).source
+    assert answer is not None
+    assert (answer.durable, answer.expiry, answer.timeout) == (0, "link-detach", 0)
+    assert subscriptions(broker) == 1
+    client.close_link(link, closed=closed)
+    client.rest()
+    assert subscriptions(broker) == 0
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+@pytest.mark.parametrize("expiry", [None, "session-end", "connection-close", "link-detach"])
+def test_a_durable_subscription_that_would_not_be_kept_as_it_asks_is_refused(
+    broker: Broker, expiry: str | None, timeout: int
+) -> None:
+    if (expiry, timeout) == ("link-detach", 0):
+        return
+    client = Client(broker).open("me")
+    source = Terminus("news", durable=2, expiry=expiry, timeout=timeout, capabilities=TOPIC)
+    error = client.refusal(client.peer.attach_receiver(client.session, "reader", source, Terminus()))
+
+    assert error.condition == "amqp:not-implemented"
+    assert error.description is not None
+    assert f"expiry-policy {expiry or 'session-end'} and a timeout of {timeout} s" in error.description
+    assert "ask for never" in error.description
+    assert subscriptions(broker) == 0
+
+
+@pytest.mark.parametrize("expiry", [None, "session-end", "connection-close"])
+def test_what_is_not_durable_ends_with_its_link_and_the_answer_says_so(client: Client, expiry: str | None) -> None:
+    link = client.receiver(Terminus("news", expiry=expiry, timeout=60, capabilities=TOPIC), name="reader")
+    answer = client.opened(link).source
+    assert answer is not None
+    assert (answer.durable, answer.expiry, answer.timeout) == (0, "link-detach", 0)
+
+
+def subscriptions(broker: Broker) -> int:
+    return sum(each.kind == "subscription" for each in broker.call(c.Statistics(), WAIT).queues)
+
+
 def test_a_durable_subscription_outlives_its_connection(broker: Broker) -> None:
     client = Client(broker).open("me", JMS_CLIENT)
     client.receiver(durable(), 1, name="reader")
