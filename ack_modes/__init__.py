@@ -23,7 +23,7 @@ One law for all: each delivery is settled exactly once, none before it was deliv
 """  # noqa: E501 - the rows of a table are not wrapped
 
 from ack_modes.mode import AcknowledgeMode
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import AckPolicy, Batch, Ending
 from ack_modes.reliability import LinkReliability, contradiction
 
@@ -33,6 +33,7 @@ __all__ = [
     "Batch",
     "DeliveryTag",
     "Ending",
+    "Failure",
     "LinkReliability",
     "Outcome",
     "Settlement",

@@ -6,7 +6,10 @@ The lowest idea of the project: transports, the engine and the acknowledge modes
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: Most bytes of the reason of a failure, in UTF-8.
+MAX_REASON_BYTES: Final = 1000
 
 
 class Outcome(IntEnum):
@@ -28,6 +31,21 @@ class Outcome(IntEnum):
     ``undeliverable-here``): not redelivered to this one.  Our own engine redelivers it as ``FAILED``, after a pause."""
 
 
+class Failure(NamedTuple):
+    """``FAILED``, with the reason: our own engine keeps it with the message, and others are not told."""
+
+    reason: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Make one from what a listener has raised: the type and the text, up to :data:`MAX_REASON_BYTES`."""
+        try:
+            reason = f"{type(error).__name__}: {error}"
+        except Exception:  # raised by the application's ``__str__``
+            reason = type(error).__name__
+        return cls(reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore"))
+
+
 class DeliveryTag(NamedTuple):
     """Names one delivery of one connection.
 
@@ -44,4 +62,4 @@ class Settlement(NamedTuple):
     """A delivery and how it ends.  Each delivery is settled exactly once."""
 
     tag: DeliveryTag
-    outcome: Outcome
+    outcome: Outcome | Failure

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from broker_adapter.annotations import added_properties, is_set_aside
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth, map_members, unpacked
@@ -59,6 +60,8 @@ DEAD_LETTER_PREFIX = "JMS_HOLDFAST_DEAD_LETTER_"
 DEAD_LETTER_REASON = f"{DEAD_LETTER_PREFIX}REASON"
 DEAD_LETTER_QUEUE = f"{DEAD_LETTER_PREFIX}QUEUE"
 DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
+#: What the listener has raised that failed on it last.
+DEAD_LETTER_EXCEPTION = f"{DEAD_LETTER_PREFIX}EXCEPTION"
 #: Properties that the engine adds to an event of a region that reaches a plain consumer of the topic of its name: where
 #: it happened, to which key, and what ("create", "update", "invalidate" or "destroy"); the version that the key has
 #: from then on; whether the message was stored before the consumer attached.
@@ -335,8 +338,9 @@ def without_reserved(properties: dict[str, Any] | None) -> dict[str, Any] | None
 
 
 def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
-    """A message that its engine has set aside, or put back from there: with the engine's properties, and for good."""
-    return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
+    """A message with the properties that its engine, and consumers that gave it back, have added."""
+    envelope = envelope._replace(properties={**(envelope.properties or {}), **added_properties(annotations)})
+    return envelope._replace(expires_at_ms=None) if is_set_aside(annotations) else envelope
 
 
 def undecodable_dead_letter(
@@ -361,7 +365,8 @@ def undecodable_dead_letter(
     kind = DestinationKind.TOPIC if DEAD_LETTER_SUBSCRIPTION in annotations else DestinationKind.QUEUE
     origin = Destination(str(name), kind) if name is not None else destination or Destination("")
     return Envelope(
-        origin, BodyKind.BYTES, payload, properties={**annotations, UNDECODABLE_PROPERTY: error.reason[:MAX_REASON]}
+        *(origin, BodyKind.BYTES, payload),
+        properties={**added_properties(annotations), UNDECODABLE_PROPERTY: error.reason[:MAX_REASON]},
     )
 
 

@@ -273,7 +273,12 @@ class EngineSettings:
     redelivery_multiplier: float = _option(
         2.0, "factor by which that pause grows each time the listener raises again", least=1, most=100
     )
-    max_redelivery_delay_seconds: float = _option(30.0, "longest pause before such a redelivery", least=0)
+    max_redelivery_delay_seconds: float = _option(
+        30.0,
+        "longest pause before such a redelivery; a message that its consumers refuse (undeliverable-here) waits for"
+        " another one as long before it goes to the dead-letter queue",
+        least=0,
+    )
     max_delayed_redeliveries: int = _option(
         100_000, "messages of a queue in such a pause; a further one is delivered at once", least=1
     )

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED, DECLARED, MODIFIED, RECEIVED, REJECTED, RELEASED, TRANSACTIONAL
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong, encode
-from broker_adapter.amqp.wire import BACK_OFF
+from broker_adapter.amqp.values import Described, UInt, ULong, encode
 from broker_adapter.settings import MIB
 
 #: The fields of a disposition that have at most so many bytes, together, cannot have a state that costs much.
@@ -66,20 +65,35 @@ def _values(value: Any) -> int:
     return 1
 
 
-def bare_frame(channel: int, fields: list[Any]) -> bytes:
+#: Key of a bare state's annotations: the number by which they are kept elsewhere.  AMQP keeps numbers for itself.
+KEPT: Final = 0
+
+
+def annotations_of(state: Any) -> dict[Any, Any] | None:
+    """The annotations of a ``modified`` outcome, also of one in a transaction, as they were decoded; None: none."""
+    if not isinstance(state, Described) or not isinstance(state.value, list):
+        return None
+    code, values = _code(state.descriptor), state.value
+    if code == TRANSACTIONAL:
+        return annotations_of(values[1]) if len(values) > 1 else None
+    return values[2] if code == MODIFIED and len(values) > 2 and isinstance(values[2], dict) else None
+
+
+def bare_frame(channel: int, fields: list[Any], kept: int = 0) -> bytes:
     """A disposition with what a server reads of its state, and nothing else.
 
     Args:
         channel: of the frame.
         fields: of the disposition.
+        kept: the number by which the annotations of its state are kept; 0: it has none.
     """
     role, first, last, settled, state = fields[:5]
-    values = [role, UInt(first), None if last is None else UInt(last), settled, _bare(state)]
+    values = [role, UInt(first), None if last is None else UInt(last), settled, _bare(state, kept)]
     body = encode(Described(ULong(0x15), values))
     return (8 + len(body)).to_bytes(4) + b"\x02\x00" + channel.to_bytes(2) + body
 
 
-def _bare(state: Any) -> Any:
+def _bare(state: Any, kept: int) -> Any:
     """What a server reads of a state; what is malformed stays as far as it is small, and is refused later."""
     if not isinstance(state, Described):
         return None
@@ -90,20 +104,19 @@ def _bare(state: Any) -> Any:
     fields: list[Any] = []
     if code == MODIFIED:
         fields = [each is True for each in (*values[:2], None, None)[:2]]
-        annotations = values[2] if len(values) > 2 else None
-        if isinstance(annotations, dict) and BACK_OFF in annotations:
-            fields.append({Symbol(BACK_OFF): True})
+        if kept:
+            fields.append({ULong(KEPT): ULong(kept)})
     elif code in (DECLARED, TRANSACTIONAL) and values:
         fields = [values[0] if isinstance(values[0], bytes) else None]
         if code == TRANSACTIONAL and len(values) > 1 and values[1] is not None:
-            fields.append(_bare_outcome(values[1]))
+            fields.append(_bare_outcome(values[1], kept))
     return Described(ULong(code), fields)
 
 
-def _bare_outcome(outcome: Any) -> Any:
+def _bare_outcome(outcome: Any, kept: int) -> Any:
     codes = (ACCEPTED, REJECTED, RELEASED, MODIFIED)
     if isinstance(outcome, Described) and _code(outcome.descriptor) in codes and isinstance(outcome.value, list):
-        return _bare(outcome)
+        return _bare(outcome, kept)
     return False  # which is none
 
 

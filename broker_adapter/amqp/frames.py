@@ -217,8 +217,16 @@ class FrameRules:
         self.apply(code, channel, values, end - start)
         return code
 
-    def read(self, data: bytes, start: int, end: int) -> tuple[int, int, list[Any], int] | None:
+    def read(
+        self, data: bytes, start: int, end: int, reader_of: type[Reader] = Reader
+    ) -> tuple[int, int, list[Any], int] | None:
         """The performative of a whole frame: its code, its channel, its first fields, and where it ends.
+
+        Args:
+            data: bytes that hold the frame.
+            start: where it starts.
+            end: where it ends.
+            reader_of: reads the fields.
 
         Returns:
             these, or None for an empty frame.
@@ -236,7 +244,7 @@ class FrameRules:
             return None
         channel = int.from_bytes(data[start + 6 : start + 8])
         try:
-            code, values, stop = _performative(data, body, end)
+            code, values, stop = _performative(data, body, end, reader_of)
         except FrameError:
             raise
         except (ValueError, IndexError) as error:
@@ -354,7 +362,7 @@ def _first_octets(channel: int, code: int) -> tuple[bytes, bytes]:
     return octets + b"\xc0", octets + b"\xd0"
 
 
-def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], int]:
+def _performative(data: bytes, start: int, end: int, reader_of: type[Reader]) -> tuple[int, list[Any], int]:
     """The code of a performative, its first fields (those that are missing are None), and where it ends.
 
     Raises:
@@ -392,7 +400,7 @@ def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], in
             "amqp:resource-limit-exceeded",
             f"performative of {stop - start} bytes is larger than the limit of {MAX_PERFORMATIVE_BYTES} bytes",
         )
-    reader = Reader(data, position, stop, _MAX_FRAME_VALUES)
+    reader = reader_of(data, position, stop, _MAX_FRAME_VALUES)
     named = _NAMED.get(code, {})
     values: list[Any] = []
     for index in range(count):

@@ -20,7 +20,7 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
+from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, TypedReader, ULong, decode, encode
 
 #: Longest id of a transaction, in bytes.  AMQP 1.0 (section 4.5.4) says 32, and those of Artemis have 36.  What is
 #: longer might not fit into a frame with the rest of a transfer, and proton cannot write such a transfer; a broker
@@ -43,12 +43,12 @@ def c_text(text: str) -> bytes:
     return text.encode()
 
 
-def _read_data(data: Any) -> Any:
+def _read_data(data: Any, reader_of: type[Reader] = Reader) -> Any:
     """The value in a ``pn_data_t``, or None where it is empty."""
     if data == ffi.NULL:
         return None
     encoded = _encoded(data)
-    return decode(encoded) if encoded else None
+    return decode(encoded, reader_of) if encoded else None
 
 
 def _encoded(data: Any, memory: Any = None, room: int = 0) -> bytes:
@@ -91,8 +91,8 @@ def read_names(data: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in (value if isinstance(value, list) else [value]))
 
 
-def read_mapping(data: Any) -> dict[Any, Any]:
-    value = _read_data(data)
+def read_mapping(data: Any, reader_of: type[Reader] = Reader) -> dict[Any, Any]:
+    value = _read_data(data, reader_of)
     return value if isinstance(value, dict) else {}
 
 
@@ -214,7 +214,7 @@ def read_disposition(disposition: Any, code: int, memory: Any = None, room: int 
             MODIFIED,
             failed=bool(lib.pn_disposition_is_failed(disposition)),
             undeliverable=bool(lib.pn_disposition_is_undeliverable(disposition)),
-            annotations=read_mapping(lib.pn_disposition_annotations(disposition)) or None,
+            annotations=read_mapping(lib.pn_disposition_annotations(disposition), TypedReader) or None,
         )
     data = lib.pn_disposition_data(disposition)
     encoded = _encoded(data, memory, room) if data != ffi.NULL else b""
@@ -223,7 +223,7 @@ def read_disposition(disposition: Any, code: int, memory: Any = None, room: int 
 
 def _decoded_state(code: int, encoded: bytes) -> State:
     """The state that stands for these fields: of a transaction, or one that this module does not know."""
-    fields = decode(encoded) if encoded else None
+    fields = decode(encoded, TypedReader) if encoded else None
     if code in (DECLARED, TRANSACTIONAL) and isinstance(fields, list) and fields:
         txn_id = fields[0]
         if not isinstance(txn_id, bytes) or len(txn_id) > _MAX_TXN_ID_BYTES:

@@ -6,7 +6,7 @@ Whatever came in is untrusted: every failure is a MessageFormatException.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from broker_adapter.amqp.sections import (
@@ -18,6 +18,7 @@ from broker_adapter.amqp.sections import (
     section_start,
 )
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, compound, encode
+from broker_adapter.annotations import ANNOTATION_PREFIX, is_set_aside
 from broker_adapter.envelope import MAX_REASON
 from broker_adapter.errors import MessageFormatException
 
@@ -47,7 +48,8 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
     Args:
         payload: the message as it came in.
         delivery_count: failed deliveries before this one.
-        annotations: application properties to add, or to replace; such a message does not expire any more.
+        annotations: what was added to it: application properties, and message annotations by their names behind
+            :data:`broker_adapter.envelope.ANNOTATION_PREFIX`; those that it has are replaced.
 
     Raises:
         MessageFormatException: the sections ahead of the body cannot be decoded.
@@ -55,6 +57,7 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
     short_head = payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5
     if delivery_count == 0 and not annotations and (short_head or not payload.startswith(b"\x00\x53\x70")):
         return payload
+    is_aside = bool(annotations) and is_set_aside(annotations or ())
     try:
         reader = Reader(payload)
         start, code, position = section_start(reader)
@@ -64,44 +67,48 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
         else:
             fields = []
         fields = [*fields, *[b"\x40"] * (4 - len(fields))][:4]
-        if annotations:
+        if is_aside:
             fields[_TTL] = b"\x40"
         fields.append(encode(UInt(delivery_count)))
         head = b"\x00\x53\x70" + compound(0xC0, 5, b"".join(fields))
         if not annotations:
             return head + payload[start:]
-        return head + _with_properties(payload, start, annotations)
+        return head + _with_added(payload, start, annotations, is_aside=is_aside)
     except (ValueError, IndexError, struct.error) as error:
         raise MessageFormatException(f"the message cannot be decoded: {error}") from error
 
 
-def _with_properties(payload: bytes, start: int, added: Mapping[str, Any]) -> bytes:
-    """The payload from ``start`` on, with application properties set; entries that stay keep their bytes."""
-    reader = Reader(payload, start)
-    before = start
-    head = b""
-    pairs: list[bytes] = []
-    after = start
-    while reader.position < len(payload):
-        before, code, position = section_start(reader)
-        if code == APPLICATION_PROPERTIES:
-            reader.position = position
-            pairs = _raw_pairs(payload, position, reader, frozenset(added))
-            after = reader.position
-            break
-        if code is None or code > APPLICATION_PROPERTIES:
-            after = before
-            break
-        if code == PROPERTIES:
-            head += payload[start:before] + _without_expiry(payload, position, reader)
-            start = reader.position
+def _with_added(payload: bytes, start: int, annotations: Mapping[str, Any], *, is_aside: bool) -> bytes:
+    """The payload from ``start`` on, with more in two of its maps; entries that stay keep their bytes."""
+    added: dict[int, dict[str, bytes]] = {MESSAGE_ANNOTATIONS: {}, APPLICATION_PROPERTIES: {}}
+    for name, value in annotations.items():
+        if name.startswith(ANNOTATION_PREFIX):
+            symbol = Symbol(name.removeprefix(ANNOTATION_PREFIX))
+            encoded = value[1] if type(value) is list else encode(value)
+            added[MESSAGE_ANNOTATIONS][symbol] = encode(symbol) + encoded
         else:
-            reader.position = position
+            added[APPLICATION_PROPERTIES][name] = encode(name) + encode(value)
+    reader = Reader(payload, start)
+    parts: list[bytes] = []
+    while True:
+        before, code, position = section_start(reader)
+        # The maps stand in the order of their codes, and the body behind them.
+        missing = [each for each in added if code is None or code > each]
+        parts += [_map_section(each, more.values()) for each in missing if (more := added.pop(each))]
+        if code is None or code > APPLICATION_PROPERTIES:
+            return b"".join((*parts, payload[before:]))
+        if more := added.pop(code, {}):
+            pairs = _raw_pairs(payload, position, reader, frozenset(more))
+            parts.append(_map_section(code, (*pairs, *more.values())))
+        elif code == PROPERTIES and is_aside:
+            parts.append(_without_expiry(payload, position, reader))
+        else:
             reader.value()
-        before = after = reader.position
-    pairs.extend(encode(name) + encode(value) for name, value in added.items())
-    section = b"\x00\x53\x74" + compound(0xC1, 2 * len(pairs), b"".join(pairs))
-    return head + payload[start:before] + section + payload[after:]
+            parts.append(payload[before : reader.position])
+
+
+def _map_section(code: int, pairs: Collection[bytes]) -> bytes:
+    return bytes((0x00, 0x53, code)) + compound(0xC1, 2 * len(pairs), b"".join(pairs))
 
 
 def _without_expiry(payload: bytes, position: int, reader: Reader) -> bytes:

@@ -59,8 +59,16 @@ class Byte(int):
     """An integer encoded as ``byte``."""
 
 
+class Short(int):
+    """An integer encoded as ``short``."""
+
+
 class Int(int):
     """An integer encoded as ``int``."""
+
+
+class Float(float):
+    """A number encoded as ``float``."""
 
 
 class Timestamp(int):
@@ -231,13 +239,28 @@ class Reader:
         return values
 
 
-def decode(data: bytes) -> Any:
+class TypedReader(Reader):
+    """Reads numbers as the classes of this module, so that they are encoded again as they were."""
+
+    __slots__ = ()
+
+    def _body(self, code: int, depth: int) -> Any:
+        value = super()._body(code, depth)
+        kind = _NUMBERS.get(code)
+        return value if kind is None else kind(value)
+
+
+def decode(data: bytes, reader_of: type[Reader] = Reader) -> Any:
     """The one value that these bytes are.
+
+    Args:
+        data: the bytes.
+        reader_of: reads them.
 
     Raises:
         ValueError: they are not one AMQP value, or beyond a limit.
     """
-    reader = Reader(data)
+    reader = reader_of(data)
     value = reader.value()
     if reader.position != len(data):
         raise ValueError(f"{len(data) - reader.position} bytes are left over after a value")
@@ -261,7 +284,6 @@ def _no_char(number: int) -> str:
 
 #: Keys of maps whose hashes are salted, and numbers: whoever chooses numbers can choose their hashes as well.
 _SALTED_KEYS: Final = frozenset((str, Symbol, bytes))
-_NUMBER_KEYS: Final = frozenset((int, float, bool, type(None), Timestamp))
 _MISSING: Final = object()
 #: Values without bytes, by their type codes.
 CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
@@ -289,6 +311,12 @@ FIXED: Final[dict[int, tuple[int, Callable[[bytes, int], Any]]]] = {
     0x94: (16, lambda data, start: bytes(data[start : start + 16])),
     0x98: (16, lambda data, start: UUID(bytes=bytes(data[start : start + 16]))),
 }
+#: The classes of numbers by their type codes, but for those that Python's numbers are encoded as.
+_NUMBERS: Final[dict[int, type[int] | type[float]]] = {
+    **{0x43: UInt, 0x44: ULong, 0x50: UByte, 0x51: Byte, 0x52: UInt, 0x53: ULong, 0x54: Int, 0x60: UShort},
+    **{0x61: Short, 0x70: UInt, 0x71: Int, 0x72: Float, 0x80: ULong},
+}
+_NUMBER_KEYS: Final = frozenset((int, float, bool, type(None), Timestamp, *_NUMBERS.values()))
 _COMPOUND: Final = frozenset((0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0))
 
 
@@ -396,6 +424,8 @@ _ENCODERS: Final[dict[type, Callable[[Any, int], bytes]]] = {
     UInt: _encode_uint,
     ULong: _encode_ulong,
     Byte: lambda value, _depth: struct.pack(">Bb", 0x51, value),
+    Short: lambda value, _depth: struct.pack(">Bh", 0x61, value),
     Int: lambda value, _depth: struct.pack(">Bi", 0x71, value),
+    Float: lambda value, _depth: struct.pack(">Bf", 0x72, value),
     Timestamp: lambda value, _depth: struct.pack(">Bq", 0x83, value),
 }

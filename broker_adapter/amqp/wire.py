@@ -51,6 +51,8 @@ COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
 SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")
 #: Message annotation of a ``modified`` that tells our own server that a listener raised.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
+#: Message annotation of a ``modified``: what a listener has raised.
+EXCEPTION: Final = Symbol("x-opt-holdfast-exception")
 
 #: Address of our server's request and answer nodes.
 MANAGEMENT_ADDRESS: Final = "$holdfast"

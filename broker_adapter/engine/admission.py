@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination
+from broker_adapter.engine.commands import Ending
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory, is_volatile
 from broker_adapter.engine.failures import rolled_back
@@ -210,7 +211,7 @@ class CommitRoom:
         "queues",
     )
 
-    def __init__(self, admission: Admission, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]]) -> None:
+    def __init__(self, admission: Admission, settled: Iterable[tuple[Consumer, Mapping[int, Ending]]]) -> None:
         """What there is before any message is sent.
 
         Args:

@@ -127,7 +127,7 @@ class BackgroundCommands:
             if queue.record.kind == "ended":
                 queue.remove(entry, effects)  # the job that trims it may have passed the place that it would get
             elif kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
-                queue.now_due(entry, effects)
+                self._endings.now_due(queue, entry, effects)
             else:
                 self._endings.expire(queue, entry, effects)
         effects.answer(command, None)

@@ -127,7 +127,11 @@ class Broker:
         self.run = new_run(_now_ms(), secrets.token_hex(6))
         self._runs = Runs(self.run, disk)
         self._state = state = BrokerState(
-            settings, durable=self.is_durable, secret=secrets.token_bytes(32), unique=self.unique
+            settings,
+            durable=self.is_durable,
+            secret=secrets.token_bytes(32),
+            unique=self.unique,
+            read_annotations=self._stores.annotations,
         )
         self._directory = directory = state.directory
         self._inbox = Inbox(directory)

@@ -34,7 +34,7 @@ from broker_adapter.engine.destinations import Destinations
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.dispatch import dispatch
 from broker_adapter.engine.effects import Effects, Load
-from broker_adapter.engine.endings import Endings
+from broker_adapter.engine.endings import Endings, ReadAnnotations
 from broker_adapter.engine.event_changes import EventChanges
 from broker_adapter.engine.event_state import EventState
 from broker_adapter.engine.failures import fault
@@ -85,7 +85,15 @@ class BrokerState:
         published: the last published number of each group.
     """
 
-    def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes, unique: str = "") -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        durable: bool,
+        secret: bytes,
+        unique: str = "",
+        read_annotations: ReadAnnotations = lambda key, flags, effects: None,
+    ) -> None:
         """A state without queues.
 
         Args:
@@ -95,6 +103,7 @@ class BrokerState:
                 that no name is used again while a client of an earlier run may reclaim its own; and so that they
                 cannot be guessed.
             unique: a word that no other engine has.
+            read_annotations: see :class:`broker_adapter.engine.endings.Endings`.
         """
         self.settings = settings
         self.time = time = DecisionTime()
@@ -108,7 +117,7 @@ class BrokerState:
         self.directory = directory = Directory(settings, durable=durable, secret=secret, unique=unique)
         self.wait_queues = wait_queues = WaitQueues()
         self.admission = admission = Admission(settings, directory, time)
-        self.endings = endings = Endings(directory, totals, time)
+        self.endings = endings = Endings(directory, totals, time, read_annotations)
         self.consumers = consumers = Consumers(directory, time)
         self._removal = removal = QueueRemoval(directory, consumers, wait_queues, admission, published, time)
         self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)

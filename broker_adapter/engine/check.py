@@ -292,8 +292,8 @@ class Check:
                     "annotations missing",
                     "entries",
                     key,
-                    f"the annotations of {self._place(key)} (why it was set aside) are gone or damaged; it goes on"
-                    " without them",
+                    f"the annotations of {self._place(key)} (such as why it was set aside) are gone or damaged; it goes"
+                    " on without them",
                     (
                         *(() if annotations is None else to_quarantine("annotations", key, annotations)),
                         _entry_change(key, entry, flags & ~FLAG_ANNOTATED),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.event_commands import EventCommand
 from broker_adapter.engine.new_message import NewMessage as NewMessage
@@ -335,12 +335,26 @@ class Enqueue(NamedTuple):
     reply: Reply | None = None
 
 
+class Modified(NamedTuple):
+    """A ``modified`` outcome (AMQP 1.0 section 3.4.5) that says more than whether the delivery has failed."""
+
+    outcome: Outcome  #: RELEASED, MODIFIED or FAILED
+    undeliverable: bool = False  #: the message is not for this consumer, and others may have it
+    annotations: Mapping[str, Any] | None = None  #: see :data:`broker_adapter.envelope.ANNOTATION_PREFIX`
+    deliver_at_ms: int | None = None  #: not before
+    delay_ms: int = 0  #: where ``deliver_at_ms`` does not say when
+
+
+#: How a delivery ends.
+Ending = Outcome | Failure | Modified
+
+
 class Settle(NamedTuple):
     """End deliveries of one consumer, all alike.  Unknown numbers are ignored.  Replies None."""
 
     consumer: int
     numbers: Sequence[int]
-    outcome: Outcome
+    outcome: Ending
     reply: Reply | None = None
 
 
@@ -361,7 +375,7 @@ class Commit(NamedTuple):
     client: int
     commit_id: CommitId | None
     sends: Sequence[tuple[Destination, NewMessage]]
-    settlements: Sequence[tuple[int, int, Outcome]]  #: (consumer, number, outcome)
+    settlements: Sequence[tuple[int, int, Ending]]  #: (consumer, number, outcome)
     reply: Reply | None = None
 
 

@@ -74,7 +74,7 @@ class Deliveries:
         if command.reply is not None:
             effects.replies.append((command.reply, None))
 
-    def settle_committed(self, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]], effects: Effects) -> None:
+    def settle_committed(self, settled: Iterable[tuple[Consumer, Mapping[int, c.Ending]]], effects: Effects) -> None:
         """Settle the deliveries of a commit, which are all held, by consumer."""
         not_accepted = self._endings.not_accepted
         for consumer, outcomes in settled:
@@ -86,7 +86,7 @@ class Deliveries:
                         self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
                 else:
-                    not_accepted(queue, entry, outcome, effects)
+                    not_accepted(queue, entry, outcome, effects, consumer)
             self._holds_less(consumer, len(outcomes), effects)
 
     def _note_ended(self, consumer: Consumer, entry: Entry, effects: Effects) -> None:

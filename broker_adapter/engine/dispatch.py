@@ -31,6 +31,8 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     if queue.returning:
         return []
     turn = _Turn(queue, now_ms, effects)
+    if queue.undeliverable.waiting:
+        _hand_out_refused(queue, turn)
     if queue.exclusive:
         _serve(queue, queue.exclusive[0], turn)
     else:
@@ -107,7 +109,7 @@ def _next_taker(queue: QueueState, turn: _Turn) -> bool:
 
 def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
     """Take out the entry that comes next for a consumer without a selector; None where none is in memory."""
-    ready, kept_for = queue.ready, queue.kept_for
+    ready, kept_for, refusers = queue.ready, queue.kept_for, queue.undeliverable.refusers
     for lane in queue.lanes:
         heap = lane.heap
         while True:
@@ -117,8 +119,8 @@ def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
             if not heap:
                 break
             position = heappop(heap)
-            if kept_for and position in kept_for:
-                continue  # it is in the heap again if its consumer leaves
+            if (kept_for and position in kept_for) or (refusers and position in refusers):
+                continue  # it is in the heap again if its consumer, or those that refused it, leave
             entry = ready.pop(position, None)
             if entry is None:
                 continue
@@ -140,10 +142,23 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
             turn.give_unless_expired(consumer, entry)
 
 
+def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:
+    """Hand out what other consumers have refused; those with selectors find it as what came in."""
+    for consumer in list(queue.takers):
+        while turn.left > 0 and queue.is_served(consumer) and turn.room_of(consumer) > 0:
+            position = queue.undeliverable.take(consumer)
+            if position is None:
+                break
+            entry = queue.ready.pop(position, None)
+            if entry is not None:
+                turn.give_unless_expired(consumer, entry)
+
+
 def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn) -> None:
     """Hand out what comes next to a lone consumer.  Here most messages go: it calls little."""
     now_ms, effects = turn.now_ms, turn.effects
-    ready, kept_for, unsettled = queue.ready, queue.kept_for, consumer.unsettled
+    ready, kept_for, refusers = queue.ready, queue.kept_for, queue.undeliverable.refusers
+    unsettled = consumer.unsettled
     messages: list[Outgoing] = []
     room_bytes = consumer.room_bytes
     first = number = consumer.next_number
@@ -158,7 +173,7 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             if not heap:
                 break
             position = heappop(heap)
-            if kept_for and kept_for.get(position, consumer) is not consumer:
+            if (kept_for and kept_for.get(position, consumer) is not consumer) or (refusers and position in refusers):
                 continue  # as above
             entry = ready.pop(position, None)
             if entry is None:
@@ -229,6 +244,8 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
                 continue
             if queue.kept_for and queue.kept_for.get(entry.position, consumer) is not consumer:
                 continue  # it is shown again if that consumer leaves
+            if queue.undeliverable and consumer in queue.undeliverable.refusers.get(entry.position, ()):
+                continue
             del queue.ready[entry.position]
             queue.tidy(lane)
             if entry.flags & FLAG_PERSISTENT and not entry.flags & FLAG_HANDED:

@@ -41,14 +41,17 @@ from broker_adapter.engine.records import (
     FLAG_HANDED,
     FLAG_PERSISTENT,
     FLAG_SHARED,
+    KIND_DELIVER,
     KIND_EXPIRE,
     Counters,
     LaneCounters,
     RawEntry,
+    delayed_flags,
     entry_key,
     schedule_key,
     schedule_line,
 )
+from broker_adapter.engine.undeliverable import Undeliverable
 
 _new = tuple.__new__  #: what a named tuple calls, without a function of Python
 
@@ -148,6 +151,7 @@ class QueueEntries:
         delayed: messages that are not due yet.
         ready: entries in memory that no consumer holds, by position.
         backoff: messages whose redelivery is delayed.
+        undeliverable: messages that some consumers do not take.
         suspects: position → what is counted of a message that may have ended the process.
         counters_due: whether the counters are to be stored.
     """
@@ -169,6 +173,7 @@ class QueueEntries:
         "reserved",
         "stored_bytes",
         "suspects",
+        "undeliverable",
     )
 
     def __init__(
@@ -205,6 +210,7 @@ class QueueEntries:
         self.ready: dict[int, Entry] = {}
         self.suspects: dict[int, Suspect] = {}
         self.backoff: Backoff[Entry, Any] = Backoff()
+        self.undeliverable: Undeliverable[Any] = Undeliverable()
         self.counters_due = False
 
     def _add(self, entry: Entry, batch: StoreBatch) -> None:
@@ -401,6 +407,8 @@ class QueueEntries:
             self.backoff.stop_counting(entry.position)
         if self.suspects:
             self.suspects.pop(entry.position, None)
+        if self.undeliverable:
+            self.undeliverable.remove(entry.position)
         if flags & FLAG_PERSISTENT:
             batch = effects.durable
             if lane.stored:
@@ -431,6 +439,20 @@ class QueueEntries:
             batch.unreferenced.append(entry.number)
         else:
             batch.gone.append(entry.number)
+
+    def put_off(self, entry: Entry, due_ms: int, effects: Effects) -> Entry:
+        """Put a message that no consumer holds among those that are not due yet; returns its new entry."""
+        self.remove(entry, effects, keep_message=True)
+        position = self.next_position
+        self.next_position = position + 1
+        key = entry_key(self.id, DELAYED_LANE, position)
+        flags = delayed_flags(entry.flags & ~FLAG_HANDED, entry.lane.number)
+        fields = entry.number, entry.delivery_count, flags, entry.expires_at_ms, entry.size, entry.group
+        moved = Entry(key, self.delayed, position, *fields)
+        batch = effects.durable if flags & FLAG_PERSISTENT else effects.volatile
+        self._add(moved, batch)
+        batch.put("schedule", *schedule_line(due_ms, KIND_DELIVER, key))
+        return moved
 
     def split_run(self, raws: Sequence[RawEntry], effects: Effects) -> tuple[list[RawEntry], list[RawEntry]]:
         """Those records that may be removed together, and those whose entries are to be found one by one.

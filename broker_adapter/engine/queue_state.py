@@ -428,6 +428,9 @@ class QueueState(QueueEntries):
             consumer.search = None
             del self.searching[consumer]
         self._let_go_of_kept(consumer, selector, effects)
+        if self.undeliverable:
+            for lane_number, position in self.undeliverable.consumer_gone(consumer):
+                heappush(self._by_number[lane_number].heap, position)
         if selector is not None and not self.searching:
             self._drop_early(effects)
         if not self.consumers:
@@ -450,7 +453,7 @@ class QueueState(QueueEntries):
         reserved, consumer.reserved = consumer.reserved, []
         for lane_number, position in reserved:
             self.kept_for.pop(position, None)
-            heappush(self._by_number[lane_number].heap, position)
+            self._give_turn(lane_number, position)
         self.kept -= len(reserved)
         groups, consumer.groups = consumer.groups, set()
         for key in groups:
@@ -595,13 +598,20 @@ class QueueState(QueueEntries):
         """Make a message available again, at its original position."""
         self.ready[entry.position] = entry
         owner = self.groups.get((None, entry.group)) if entry.group else None
-        if owner is not None and owner.reserved:
+        if owner is not None and owner.reserved and entry.position not in self.undeliverable.refusers:
             self._keep(owner, entry)  # ahead of what is kept for its consumer already
             self.offer(owner)
         else:
-            heappush(entry.lane.heap, entry.position)
+            self._give_turn(entry.lane.number, entry.position)
         if self.searching:
             self._arrived(entry, effects)
+
+    def _give_turn(self, lane_number: int, position: int) -> None:
+        """Let a message that is ready have its turn in its lane, or at a consumer that has not refused it."""
+        if self.undeliverable and position in self.undeliverable.refusers:
+            self.undeliverable.add(lane_number, position)
+        else:
+            heappush(self._by_number[lane_number].heap, position)
 
     def release(self, entry: Entry, effects: Effects) -> None:
         """Make a message available again that no application has seen."""

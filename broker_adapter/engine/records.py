@@ -7,7 +7,7 @@ messages    number u64                             crc u32, message-format u32, 
 references  number u64                             count u32, crc u32 (only for messages that several queues hold)
 entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
                                                    expiry u48, size u32, crc u32
-annotations as in entries                          crc u32, msgpack map: what the engine adds to the properties
+annotations as in entries                          crc u32, msgpack map: what was added to the properties
 schedule    due u64, kind u8, entry key            crc u32 (empty in stores of earlier versions)
 queues      queue u32                              crc u32, msgpack: next position, bytes, lanes (:class:`Counters`)
 catalog     queue u32                              crc u32, msgpack: what the queue is (:class:`CatalogRecord`)
@@ -67,7 +67,7 @@ DELAYED_LANE = 255
 
 FLAG_PERSISTENT = 1  #: must survive a restart
 FLAG_SHARED = 2  #: other queues hold the same message; it is counted in ``references``
-FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
+FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key, which consumers may have changed as well
 FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from broker_adapter.annotations import added_properties
 from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, BodyKind, Envelope, unpack, unpack_headers
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.selectors.language import Selector
@@ -74,13 +75,13 @@ class Selectable:
             message_format: of the payload.
             payload: the message as it is stored.
             failures: deliveries of it that have failed.
-            annotations: properties that the engine added.
+            annotations: what was added to it.
         """
         self._formats = formats
         self._format = message_format
         self._payload = payload
         self._failures = failures
-        self._annotations = annotations
+        self._annotations = added_properties(annotations) if annotations else None
         self._envelope: Envelope | None = None
         self._error: MessageFormatException | None = None
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ack_modes import Outcome
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission, CommitRoom, Full
@@ -173,12 +172,12 @@ class Transactions:
         blocked.match = None
         return True
 
-    def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, Outcome]]]:
+    def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, c.Ending]]]:
         """What a commit settles, by consumer; raises where one is not held, or settled twice."""
         consumers = self._directory.consumers
-        settled: dict[int, dict[int, Outcome]] = {}
+        settled: dict[int, dict[int, c.Ending]] = {}
         in_hand: dict[int, Entry] = {}
-        last, outcomes = -1, dict[int, Outcome]()
+        last, outcomes = -1, dict[int, c.Ending]()
         for consumer_number, number, outcome in command.settlements:
             if consumer_number != last:
                 last = consumer_number

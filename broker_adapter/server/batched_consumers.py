@@ -166,7 +166,7 @@ class BatchedConsumers:
                     consumer.draining = True
                     self.on_credit(consumer)
 
-    def settle_in(self, settlements: list[tuple[int, int, Outcome]], payload: bytes) -> None:
+    def settle_in(self, settlements: list[tuple[int, int, c.Ending]], payload: bytes) -> None:
         """Add what is settled in a transaction: (the engine's number of a consumer, delivery, outcome).
 
         Args:

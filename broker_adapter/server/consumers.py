@@ -52,12 +52,11 @@ from broker_adapter.server.termini import (
     browses,
     destination_of,
     filters_of,
-    outlives_link,
+    subscription_of,
     temporary_kind,
     temporary_terminus,
 )
 from broker_adapter.settings import KIB, ServerSettings
-from broker_adapter.transport import Subscription
 
 #: Most messages that a consumer's link may have on their way from the engine.
 SLICE_MESSAGES: Final = 1000
@@ -204,13 +203,7 @@ class Consumers:
         temporary: Destination | None = None,
     ) -> None:
         selector, no_local = filters_of(source)
-        subscription: Subscription | None = None
-        if destination.is_topic:
-            durable, shared = outlives_link(source), "shared" in source.capabilities
-            if durable or shared:
-                subscription = Subscription(name, durable, shared, "global" not in source.capabilities)
-            if not durable:
-                source = source._replace(durable=0, expiry="link-detach", timeout=0)
+        subscription, source = subscription_of(name, source) if destination.is_topic else (None, source)
         browse = browses(source, destination)
         link = event.link
         slice_bytes = max(self._most_output_bytes // len(self._links), _LEAST_SLICE_BYTES)
@@ -696,10 +689,12 @@ class Consumers:
         elif not self._add_to_transaction(state, consumer.number, numbers):
             self._settle(consumer.number, numbers, Outcome.MODIFIED)
         if consumer.is_second:  # our settlement tells the client that its outcome is on disk
-            reply = self._calls.reply(self._on_second, event)
-            self._defer(c.Settle(consumer.number, (), Outcome.ACCEPTED, reply=reply))
+            reply = self._calls.reply(_settle_second, self._peer, event)
+            self._defer(c.Settle(consumer.number, (), Outcome.ACCEPTED, reply))
         self._on_settled(consumer)
 
-    def _on_second(self, event: Dispositions, result: JMSException | None) -> None:
-        if result is None and not self._client.has_ended:
-            self._peer.settle_second(event.link, event.numbers)
+
+def _settle_second(peer: Peer, event: Dispositions, result: JMSException | None) -> None:
+    """The engine has stored how these deliveries ended, or could not."""
+    if result is None:
+        peer.settle_second(event.link, event.numbers)

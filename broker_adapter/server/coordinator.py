@@ -35,6 +35,7 @@ from broker_adapter.amqp.wire import (
     DISCHARGE_CODE,
     SETTLE_DESCRIPTOR,
 )
+from broker_adapter.annotations import MAX_ANNOTATION_BYTES
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import (
@@ -74,8 +75,9 @@ class Transaction:
     coordinator: int  #: the link that it was declared on
     taken: State  #: answers a message that was put into it
     sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
-    settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
+    settlements: list[tuple[int, int, c.Ending]] = attrs.field(factory=list)
     send_bytes: int = 0  #: of the messages alone
+    annotation_bytes: int = 0  #: of what settlements add to messages, at most
     refusal: JMSException | None = None
     is_active: bool = False  #: whether something was put into it since the last check
     idle_since_ms: int = 0
@@ -83,7 +85,8 @@ class Transaction:
     @property
     def kept_bytes(self) -> int:
         """What it takes in memory, about."""
-        return self.send_bytes + _SEND_BYTES * len(self.sends) + _SETTLEMENT_BYTES * len(self.settlements)
+        size = self.send_bytes + self.annotation_bytes
+        return size + _SEND_BYTES * len(self.sends) + _SETTLEMENT_BYTES * len(self.settlements)
 
 
 class Coordinator:
@@ -208,9 +211,12 @@ class Coordinator:
         if transaction is None or transaction.refusal is not None:
             return False
         outcome = outcome_of(state.outcome) if state.outcome is not None else Outcome.RELEASED
+        before = transaction.kept_bytes
         transaction.settlements += [(consumer, number, outcome) for number in numbers]
+        if isinstance(outcome, c.Modified):
+            transaction.annotation_bytes += MAX_ANNOTATION_BYTES
         transaction.is_active = True
-        self._budget.transactions += _SETTLEMENT_BYTES * len(numbers)
+        self._budget.transactions += transaction.kept_bytes - before
         limit = self._limits.max_transaction_messages
         if len(transaction.sends) + len(transaction.settlements) > limit:
             self.give_up(transaction, _too_large(limit))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from ack_modes import Outcome
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.settings import EngineSettings
@@ -87,7 +86,7 @@ class EngineCalls:
         """Whether the engine has so many settlements of this connection that others would have to wait long."""
         return self.settling >= MOST_SETTLING
 
-    def settle(self, consumer: int, numbers: Sequence[int], outcome: Outcome) -> None:
+    def settle(self, consumer: int, numbers: Sequence[int], outcome: c.Ending) -> None:
         """Defer the settlement of deliveries.
 
         Args:

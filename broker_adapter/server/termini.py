@@ -15,6 +15,7 @@ from broker_adapter.amqp.wire import (
 )
 from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, InvalidSelectorException
+from broker_adapter.transport import Subscription
 
 _KINDS: Final = {name: kind for kind, name in DESTINATION_CAPABILITIES.items()}
 _PREFIXES: Final = {
@@ -44,22 +45,29 @@ def browses(source: Terminus, destination: Destination) -> bool:
     return source.copies and not destination.is_topic
 
 
-def outlives_link(source: Terminus) -> bool:
-    """Whether the subscription of a topic's source is kept when its link is detached (AMQP 1.0 part 3, 3.5.3).
+def subscription_of(name: str, source: Terminus) -> tuple[Subscription | None, Terminus]:
+    """The subscription that a source of a topic asks for, and the source as the server keeps it.
+
+    Args:
+        name: of the subscription.
+        source: of the link.
+
+    Returns:
+        The subscription; None: one without a name, which ends with its link, as does any that is not durable.
 
     Raises:
-        IllegalStateException: it is to last for a while, or as long as its session or connection, which this server
-            does not do.
+        IllegalStateException: it is to last for a while, or as long as its session or connection (AMQP 1.0 part 3,
+            3.5.3), which this server does not do.
     """
-    if source.expiry == "never":
-        return True
-    if source.durable and (source.expiry != "link-detach" or source.timeout):
+    durable, shared = source.expiry == "never", "shared" in source.capabilities
+    if source.durable and not durable and (source.expiry != "link-detach" or source.timeout):
         raise IllegalStateException(
             f"a durable subscription with the expiry-policy {source.expiry} and a timeout of {source.timeout} s is not"
             " supported; ask for never, and it lasts until its link is closed, or for link-detach with no timeout",
             error_code="amqp:not-implemented",
         )
-    return False
+    found = Subscription(name, durable, shared, "global" not in source.capabilities) if durable or shared else None
+    return found, source if durable else source._replace(durable=0, expiry="link-detach", timeout=0)
 
 
 def temporary_kind(terminus: Terminus) -> DestinationKind:

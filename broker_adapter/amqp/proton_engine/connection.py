@@ -13,6 +13,7 @@ from cproton_ffi import ffi, lib
 
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.dispositions import KEPT
 from broker_adapter.amqp.events import RemoteOpen, State
 from broker_adapter.amqp.proton_memory import (
     c_text,
@@ -82,6 +83,7 @@ class ProtonConnection:
         tail_closed: whether no more input is taken.
         output_closed: whether everything was sent that ever will be.
         released: whether all memory was freed.
+        kept_annotations: of dispositions whose deliveries were not told of yet, by number.
         tick_ms: how often time has to pass at least for the peer's idle-time-out; 0: it has none.
         failure: what the peer did wrong, which ends the connection.
         stuck: why proton writes nothing more, in its own words.
@@ -116,6 +118,7 @@ class ProtonConnection:
         self.tail_closed = False
         self.output_closed = False
         self.released = False
+        self.kept_annotations: dict[int, dict[Any, Any]] = {}
         self.tick_ms = 0
         self.failure: AmqpError | None = None
         self.stuck = ""
@@ -179,10 +182,24 @@ class ProtonConnection:
             UndecodableError: it cannot be decoded, which fails the connection.
         """
         try:
-            return read_disposition(lib.pn_delivery_remote(delivery), code, self.scratch, self.scratch_bytes)
+            state = read_disposition(lib.pn_delivery_remote(delivery), code, self.scratch, self.scratch_bytes)
+            return self._with_kept(state) if self.kept_annotations else state
         except ValueError as error:
             self.fail(AmqpError("amqp:decode-error", str(error)))
             raise UndecodableError(str(error)) from error
+
+    def keep_annotations(self, annotations: dict[Any, Any]) -> int:
+        """Keep the annotations of a disposition, of which proton gets the number that this returns."""
+        number = len(self.kept_annotations) + 1
+        self.kept_annotations[number] = annotations
+        return number
+
+    def _with_kept(self, state: State) -> State:
+        """A state with its annotations that are kept here."""
+        if state.outcome is not None:
+            return state._replace(outcome=self._with_kept(state.outcome))
+        number = (state.annotations or {}).get(KEPT)
+        return state._replace(annotations=self.kept_annotations.get(number)) if number is not None else state
 
     def open(
         self,

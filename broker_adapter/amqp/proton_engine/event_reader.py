@@ -107,6 +107,7 @@ class EventReader:
             self.has_more = False
         if not self.has_more:
             self.disposed.clear()
+            self._connection.kept_annotations.clear()
 
     def _take_events(self, most: int) -> bool:
         """Take what proton has to tell; returns whether there is more.  Raises UndecodableError."""

@@ -14,15 +14,16 @@ until ``events()`` has reported them, which it does in parts (``PeerLimits.settl
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Any, Final
 
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.dispositions import LIGHT_BYTES, bare_frame, too_costly
+from broker_adapter.amqp.dispositions import LIGHT_BYTES, annotations_of, bare_frame, too_costly
 from broker_adapter.amqp.frames import disposed, has_no_array, long_list
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.event_reader import EventReader
 from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
+from broker_adapter.amqp.values import TypedReader
 from broker_adapter.settings import KIB
 
 #: A transfer, or a disposition, of fewer bytes is read field by field.
@@ -249,7 +250,7 @@ class FrameInput:
                             return position, None
                         if self._bare_states:
                             self._push(data, self._pushed, position)
-                            bare = bare_frame(channel, values)
+                            bare = bare_frame(channel, values, self._keep_annotations(data, position, after, state))
                             self._push(bare, 0, len(bare))
                             self._pushed = after
                         self._settled += last - first & 0xFFFFFFFF
@@ -266,6 +267,13 @@ class FrameInput:
             position = after
         self._wanted_bytes = 8
         return position, None
+
+    def _keep_annotations(self, data: bytes, position: int, end: int, state: Any) -> int:
+        """Keep the annotations of a disposition's state until its deliveries are told of; returns their number."""
+        if not annotations_of(state):
+            return 0
+        read = self._rules.read(data, position, end, TypedReader)
+        return 0 if read is None else self._connection.keep_annotations(annotations_of(read[2][4]) or {})
 
     def _tell_earlier(self, data: bytes, position: int, most: int, role: bool, first: int, last: int) -> int:
         """Let proton tell of earlier dispositions of this input, where one may be about deliveries of theirs, too.

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.dispositions import LIGHT_BYTES, MAX_STATES_BYTES, bare_frame, too_costly
+from broker_adapter.amqp.dispositions import LIGHT_BYTES, MAX_STATES_BYTES, annotations_of, bare_frame, too_costly
 from broker_adapter.amqp.frames import FrameRules
 from broker_adapter.amqp.values import Described, Symbol, UInt, ULong
-from broker_adapter.amqp.wire import BACK_OFF
 from tests.broker_adapter.amqp.frames import DISPOSITION, frame
 
 EVER = 0x7FFFFFFF
@@ -70,7 +69,6 @@ def test_a_large_state_may_be_for_few_deliveries_only(name: str) -> None:
         (SMALL["transactional"], SMALL["transactional"]),
         (SMALL["rejected with a short error"], state(0x25)),
         (SMALL["modified with a few annotations"], state(0x27, True, False)),
-        (state(0x27, True, False, {BACK_OFF: True, Symbol("other"): 1}), state(0x27, True, False, {BACK_OFF: True})),
         (state(0x27), state(0x27, False, False)),
         (LARGE["transactional with a large outcome"], state(0x34, b"t", state(0x27, True, False))),
         (Described(Symbol("amqp:rejected:list"), [ERROR]), state(0x25)),
@@ -88,6 +86,30 @@ def test_a_server_reads_little_of_a_state(given: Any, bare: Any) -> None:
     assert read is not None
     assert read[:2] == (DISPOSITION, 3)
     assert read[2][:5] == [True, 1, 9, True, bare]
+
+
+@pytest.mark.parametrize("code", [0x27, 0x34])
+def test_the_annotations_of_a_state_are_kept_elsewhere_by_a_number(code: int) -> None:
+    annotations = {Symbol("k"): "x"}
+    modified, bare = state(0x27, True, False, annotations), state(0x27, True, False, {0: 7})
+    given = modified if code == 0x27 else state(0x34, b"t", modified)
+    assert annotations_of(given) == annotations
+    values, _ = fields_of(1, 9, given)
+    sent = bare_frame(3, values, 7)
+    read = FrameRules(max_sessions=8, max_links=8).read(sent, 0, len(sent))
+    assert read is not None
+    assert read[2][4] == (bare if code == 0x27 else state(0x34, b"t", bare))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(None, "x", state(0x24), state(0x27), state(0x27, True, False, 5), state(0x34, b"t"), state(0x34, b"t", 5)),
+        Described(ULong(0x27), {}),
+    ],
+)
+def test_a_state_without_annotations_has_none(given: Any) -> None:
+    assert annotations_of(given) is None
 
 
 def test_what_is_not_checked_cannot_have_a_large_state() -> None:

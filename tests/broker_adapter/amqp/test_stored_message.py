@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.amqp.payloads import decode_payload, received
 from broker_adapter.amqp.stored_message import with_delivery
+from broker_adapter.amqp.values import UInt, encode
 from broker_adapter.destination import queue
 from broker_adapter.envelope import Envelope
 from tests.broker_adapter.amqp.test_amqp_message import FULL, NAMES, foreign
@@ -56,3 +57,34 @@ def test_properties_keep_their_types_when_one_is_added() -> None:
 
 def test_a_producer_cannot_preset_the_delivery_count() -> None:
     assert received(with_delivery(foreign(delivery_count=7, body="x"), 0)).delivery_count == 0
+
+
+def test_annotations_of_consumers_are_added_or_replaced_with_their_types_and_the_message_still_expires() -> None:
+    added = {"JMS_AMQP_MA_x-opt-why": "busy", "JMS_AMQP_MA_x-opt-try": [2, encode(UInt(2))]}
+    for had in (None, {proton.symbol("x-opt-old"): 1, proton.symbol("x-opt-try"): proton.int32(1)}):
+        stored = foreign(
+            body="b",
+            annotations=had,
+            instructions={"i": 1},
+            properties={"p": 1},
+            ttl=5.0,
+            expiry_time=77,
+            id="i",
+        )
+        before, after = proton.Message(), proton.Message()
+        before.decode(stored)
+        after.decode(with_delivery(stored, 1, added))
+        assert after.annotations == {**(had or {}), "x-opt-why": "busy", "x-opt-try": 2}
+        assert type(after.annotations["x-opt-try"]) is proton.uint
+        assert after.delivery_count == 1
+        for name in ("body", "id", "ttl", "expiry_time", "properties", "instructions"):
+            assert getattr(after, name) == getattr(before, name)
+
+
+def test_both_kinds_are_added_to_a_message_that_has_neither() -> None:
+    added = {"JMS_AMQP_MA_x-opt-why": "busy", "JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"}
+    for stored in (b"", b"\x00\x53\x75\xa0\x01b", b"\x00\x53\x73\xc0\x04\x01\xa1\x01i"):
+        message = proton.Message()
+        message.decode(with_delivery(stored, 0, added))
+        assert message.annotations == {"x-opt-why": "busy"}
+        assert message.properties == {"JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"}

@@ -15,11 +15,14 @@ from broker_adapter.amqp.values import (
     MAX_OTHER_KEYS,
     Byte,
     Described,
+    Float,
     Int,
     Reader,
+    Short,
     Symbol,
     Symbols,
     Timestamp,
+    TypedReader,
     UByte,
     UInt,
     ULong,
@@ -50,6 +53,26 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_values_come_back_as_they_went(value: Any) -> None:
     assert decode(encode(value)) == value
+
+
+TYPED = st.one_of(
+    *(st.integers(0, 2**bits - 1).map(kind) for kind, bits in ((UByte, 8), (UShort, 16), (UInt, 32), (ULong, 64))),
+    *(st.integers(-(2**bits), 2**bits - 1).map(kind) for kind, bits in ((Byte, 7), (Short, 15), (Int, 31))),
+    st.floats(width=32, allow_nan=False).map(Float),
+    st.integers(-(2**63), 2**63 - 1).map(Timestamp),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.text().map(str),
+)
+
+
+@given(st.dictionaries(TYPED, st.lists(TYPED, max_size=5), max_size=40))
+def test_numbers_are_encoded_again_as_they_were(value: dict[Any, Any]) -> None:
+    encoded = encode(value)
+    again = decode(encoded, TypedReader)
+    assert again == value
+    assert encode(again) == encoded
 
 
 @given(st.lists(SCALARS, max_size=5))

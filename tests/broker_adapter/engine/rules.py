@@ -9,6 +9,7 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.records import decode_annotations
 from broker_adapter.engine.room import Room
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
@@ -24,7 +25,10 @@ class Rules:
     """A state whose time is set by hand.  Each call is one ``decide``."""
 
     def __init__(self, *, durable: bool = True, **settings: Any) -> None:
-        self.state = BrokerState(EngineSettings(**settings), durable=durable, secret=b"s")
+        self.annotations: dict[bytes, bytes | None] = {}  #: of all entries, as the stores would have them
+        self.state = BrokerState(
+            EngineSettings(**settings), durable=durable, secret=b"s", read_annotations=self._read_annotations
+        )
         self.now_ms = 1_000_000
         self.effects = Effects()
         self.delivered: dict[int, list[tuple[int, int]]] = {}  #: consumer → (number, delivery count)
@@ -48,8 +52,22 @@ class Rules:
         self._decide()
         return self.effects
 
+    def _read_annotations(self, key: bytes, _flags: int, effects: Effects) -> dict[str, Any] | None:
+        found = self.annotations.get(key)
+        for batch in (effects.durable, effects.volatile):
+            found = batch.tables.get("annotations", {}).get(key, found)
+        return None if found is None else decode_annotations(key, found)
+
+    def added(self, name: str) -> list[dict[str, Any]]:
+        """What was added to the messages of a queue, by position."""
+        number = self.state.directory.by_destination[queue(name)].id
+        found = sorted((key, value) for key, value in self.annotations.items() if value is not None)
+        return [decode_annotations(key, value) for key, value in found if int.from_bytes(key[:4]) == number]
+
     def _decide(self, *commands: Any) -> None:
         self.effects = self.state.decide(commands, self.now_ms)
+        for batch in (self.effects.durable, self.effects.volatile):
+            self.annotations.update(batch.tables.get("annotations", {}))
         for consumer, messages in self.effects.deliveries:
             self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
             self.placed.setdefault(consumer.id, []).extend((each.position, each.number) for each in messages)

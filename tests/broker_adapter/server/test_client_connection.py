@@ -15,17 +15,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteOpen, SessionRemoteOpen, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteClose, RemoteOpen, SessionRemoteOpen, Transfers
 from broker_adapter.amqp.payloads import decode_received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
 from broker_adapter.server import listener
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, end, flow
+from tests.broker_adapter.server.protocol_client import Client
 from tests.broker_adapter.server.raw_client import RawClient, request
 from tests.broker_adapter.server.served import (
     WAIT,
@@ -364,3 +366,17 @@ def test_keep_alives_for_a_short_idle_time_out_do_not_wait_for_the_clock_of_the_
         sock.settimeout(WAIT)
         while heard.count(b"\x00\x00\x00\x08\x02\x00\x00\x00") < 5:
             heard += sock.recv(65536)
+
+
+def test_too_short_an_idle_time_out_refuses_the_open_and_costs_no_ticks(broker: Broker) -> None:
+    client = Client(broker)
+    client.peer = Peer(PeerLimits(idle_timeout_ms=2))
+    client.peer.open("hasty")
+
+    error = client.until(lambda: client.of(RemoteClose))[0].error
+
+    assert client.of(RemoteOpen)[0].properties["amqp:connection-establishment-failed"] is True
+    assert error.condition == "amqp:not-implemented"
+    assert error.description == "an idle-time-out of 1 ms is not kept; ask for 250 ms at least"
+    assert not client.server.is_open
+    assert client.server.tick(1) is None

@@ -84,7 +84,7 @@ def test_bodies_of_every_kind_keep_their_bytes(client: Client, sections: bytes) 
         (State(MODIFIED), 0, False),
         (State(REJECTED), None, True),
         (State(REJECTED, error=AmqpError("my:reason", "because")), None, True),
-        (State(MODIFIED, failed=True, undeliverable=True), None, True),
+        (State(MODIFIED, failed=True, undeliverable=True), 1, False),
         (NO_STATE, 0, False),
     ],
     ids=["accepted", "released", "failed", "modified", "rejected", "with a reason", "undeliverable", "without a word"],

@@ -25,7 +25,6 @@ from broker_adapter.amqp.events import (
     Terminus,
 )
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer
-from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.wire import (
@@ -91,20 +90,6 @@ def test_our_format_is_offered_to_a_client_that_asks_for_it_in_the_lower_version
     client = Client(broker).open(capabilities=tuple(asked))
     found = {each for each in client.of(RemoteOpen)[0].offered_capabilities if each.startswith("HOLDFAST")}
     assert found == set(envelope_capabilities(offered))
-
-
-def test_too_short_an_idle_time_out_refuses_the_open_and_costs_no_ticks(broker: Broker) -> None:
-    client = Client(broker)
-    client.peer = Peer(PeerLimits(idle_timeout_ms=2))
-    client.peer.open("hasty")
-
-    error = client.until(lambda: client.of(RemoteClose))[0].error
-
-    assert client.of(RemoteOpen)[0].properties["amqp:connection-establishment-failed"] is True
-    assert error.condition == "amqp:not-implemented"
-    assert error.description == "an idle-time-out of 1 ms is not kept; ask for 250 ms at least"
-    assert not client.server.is_open
-    assert client.server.tick(1) is None
 
 
 def test_a_client_id_belongs_to_one_connection_at_a_time(broker: Broker) -> None:

@@ -21,7 +21,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.frames import FrameRules
 from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import Described, UInt, ULong
+from broker_adapter.amqp.values import Described, Symbol, UInt, ULong
 from tests.broker_adapter.amqp.frames import DISPOSITION, begin, disposition, end, frame, in_long_form, transfer
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
@@ -158,15 +158,43 @@ def test_a_state_that_is_too_large_for_its_range_fails_the_connection() -> None:
 
 
 @pytest.mark.parametrize("bare", [True, False])
-def test_only_a_server_is_not_given_the_annotations_of_a_state(bare: bool) -> None:
+def test_annotations_of_a_state_are_told_also_where_proton_is_not_given_them(bare: bool) -> None:
     pair = outgoing(3, bare_states=bare)
-    annotations = {f"k{number}": number for number in range(20)}
+    annotations = {Symbol(f"k{number}"): UInt(number) for number in range(20)}
     modified = Described(ULong(MODIFIED), [True, False, annotations])
     pair.server.receive(disposition(0, True, 0, 0) + frame(0, DISPOSITION, True, UInt(1), UInt(1), True, modified))
     pair.server.receive(disposition(0, True, 2, 2))
     first, second, third = every(pair.server.events(), Dispositions)
     assert (first.state, third.state) == (State(ACCEPTED), State(ACCEPTED))
-    assert second.state == State(MODIFIED, failed=True, annotations=None if bare else annotations)
+    assert second.state == State(MODIFIED, failed=True, annotations=annotations)
+    assert {type(each) for each in (second.state.annotations or {}).values()} == {UInt}
+    assert pair.server._connection.kept_annotations == {}
+
+
+def test_annotations_of_several_states_and_of_one_in_a_transaction_are_told_apart() -> None:
+    pair = outgoing(4, bare_states=True)
+    first, second = ({Symbol("k"): f"{number} " * 30} for number in range(2))
+    modified = Described(ULong(MODIFIED), [True, False, first])
+    in_transaction = Described(ULong(TRANSACTIONAL), [b"t", Described(ULong(MODIFIED), [False, True, second])])
+    pair.server.receive(
+        frame(0, DISPOSITION, True, UInt(0), UInt(1), True, modified)
+        + frame(0, DISPOSITION, True, UInt(2), UInt(2), True, in_transaction)
+        + frame(0, DISPOSITION, True, UInt(3), UInt(3), True, modified)
+    )
+    told = every(pair.server.events(), Dispositions)
+    outcome = State(MODIFIED, undeliverable=True, annotations=second)
+    assert [(len(each.numbers), each.state) for each in told] == [
+        (2, State(MODIFIED, failed=True, annotations=first)),
+        (1, State(TRANSACTIONAL, txn_id=b"t", outcome=outcome)),
+        (1, State(MODIFIED, failed=True, annotations=first)),
+    ]
+
+
+def test_annotations_that_name_what_is_kept_of_others_find_nothing() -> None:
+    pair = outgoing(1, bare_states=True)
+    forged = Described(ULong(MODIFIED), [True, False, {ULong(0): ULong(1)}])
+    pair.server.receive(frame(0, DISPOSITION, True, UInt(0), UInt(0), True, forged))
+    assert last(pair.server.events(), Dispositions).state.annotations in (None, {0: 1})
 
 
 def in_a_transaction() -> list[bytes]:
