@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
-from ack_modes import DeliveryTag, Outcome, Settlement
+from ack_modes import DeliveryTag, Failure, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
@@ -604,18 +604,22 @@ class MessageConsumer:
             prefetch.buffer.popleft()
             if state.acknowledgements is not None:
                 state.acknowledgements.delivered(tag, ack_record_for(self._source, envelope, delivery))
-        raised = False
+        raised: Failure | None = None
         try:
             listener(message_of(envelope, delivery.delivery_count, self._acknowledge, tag))
-        except BaseException:  # whatever it is, it is the application's; the session's thread must go on
-            raised = True
+        except BaseException as error:  # whatever it is, it is the application's; the session's thread must go on
+            raised = Failure.of(error)
             log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)
         try:
             with state.settling:
                 now = monotonic()
                 is_stale = prefetch.is_stale(tag)
-                failed = policy.listener_raised(tag, now) if raised else ()
-                settlements = () if raised else policy.consumed(tag, now)
+                failed: Sequence[Settlement] = ()
+                settlements: Sequence[Settlement] = ()
+                if raised is None:
+                    settlements = policy.consumed(tag, now)
+                else:
+                    failed = [Settlement(each, raised) for each, _ in policy.listener_raised(tag, now)]
                 state.settle(settlements)
             if policy.due_at is not None:
                 state.keep_time(policy.due_at)

@@ -5,7 +5,8 @@ the number that the client gave it in its attach, and deliveries by their number
 
 - ``[0, consumer, messages]``: the server may send so many messages more,
 - ``[1, consumer]``: it is to send what it can for the credit that it has, and to say when that is over,
-- ``[2, consumer, outcome, first, last, first, last, ...]``: these deliveries have ended so, in this order.
+- ``[2, consumer, outcome, first, last, first, last, ...]``: these deliveries have ended so, in this order,
+- ``[3, consumer, reason, first, last, first, last, ...]``: their listener has failed, and this is why.
 
 A discharge has records of the third kind for what is settled in its transaction.  Everything that comes in is
 untrusted.
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import unpacked
 from broker_adapter.settings import KIB
@@ -29,7 +30,7 @@ CONSUMER_NUMBER: Final = "holdfast-consumer"
 #: Largest number of a consumer or delivery, and most messages of a credit.
 _MOST: Final = 2**63 - 1
 _MOST_CREDIT: Final = 2**31 - 1
-_CREDIT, _DRAIN, _SETTLE = range(3)
+_CREDIT, _DRAIN, _SETTLE, _FAIL = range(4)
 #: Most ranges, and other records, of one payload, and most bytes of it.  proton takes so few bytes at once, so that
 #: nothing that is sent later overtakes them.
 _MOST_RANGES: Final = 200
@@ -53,7 +54,7 @@ class Settled(NamedTuple):
     """Deliveries of a consumer have ended, all alike."""
 
     consumer: int
-    outcome: Outcome
+    outcome: Outcome | Failure
     ranges: Sequence[tuple[int, int]]  #: (first, last) numbers, in order
 
 
@@ -82,14 +83,15 @@ def split_records(records: Iterable[Record]) -> list[list[Record]]:
     room = 0
     for record in records:
         parts = [record]
-        if isinstance(record, Settled) and len(record.ranges) > _MOST_RANGES:
+        has_reason = isinstance(record, Settled) and isinstance(record.outcome, Failure)
+        most = _MOST_RANGES // 2 if has_reason else _MOST_RANGES
+        if isinstance(record, Settled) and len(record.ranges) > most:
             ranges = record.ranges
-            parts = [
-                record._replace(ranges=ranges[begin : begin + _MOST_RANGES])
-                for begin in range(0, len(ranges), _MOST_RANGES)
-            ]
+            parts = [record._replace(ranges=ranges[begin : begin + most]) for begin in range(0, len(ranges), most)]
         for part in parts:
             size = len(part.ranges) + 1 if isinstance(part, Settled) else 1
+            if has_reason:  # it fills a payload
+                size = _MOST_RANGES + 1
             if size > room:
                 found.append([])
                 room = _MOST_RANGES + 1
@@ -104,9 +106,11 @@ def pack_records(records: Iterable[Record]) -> bytes:
     return packed
 
 
-def _packable(record: Record) -> list[int]:
+def _packable(record: Record) -> list[int | str]:
     if isinstance(record, Settled):
         places = [number for first_and_last in record.ranges for number in first_and_last]
+        if isinstance(record.outcome, Failure):
+            return [_FAIL, record.consumer, record.outcome.reason, *places]
         return [_SETTLE, record.consumer, int(record.outcome), *places]
     if isinstance(record, Credited):
         return [_CREDIT, record.consumer, record.messages]
@@ -131,12 +135,16 @@ def unpack_records(payload: bytes) -> list[Record]:
 
 
 def _record_of(row: Any) -> Record:
+    reason = ""
+    if isinstance(row, list) and len(row) >= 3 and row[0] == _FAIL and type(row[2]) is str:
+        reason = row[2]
+        row = [_SETTLE, row[1], int(Outcome.FAILED), *row[3:]]
     if isinstance(row, list) and len(row) >= 2 and all(type(each) is int and 0 <= each <= _MOST for each in row):
         kind, consumer, *rest = row
         if kind == _SETTLE and len(rest) >= 3 and len(rest) % 2 and 1 <= rest[0] <= len(Outcome):
             ranges = list(_pairs(rest[1:]))
             if all(first <= last for first, last in ranges):
-                return Settled(consumer, Outcome(rest[0]), ranges)
+                return Settled(consumer, Failure(reason) if reason else Outcome(rest[0]), ranges)
         elif kind == _CREDIT and len(rest) == 1 and 1 <= rest[0] <= _MOST_CREDIT:
             return Credited(consumer, rest[0])
         elif kind == _DRAIN and not rest:

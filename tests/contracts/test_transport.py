@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ack_modes import Outcome, Settlement
+from ack_modes import Failure, Outcome, Settlement
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import (
@@ -345,6 +345,20 @@ def test_a_message_that_fails_too_often_is_a_dead_letter(make_engine: MakeEngine
     (dead,) = client.receiver(queue("DLQ"), 1).wait_for(1)
     assert dead.envelope.properties is not None
     assert dead.envelope.properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 3
+
+
+def test_what_a_listener_has_raised_is_among_the_properties_of_the_dead_letter(make_engine: MakeEngine) -> None:
+    client = make_engine("max_deliveries=2").open()
+    client.send("q", "a")
+    receiver = client.receiver(queue("q"), 10)
+    for count, text in ((1, "first"), (2, "second")):
+        delivery = receiver.wait_for(count)[-1]
+        assert not any("EXCEPTION" in name.upper() for name in delivery.envelope.properties or {})
+        client.settle([delivery], Failure(f"ValueError: {text}"))
+    (dead,) = client.receiver(queue("DLQ"), 1).wait_for(1)
+    assert dead.envelope.properties is not None
+    assert dead.envelope.properties["JMS_HOLDFAST_DEAD_LETTER_EXCEPTION"] == "ValueError: second"
+    assert not any(name.startswith("JMS_AMQP_MA_") for name in dead.envelope.properties)
 
 
 def test_what_a_closed_connection_held_is_redelivered_with_a_raised_count(engine: Engine) -> None:

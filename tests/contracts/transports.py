@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ack_modes import Outcome, Settlement
+from ack_modes import Failure, Outcome, Settlement
 from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.client.io_loop import MemoryConnection
 from broker_adapter.amqp.client.login import login_for
@@ -193,7 +193,7 @@ class Client:
         """The bodies of what waits in a queue, as a browser sees them."""
         return [delivery.envelope.body for delivery in self.drained(destination, browse=True)]
 
-    def settle(self, deliveries: Sequence[Delivery], outcome: Outcome = Outcome.ACCEPTED) -> None:
+    def settle(self, deliveries: Sequence[Delivery], outcome: Outcome | Failure = Outcome.ACCEPTED) -> None:
         self.transport.settle([Settlement(delivery.tag, outcome) for delivery in deliveries])
 
     def close(self) -> None:

@@ -215,7 +215,8 @@ class SmallBroker:
         self._check()
         if self.cut_untold:
             raise ConnectionLostException("the cable is cut, which was not reported yet")
-        for tag, outcome in settlements:
+        for tag, ending in settlements:
+            outcome = ending if isinstance(ending, Outcome) else Outcome.FAILED
             if tag.epoch != self.epoch or (self.settles_twice and tag not in self.held):
                 continue
             self.settled.append(Settlement(tag, outcome))

@@ -271,6 +271,7 @@ def test_a_listener_that_always_raises_is_left_in_peace_longer_each_time_and_the
         dead = watching.create_consumer(watching.create_queue("DLQ")).receive(timeout=WAIT)
         assert dead is not None
         assert dead.properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 4
+        assert dead.properties["JMS_HOLDFAST_DEAD_LETTER_EXCEPTION"] == "ValueError: always"
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert len(pauses) == 3
         assert pauses[1] >= 0.09

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from ack_modes import DeliveryTag, Outcome
+from ack_modes import DeliveryTag, Failure, Outcome
 from broker_adapter.amqp.client.links import Link, LinkTable
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.consumer_records import (
@@ -111,7 +111,7 @@ class BatchedConsumers:
         """Ask the server to use up the credit or to give it up; it answers on the consumer's link."""
         self._send(DrainAsked(consumer))
 
-    def settle(self, link: int, outcome: Outcome, numbers: Iterable[int]) -> bool:
+    def settle(self, link: int, outcome: Outcome | Failure, numbers: Iterable[int]) -> bool:
         """Settle deliveries of a consumer, all alike; those that are settled already are ignored.
 
         Returns:
@@ -125,12 +125,14 @@ class BatchedConsumers:
             self._send(record)
         return True
 
-    def take(self, link: int, outcome: Outcome, numbers: Iterable[int]) -> Settled | None:
+    def take(self, link: int, outcome: Outcome | Failure, numbers: Iterable[int]) -> Settled | None:
         """Take deliveries for a transaction, which settles them; None where there are none of such a consumer."""
         unsettled = self._by_link.get(link)
         return None if unsettled is None else self._take(link, unsettled, outcome, numbers)
 
-    def _take(self, link: int, unsettled: Unsettled, outcome: Outcome, numbers: Iterable[int]) -> Settled | None:
+    def _take(
+        self, link: int, unsettled: Unsettled, outcome: Outcome | Failure, numbers: Iterable[int]
+    ) -> Settled | None:
         held = unsettled.numbers
         taken = [number for number in numbers if number in held]
         if not taken:

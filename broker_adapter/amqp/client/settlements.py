@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ack_modes import DeliveryTag, Outcome, Settlement
+from ack_modes import DeliveryTag, Failure, Outcome, Settlement
 from broker_adapter.amqp.client.batched_consumers import BatchedConsumers
 from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.drains import Drains
 from broker_adapter.amqp.consumer_records import Settled
 from broker_adapter.amqp.events import State
 from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.wire import EXCEPTION
 
 
 class Settlements:
@@ -43,7 +44,7 @@ class Settlements:
         goes_back = False
         for link, outcome, numbers in _runs(ours):
             if not batched.settle(link, outcome, numbers):
-                self._peer.settle(link, numbers, states[outcome])
+                self._peer.settle(link, numbers, state_of(outcome, states))
                 goes_back = goes_back or outcome is not Outcome.ACCEPTED
         if goes_back:
             self._peer.write_out()  # proton writes credit ahead of it, and what is later would come before it
@@ -59,7 +60,7 @@ class Settlements:
         """
         for link, outcome, numbers in _runs(settlements):
             if not self._batched.is_batched(link):
-                self._peer.settle(link, numbers, states[outcome])
+                self._peer.settle(link, numbers, state_of(outcome, states))
 
     def take_records(self, settlements: Iterable[Settlement]) -> list[Settled]:
         """The records of those settlements of a transaction that its discharge has; the deliveries are settled now."""
@@ -73,10 +74,21 @@ class Settlements:
         )
 
 
-def _runs(settlements: Iterable[Settlement]) -> Iterator[tuple[int, Outcome, list[int]]]:
+def state_of(outcome: Outcome | Failure, states: Mapping[Outcome, State]) -> State:
+    """How an outcome is written for a broker; only our own is told why a listener failed."""
+    if isinstance(outcome, Outcome):
+        return states[outcome]
+    failed = states[Outcome.FAILED]
+    annotations = failed.annotations
+    if not annotations:
+        return failed
+    return failed._replace(annotations={**annotations, EXCEPTION: outcome.reason})
+
+
+def _runs(settlements: Iterable[Settlement]) -> Iterator[tuple[int, Outcome | Failure, list[int]]]:
     """Settlements in order; neighbours of one link that end alike are together: (link, outcome, numbers)."""
     link = -1
-    outcome: Outcome | None = None
+    outcome: Outcome | Failure | None = None
     numbers: list[int] = []
     for tag, ending in settlements:
         if tag.link != link or ending is not outcome:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome
+from ack_modes.outcome import MAX_REASON_BYTES
 from broker_adapter.amqp.consumer_records import (
     MOST_RECORD_BYTES,
     Credited,
@@ -29,12 +30,19 @@ RECORD = st.one_of(
     st.builds(Credited, NUMBER, st.integers(1, 2**31 - 1)),
     st.builds(DrainAsked, NUMBER),
     st.builds(Settled, NUMBER, st.sampled_from(Outcome), st.lists(RANGE, min_size=1, max_size=5)),
+    st.builds(
+        Settled,
+        NUMBER,
+        st.text(min_size=1, max_size=MAX_REASON_BYTES // 4).map(Failure),
+        st.lists(RANGE, min_size=1, max_size=5),
+    ),
 )
 
 
 def many_ranges(count: int) -> Record:
-    """A record with so many ranges, of large numbers."""
-    return Settled(2**62, Outcome.ACCEPTED, [(2**62 + 2 * each, 2**62 + 2 * each) for each in range(count + 1)])
+    """A record with so many ranges, of large numbers, and for some numbers of them a long reason."""
+    outcome = Outcome.ACCEPTED if count % 2 else Failure("x" * MAX_REASON_BYTES)
+    return Settled(2**62, outcome, [(2**62 + 2 * each, 2**62 + 2 * each) for each in range(count + 1)])
 
 
 @given(st.lists(RECORD, max_size=10))
@@ -58,6 +66,10 @@ def test_numbers_as_ranges_keep_their_order(numbers: list[int]) -> None:
         [5],
         [[]],
         [[0]],
+        [[3, 1, "why"]],
+        [[3, 1, b"why", 1, 1]],
+        [[3, "1", "why", 1, 1]],
+        [[3, 1, "why", 2, 1]],
         [[0, 1]],
         [[0, 1, -1]],
         [[0, 1, 0]],

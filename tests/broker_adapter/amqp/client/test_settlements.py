@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ack_modes import Outcome, Settlement
+from ack_modes import Failure, Outcome, Settlement
+from broker_adapter.amqp.client.brokers import STATES
+from broker_adapter.amqp.client.settlements import state_of
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     FAILED_STATE,
@@ -14,6 +16,7 @@ from broker_adapter.amqp.events import (
     LinkFlow,
     State,
 )
+from broker_adapter.amqp.wire import BACK_OFF, EXCEPTION
 from broker_adapter.transport import Delivery
 from tests.broker_adapter.amqp.client.conversations import MESSAGE, deliver, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import Wired
@@ -60,3 +63,10 @@ def test_credit_comes_after_what_was_given_back_before_it(wired: Wired, outcome:
 
     happened = [event for event in wired.broker.log[before:] if isinstance(event, Dispositions | LinkFlow)]
     assert [type(event) for event in happened] == [Dispositions, LinkFlow]
+
+
+def test_only_our_own_broker_is_told_what_a_listener_has_raised() -> None:
+    own = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
+    assert state_of(Failure("E: x"), STATES) == FAILED_STATE
+    assert state_of(Failure("E: x"), own).annotations == {BACK_OFF: True, EXCEPTION: "E: x"}
+    assert state_of(Outcome.FAILED, own).annotations == {BACK_OFF: True}
