@@ -104,6 +104,7 @@ def _places(
 ) -> Iterator[str]:
     """Whether each message can be handed out, or loaded."""
     reserved = {place for consumer in queue.consumers for place in consumer.reserved}
+    reserved |= {place for waiting in queue.undeliverable.waiting.values() for place in waiting}
     if queue.kept != sum(len(consumer.reserved) for consumer in queue.consumers):
         yield f"{queue.kept} messages are counted as kept for the consumers of groups"
     heaps = {number: set(lane.heap) for number, lane in lanes.items()}

@@ -231,7 +231,7 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
 
     Returns how many were handed out.
     """
-    effects = turn.effects
+    effects, refusers = turn.effects, queue.undeliverable.refusers
     first = consumer.next_number
     last = first + min(room, turn.left)
     for lane in queue.lanes:
@@ -244,7 +244,7 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
                 continue
             if queue.kept_for and queue.kept_for.get(entry.position, consumer) is not consumer:
                 continue  # it is shown again if that consumer leaves
-            if queue.undeliverable and consumer in queue.undeliverable.refusers.get(entry.position, ()):
+            if refusers and consumer in refusers.get(entry.position, ()):
                 continue
             del queue.ready[entry.position]
             queue.tidy(lane)

@@ -210,7 +210,7 @@ class Endings:
         backing_off = self.backing_off
         while backing_off:
             queue = self._directory.queues.get(backing_off[0][1])
-            if queue is not None and (queue.backoff or queue.undeliverable):
+            if queue is not None and (queue.backoff or queue.undeliverable.refusers):
                 return backing_off[0][0]
             heappop(backing_off)
         return None

@@ -407,7 +407,7 @@ class QueueEntries:
             self.backoff.stop_counting(entry.position)
         if self.suspects:
             self.suspects.pop(entry.position, None)
-        if self.undeliverable:
+        if self.undeliverable.refusers:
             self.undeliverable.remove(entry.position)
         if flags & FLAG_PERSISTENT:
             batch = effects.durable

@@ -428,7 +428,7 @@ class QueueState(QueueEntries):
             consumer.search = None
             del self.searching[consumer]
         self._let_go_of_kept(consumer, selector, effects)
-        if self.undeliverable:
+        if self.undeliverable.refusers:
             for lane_number, position in self.undeliverable.consumer_gone(consumer):
                 heappush(self._by_number[lane_number].heap, position)
         if selector is not None and not self.searching:
@@ -608,7 +608,7 @@ class QueueState(QueueEntries):
 
     def _give_turn(self, lane_number: int, position: int) -> None:
         """Let a message that is ready have its turn in its lane, or at a consumer that has not refused it."""
-        if self.undeliverable and position in self.undeliverable.refusers:
+        if position in self.undeliverable.refusers:
             self.undeliverable.add(lane_number, position)
         else:
             heappush(self._by_number[lane_number].heap, position)

@@ -36,9 +36,6 @@ class Undeliverable(Generic[H]):
         self._due_ms: dict[int, int] = {}  #: position → when its waiting ends
         self._due: list[tuple[int, int]] = []  #: a heap of (due, position); those that are not so any more are skipped
 
-    def __bool__(self) -> bool:
-        return bool(self.refusers)
-
     def refuse(self, position: int, consumer: H, due_ms: int) -> bool:
         """Note that a consumer does not take a message.
 

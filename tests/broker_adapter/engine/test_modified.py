@@ -182,6 +182,16 @@ def test_a_message_that_has_come_back_from_the_dead_letter_queue_keeps_them(tmp_
     broker.close()
 
 
+def test_the_check_knows_where_a_refused_message_waits(tmp_path: Path) -> None:
+    broker = Engines(tmp_path).start()
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [packed("x")]), WAIT)
+    consumer, inbox = attach(broker, client, "q", 5)
+    broker.call(c.Settle(consumer, [inbox.wait_for(1)[0].number], modified(undeliverable=True)), WAIT)
+    assert broker.check() == []
+    broker.close()
+
+
 @pytest.mark.parametrize("path", ["disk", "memory"])
 def test_random_histories_lose_nothing_and_bring_nothing_back_to_who_refused_it(tmp_path: Path, path: str) -> None:
     chance = random.Random(random.getrandbits(64))
@@ -228,6 +238,7 @@ def test_random_histories_lose_nothing_and_bring_nothing_back_to_who_refused_it(
             elif isinstance(ending, c.Modified) and ending.undeliverable:
                 refused[number].add(each.payload)
         if chance.random() < 0.1:
+            assert broker.check() == []
             broker.call(c.Detach(number, give_back=True), WAIT)
             del consumers[number]
         else:

@@ -54,7 +54,7 @@ def test_the_next_one_that_comes_gets_it_when_its_only_consumer_has_gone() -> No
     rules.send(client, Q, b"a")
     rules.do(c.Settle(consumer, [1], NOT_HERE))
     rules.do(c.Detach(consumer))
-    assert not rules.state.directory.by_destination[Q].undeliverable
+    assert not rules.state.directory.by_destination[Q].undeliverable.refusers
 
     newcomer = rules.attach(client, Q, 5)
     assert positions(rules, newcomer) == [1]
@@ -195,7 +195,7 @@ def test_a_message_that_ends_meanwhile_is_forgotten() -> None:
     rules.now_ms += 20
     other = rules.attach(client, Q, 10)
     assert positions(rules, other) == []
-    assert not rules.state.directory.by_destination[Q].undeliverable
+    assert not rules.state.directory.by_destination[Q].undeliverable.refusers
     rules.pass_time(WAIT_MS)
     assert rules.depth("DLQ") == 0
 
