@@ -33,7 +33,7 @@ QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
     message_types.py message_values.py) \
   $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
 
-.PHONY: setup demo test quick coverage check format docs bench bench-geode bench-kafka bench-peers interop soak torture clean preflight
+.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture clean preflight
 
 setup: $(READY)
 
@@ -86,6 +86,9 @@ docs: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+walk: $(READY)
+	@$(BIN)/python -m benchmarks.walk
 
 bench-geode: $(READY)
 	@$(BIN)/python -m benchmarks.geode $(ARGS)

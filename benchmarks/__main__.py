@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import codec, engine, failover, modes, region_clients, regions, scale, selectors, spark
+from benchmarks import codec, engine, failover, interpreter, modes, region_clients, regions, scale, selectors, spark
 from benchmarks.report import Figure, show
 
 
@@ -56,6 +56,7 @@ def main() -> int:
     logging.disable(logging.WARNING)  # servers are killed here, and networks cut
     figures: list[Figure] = []
     progress = Console(stderr=True)
+    progress.print(f"{interpreter.description()}; byte code: {interpreter.byte_code_ns():.0f} ns a turn")
     try:
         for name, part in parts.items():
             if options.only not in (None, name):
