@@ -10,28 +10,18 @@ SLOWEST ?= 10
 # Images of Python forbid it to keep compiled code; each of the thousand processes of a run would compile anew what it
 # loads, and each worker of pytest rewrite the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
-#: The tests of the edit loop: quick files of each package, without Spark, kills, and what waits.
-QUICK := $(addprefix tests/ack_modes/test_,policies.py reliability.py) \
-  $(addprefix tests/contracts/test_,damaged_bodies.py transport_receiving.py) \
-  $(addprefix tests/test_,docs.py holdfast.py rooms.py) \
-  $(addprefix tests/broker_adapter/test_,answers.py clock.py connect.py destination.py errors.py in_process.py \
-    mechanisms.py settings.py version.py wording.py) \
-  tests/broker_adapter/selectors/test_language.py tests/broker_adapter/urls \
-  $(addprefix tests/broker_adapter/failover/test_,rules.py links.py unanswered.py reattach.py commits.py) \
-  $(addprefix tests/broker_adapter/engine/test_,admission.py attachments.py backoff.py blocked_sends.py broker_state.py \
-    connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py sends.py \
-    store.py lmdb_store.py lmdb_reads.py lmdb_room.py store_files.py store_versions.py stores.py transactions.py \
-    wait_queues.py) \
-  tests/broker_adapter/engine/clients tests/broker_adapter/engine/regions \
-  $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py sasl.py values.py) \
-  $(addprefix tests/broker_adapter/amqp/client/test_,commits.py protocol.py transport.py) \
-  $(addprefix tests/broker_adapter/amqp/proton_engine/test_,credit.py endpoints.py frame_input.py) \
-  tests/broker_adapter/amqp/security \
-  $(addprefix tests/broker_adapter/server/test_,consumers.py coordinator.py permissions.py producers.py protocol.py) \
-  $(addprefix tests/broker_adapter/server/cli/test_,on_demand.py terminal.py) \
-  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py envelopes.py lifecycle.py message.py \
-    message_types.py message_values.py) \
-  $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
+#: The tests of the edit loop: rooms that neither wait nor start processes, without Spark, kills, and what is slow.
+QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
+  $(addprefix tests/broker_adapter/,selectors urls amqp/messages amqp/proton_engine amqp/security server/access server/workers) \
+  $(addprefix tests/broker_adapter/engine/,check clients commands cycle operations queues records regions rules store) \
+  $(addprefix tests/broker_adapter/test_,answers.py clock.py destination.py envelope.py errors.py settings.py wording.py) \
+  tests/broker_adapter/failover/test_rules.py tests/broker_adapter/amqp/test_sasl.py \
+  tests/broker_adapter/amqp/client/test_commits.py tests/broker_adapter/engine/test_broker_state.py \
+  tests/broker_adapter/server/links/test_coordinator.py tests/broker_adapter/server/test_protocol.py \
+  tests/broker_adapter/server/cli/test_terminal.py tests/sdk/messages tests/sdk/receiving tests/sdk/regions/test_cache.py \
+  tests/sdk/test_lifecycle.py tests/spark_connector/driver/test_worker_python.py tests/spark_connector/regions/test_rows.py \
+  tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
+  tests/spark_connector/test_offsets.py
 
 .PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture clean preflight
 
@@ -69,7 +59,8 @@ quick: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not interop and not spark and not crash and not slow' $(QUICK)
 
 coverage: $(READY)
-	@$(BIN)/python -m tests.coverage_by_file --workers $(WORKERS) $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov-report=term-missing:skip-covered \
+	  $(addprefix --cov=,$(or $(ROOM),ack_modes broker_adapter holdfast sdk spark_connector)) $(or $(addprefix tests/,$(ROOM)),$(TESTS))
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

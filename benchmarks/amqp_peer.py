@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteOpen, Terminus, Transfers
-from broker_adapter.amqp.payloads import decode_received, read_head, with_place
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.stored_message import with_delivery
+from broker_adapter.amqp.messages.amqp_message import decode_amqp, encode_amqp
+from broker_adapter.amqp.messages.payloads import decode_received, read_head, with_place
+from broker_adapter.amqp.messages.stored_message import with_delivery
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 

@@ -10,7 +10,7 @@ import proton
 
 from benchmarks.report import Figure
 from broker_adapter import Destination, Envelope, Identity
-from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
+from broker_adapter.amqp.messages.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.envelope import BodyKind, pack, unpack
 
 _ROUNDS = 20_000

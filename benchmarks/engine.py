@@ -12,8 +12,8 @@ from ack_modes import Outcome
 from benchmarks.report import Figure
 from benchmarks.yardsticks import lmdb_commit_p50, lmdb_loop
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory
 

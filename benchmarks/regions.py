@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.report import Figure
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings

@@ -16,8 +16,8 @@ import attrs
 from ack_modes import Outcome
 from benchmarks.report import Figure
 from broker_adapter.destination import Destination, queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.report import Figure
 from broker_adapter import Destination, Envelope, parse_selector
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, pack, unpack
 from broker_adapter.settings import EngineSettings
 

@@ -1,6 +1,6 @@
 """What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""
 
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.connect import transport_for
 from broker_adapter.destination import (
     Destination,
@@ -11,9 +11,9 @@ from broker_adapter.destination import (
     queue,
     topic,
 )
+from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.engine.regions.interests import checked_interest, checked_key
 from broker_adapter.engine.regions.interests import expression as key_expression
-from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import (
     ENVELOPE_OCTET,
     ENVELOPE_VERSION,

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Refresh, Transport

@@ -23,9 +23,9 @@ from uuid import uuid4
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.answers import SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     ENVELOPE_VERSION,

@@ -113,7 +113,7 @@ class EventsSpec:
     """The link on which the connection's client gets the events of regions; of our own engine, one on a connection.
 
     With it the client is known to the engine, by the client id of the connection: requests register what it wants,
-    say that it is ready and acknowledge its events (``broker_adapter.engine.operations``).
+    say that it is ready and acknowledge its events (``broker_adapter.engine.operations.requests``).
     """
 
     session: int
@@ -475,7 +475,8 @@ class Transport(Protocol):
         """
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-        """Ask our own engine something beyond messaging (``broker_adapter.engine.operations`` lists the operations).
+        """Ask our own engine something beyond messaging (``broker_adapter.engine.operations.requests`` lists the
+        operations).
 
         Raises:
             JMSException: the peer is not a Holdfast server, or what the operation raises.

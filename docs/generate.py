@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_origin
 
-from broker_adapter.engine import operations
+from broker_adapter.engine.operations import requests as operations
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,

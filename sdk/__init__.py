@@ -56,18 +56,18 @@ from broker_adapter import (
     UnconnectedException,
     UnsupportedOperationException,
 )
-from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData
 from sdk.connection_factory import ConnectionFactory
-from sdk.consumer import MessageConsumer
 from sdk.context import JMSConsumer, JMSContext, JMSProducer
-from sdk.message import DeliveryMode, Message
-from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
+from sdk.messages.message import DeliveryMode, Message
+from sdk.messages.types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
-from sdk.region import Region
-from sdk.region_cache import RegionOperation
-from sdk.region_listener import QueryListener, RegionEvent, RegionListener, ResultPolicy
-from sdk.region_query import ContinuousQuery, QueryState
+from sdk.receiving.browser import QueueBrowser
+from sdk.receiving.consumer import MessageConsumer
+from sdk.regions.cache import RegionOperation
+from sdk.regions.listener import QueryListener, RegionEvent, RegionListener, ResultPolicy
+from sdk.regions.query import ContinuousQuery, QueryState
+from sdk.regions.region import Region
 from sdk.requestor import Requestor, reply
 from sdk.session import Session
 

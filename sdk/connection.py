@@ -43,10 +43,10 @@ from broker_adapter import (
 from sdk.acknowledgements import LostAcknowledgements, uncount_deliveries
 from sdk.checks import check_request, check_timeout
 from sdk.closing import Closing
-from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
+from sdk.finalizers import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.region import Region
-from sdk.region_events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
+from sdk.regions.events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
+from sdk.regions.region import Region
 from sdk.session import TO_TELL, Session
 from sdk.session_state import SessionState, log
 

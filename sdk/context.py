@@ -22,14 +22,12 @@ from typing import Any, Final, TypeVar
 
 from ack_modes import AcknowledgeMode
 from broker_adapter import Destination, IllegalStateException, JMSException, MessageFormatException
-from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData, EventListener, ExceptionListener
-from sdk.consumer import Listener, MessageConsumer
-from sdk.dropped import dropped
-from sdk.envelopes import wrapped
-from sdk.message import DeliveryMode, Message, check_body_type, checked_mode
-from sdk.message_factory import MessageFactory
-from sdk.message_values import (
+from sdk.finalizers import dropped
+from sdk.messages.envelopes import wrapped
+from sdk.messages.factory import MessageFactory
+from sdk.messages.message import DeliveryMode, Message, check_body_type, checked_mode
+from sdk.messages.values import (
     PropertyValue,
     check_correlation_id,
     check_reply_to,
@@ -38,7 +36,9 @@ from sdk.message_values import (
     checked_priority,
 )
 from sdk.producer import MessageProducer, check_several
-from sdk.region import Region
+from sdk.receiving.browser import QueueBrowser
+from sdk.receiving.consumer import Listener, MessageConsumer
+from sdk.regions.region import Region
 from sdk.send_answers import none_sent
 from sdk.session import Session
 from sdk.session_state import OnCompletion

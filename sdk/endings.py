@@ -34,8 +34,8 @@ from broker_adapter import (
     TransactionRolledBackException,
     counted,
 )
-from sdk.consumer import MessageConsumer
-from sdk.dropped import WeakTable
+from sdk.finalizers import WeakTable
+from sdk.receiving.consumer import MessageConsumer
 from sdk.session_state import SessionState, by_epoch, log, too_late, unconfirmed
 
 #: What makes a session dirty beside a loss, for errors.

@@ -23,11 +23,11 @@ from broker_adapter import (
     checked_destination,
     in_seconds,
 )
-from sdk.dropped import dropped
-from sdk.envelopes import envelope_of, wrapped
+from sdk.finalizers import dropped
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import DeliveryMode, Message, checked_mode
-from sdk.message_values import checked_ms, checked_priority
+from sdk.messages.envelopes import envelope_of, wrapped
+from sdk.messages.message import DeliveryMode, Message, checked_mode
+from sdk.messages.values import checked_ms, checked_priority
 from sdk.send_answers import SendAnswers, failed, none_sent
 from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
 

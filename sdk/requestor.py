@@ -15,10 +15,10 @@ from broker_adapter import (
     in_seconds,
 )
 from sdk.checks import check_timeout
-from sdk.consumer import MessageConsumer
-from sdk.envelopes import wrapped
-from sdk.message import Message
+from sdk.messages.envelopes import wrapped
+from sdk.messages.message import Message
 from sdk.producer import MessageProducer
+from sdk.receiving.consumer import MessageConsumer
 from sdk.session import Session
 from sdk.session_state import log
 

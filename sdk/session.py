@@ -36,17 +36,17 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
-from sdk.browser import QueueBrowser
 from sdk.checks import check_subscription_name
 from sdk.closing import Closing
-from sdk.consumer import MessageConsumer
-from sdk.dropped import Sink, dropped
 from sdk.endings import Endings
+from sdk.finalizers import Sink, dropped
 from sdk.lifecycle import Event, State
-from sdk.message import Message
-from sdk.message_factory import MessageFactory
+from sdk.messages.factory import MessageFactory
+from sdk.messages.message import Message
 from sdk.producer import MessageProducer
-from sdk.region import Region
+from sdk.receiving.browser import QueueBrowser
+from sdk.receiving.consumer import MessageConsumer
+from sdk.regions.region import Region
 from sdk.session_links import SessionLinks
 from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread

@@ -1,6 +1,6 @@
 """The producers, consumers and browsers of one session, and what happens to their links.
 
-The tables keep none of them: what the application drops is closed (see :mod:`sdk.dropped`).
+The tables keep none of them: what the application drops is closed (see :mod:`sdk.finalizers`).
 
 Theory of operation: events of links
     The broker may close a link as soon as it is attached, when its producer, consumer or browser is not in the tables
@@ -25,10 +25,10 @@ from typing import Final, NamedTuple, TypeVar
 from ack_modes import Outcome
 from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored, uninterrupted
 from sdk.acknowledgements import AckRecord
-from sdk.browser import QueueBrowser
-from sdk.consumer import MessageConsumer
-from sdk.dropped import Sink, WeakTable, detach_all, stop_flows, taken_from
+from sdk.finalizers import Sink, WeakTable, detach_all, stop_flows, taken_from
 from sdk.producer import MessageProducer
+from sdk.receiving.browser import QueueBrowser
+from sdk.receiving.consumer import MessageConsumer
 from sdk.session_state import SessionState, log
 
 _T = TypeVar("_T")

@@ -50,7 +50,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import Message
+from sdk.messages.message import Message
 
 log: Final = logging.getLogger("holdfast.sdk")
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ import threading
 import time
 
 from broker_adapter import JMSException
-from sdk.consumer import Redeliver
+from sdk.receiving.consumer import Redeliver
 from sdk.session_state import SessionState
 
 #: Messages that one consumer's listener gets before the next consumer has its turn.

@@ -17,23 +17,23 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector.batch_reader import JmsBatchReader
-from spark_connector.engine_registry import DriverLog, EngineRegistry, reachable
+from spark_connector.driver.engine_registry import DriverLog, EngineRegistry, reachable
+from spark_connector.driver.worker_python import check_worker_python
 from spark_connector.options import SNAPSHOT, SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.queues_stream import JmsQueuesStreamReader
 from spark_connector.refused_stream import RefusedStream
-from spark_connector.region_reader import JmsRegionReader
-from spark_connector.region_rows import REGION_SCHEMA, RegionColumns, check_region_schema, region_projection
-from spark_connector.region_stream import JmsRegionStreamReader
-from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
+from spark_connector.regions.reader import JmsRegionReader
+from spark_connector.regions.rows import REGION_SCHEMA, RegionColumns, check_region_schema, region_projection
+from spark_connector.regions.stream import JmsRegionStreamReader
+from spark_connector.regions.writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.sentences import sentence_first
-from spark_connector.spool_reader import JmsSpoolReader, Reach, reach_of
+from spark_connector.spool.reader import JmsSpoolReader, Reach, reach_of
 from spark_connector.stream_reader import JmsStreamReader
-from spark_connector.worker_python import check_worker_python
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 
 if TYPE_CHECKING:
-    from spark_connector.engine_host import EngineHost
+    from spark_connector.driver.engine_host import EngineHost
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 #: The column that an option leaves out.
@@ -181,7 +181,7 @@ def register(spark: SparkSession) -> None:
             *(_RECORDS, records),
         )
     # Not above: the worker processes of Spark load this file for each plan, read and write, and need no engine.
-    from spark_connector.engine_host import EngineHost
+    from spark_connector.driver.engine_host import EngineHost
 
     global _host
     with _lock:

@@ -27,7 +27,7 @@ from sdk.range_reader import Bounds, bounds_of_queues
 from spark_connector.batch_reader import RangePartition, one_by_one, positions_per_task, read_range
 from spark_connector.claims import end_claims, new_id, watch_for_end
 from spark_connector.connections import drop_connection, with_retries
-from spark_connector.engine_registry import DriverLog
+from spark_connector.driver.engine_registry import DriverLog
 from spark_connector.offsets import PartCounts, beginning, has_positions, in_turn, is_due, offset_from, shares, span
 from spark_connector.options import SourceOptions
 from spark_connector.sentences import sentence_first

@@ -43,7 +43,7 @@ from spark_connector.batch_reader import (
 )
 from spark_connector.claims import Claim, end_claims, new_id, watch_for_end
 from spark_connector.connections import drop_connection, with_retries
-from spark_connector.engine_registry import DriverLog
+from spark_connector.driver.engine_registry import DriverLog
 from spark_connector.offsets import (
     Loss,
     Offset,

@@ -46,7 +46,7 @@ from spark_connector.batches import (
     transaction_of,
 )
 from spark_connector.connections import connection_for, drop_connection, with_retries
-from spark_connector.engine_registry import DriverLog
+from spark_connector.driver.engine_registry import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError, envelopes_of, largest_cell, size_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
 from tests import forked_command
 from tests.forked_command import ForkedCommand, Pipe

@@ -37,7 +37,7 @@ def test_one_worker_runs_all_files_of_a_part_and_each_other_file_as_a_whole() ->
     part_of = ByFile.__new__(ByFile)._split_scope
     parts = {part_of(f"{file}::test_it[a::b]") for file in SHARED}
     assert parts == set(SHARED.values())
-    assert part_of("tests/sdk/test_message.py::TestIt::test_it[a::b]") == "tests/sdk/test_message.py"
+    assert part_of("tests/sdk/messages/test_message.py::TestIt::test_it[a::b]") == "tests/sdk/messages/test_message.py"
 
 
 def test_each_worker_loads_a_share_and_all_of_them_load_everything(

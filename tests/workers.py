@@ -52,7 +52,7 @@ SHARED: Final = {
     "tests/spark_connector/test_checkpoints.py": "spark",
     "tests/spark_connector/test_regions.py": "spark",
     "tests/spark_connector/test_sql.py": "spark",
-    "tests/spark_connector/test_worker_python.py": "spark",
+    "tests/spark_connector/driver/test_worker_python.py": "spark",
 }
 _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}

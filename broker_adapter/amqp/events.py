@@ -1,4 +1,4 @@
-"""What happens on an AMQP connection, in the words of :class:`broker_adapter.amqp.peer.Peer`.  Pure."""
+"""What happens on an AMQP connection, in the words of :class:`broker_adapter.amqp.proton_engine.peer.Peer`.  Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from scramp import ScramClient, ScramException, ScramMechanism
 
-from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
+from broker_adapter.amqp.messages.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
 from broker_adapter.mechanisms import (
     ANONYMOUS,

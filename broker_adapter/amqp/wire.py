@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from broker_adapter.amqp.values import Symbol
+from broker_adapter.amqp.messages.values import Symbol
 from broker_adapter.destination import DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION
 
@@ -45,7 +45,8 @@ DISCHARGE_CODE: Final = 0x32
 COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
 #: Message annotation of a discharge: how many messages and acknowledgements belong to the transaction.
 COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
-#: Message annotation of a discharge: records (:mod:`broker_adapter.amqp.consumer_records`) of what is settled with it.
+#: Message annotation of a discharge: records (:mod:`broker_adapter.amqp.messages.consumer_records`) of what is settled
+#: with it.
 COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
 #: What is said to our own server's coordinator ahead of a discharge whose records are many; with the same annotation.
 SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")

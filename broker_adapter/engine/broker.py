@@ -37,32 +37,32 @@ import attrs
 
 from broker_adapter.answers import Answer
 from broker_adapter.clock import epoch_ms
-from broker_adapter.engine import check_state
-from broker_adapter.engine import commands as c
-from broker_adapter.engine.background import Background
 from broker_adapter.engine.broker_state import BrokerState
-from broker_adapter.engine.browsing import Browsing
-from broker_adapter.engine.callbacks import tell
-from broker_adapter.engine.check import Check
-from broker_adapter.engine.command_inputs import CommandInputs
-from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.entry_reads import EntryReads
-from broker_adapter.engine.event_reads import EventReads
-from broker_adapter.engine.failures import fault
-from broker_adapter.engine.findings import Finding, Tables
-from broker_adapter.engine.inbox import CYCLE_MESSAGES, Inbox
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.loading import Loading
-from broker_adapter.engine.maintenance import as_answer, check_records
-from broker_adapter.engine.message_reads import MessageReads
-from broker_adapter.engine.operations import ONCE, checked_arguments, perform
-from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.check.checks import Check
+from broker_adapter.engine.check.findings import Finding, Tables
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.callbacks import tell
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.commands.failures import fault
+from broker_adapter.engine.commands.selection import Read
+from broker_adapter.engine.cycle import check_state
+from broker_adapter.engine.cycle.background import Background
+from broker_adapter.engine.cycle.browsing import Browsing
+from broker_adapter.engine.cycle.command_inputs import CommandInputs
+from broker_adapter.engine.cycle.entry_reads import EntryReads
+from broker_adapter.engine.cycle.event_reads import EventReads
+from broker_adapter.engine.cycle.inbox import CYCLE_MESSAGES, Inbox
+from broker_adapter.engine.cycle.loading import Loading
+from broker_adapter.engine.cycle.message_reads import MessageReads
+from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
+from broker_adapter.engine.operations.reader import Reader
+from broker_adapter.engine.operations.requests import ONCE, checked_arguments, perform
 from broker_adapter.engine.recent_requests import RecentRequests
-from broker_adapter.engine.room_checks import ROOM_CHECK_MS, RoomChecks
-from broker_adapter.engine.runs import Runs, new_run, run_of
-from broker_adapter.engine.selection import Read
-from broker_adapter.engine.store import DurableStore
-from broker_adapter.engine.stores import Stores
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.maintenance import as_answer, check_records
+from broker_adapter.engine.store.port import DurableStore
+from broker_adapter.engine.store.starts import Runs, new_run, run_of
+from broker_adapter.engine.store.stores import Stores
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -272,7 +272,7 @@ class Broker:
         later: Callable[[Any], None] | None = None,
         client: int = 0,
     ) -> Any:
-        """Carry out an operation beyond messaging; see :func:`broker_adapter.engine.operations.perform`.
+        """Carry out an operation beyond messaging; see :func:`broker_adapter.engine.operations.requests.perform`.
 
         One that takes effect once is not cancelled: it is asked for again under its id, and goes on meanwhile.  Where
         such a one is under way already and ``later`` is given, this returns ``UNDER_WAY``, and ``later`` is called with
@@ -346,7 +346,7 @@ class Broker:
         """Tell the engine how to read messages of a format, so that selectors can be applied to them.
 
         Args:
-            message_format: as in :class:`broker_adapter.engine.commands.NewMessage`.
+            message_format: as in :class:`broker_adapter.engine.commands.messaging.NewMessage`.
             read: decodes at least headers and properties; raises MessageFormatException; called in any thread.
             whole: the same with the body, which selectors over regions can name; None: ``read`` does what can be done.
         """

@@ -6,12 +6,12 @@ Theory of operation
     replies go.  Commands of one call share one commit, and queues hand out messages once, after the last of them.
 
     Each kind of command has its rule in a file of its own; the table of commands in :class:`BrokerState` says where.
-    What exists is in :mod:`broker_adapter.engine.directory`, whether there is room in
-    :mod:`broker_adapter.engine.admission`, how messages end in :mod:`broker_adapter.engine.endings`, and what one queue
-    does in :mod:`broker_adapter.engine.queue_state`.
+    What exists is in :mod:`broker_adapter.engine.queues.directory`, whether there is room in
+    :mod:`broker_adapter.engine.rules.admission`, how messages end in :mod:`broker_adapter.engine.queues.endings`, and
+    what one queue does in :mod:`broker_adapter.engine.queues.queue`.
 
     A send at a limit is *blocked*: it waits in the order of arrival until there is room, and is refused when its time
-    is over (:mod:`broker_adapter.engine.wait_queues`).  Its identity is noted only when it is taken, so that a
+    is over (:mod:`broker_adapter.engine.rules.wait_queues`).  Its identity is noted only when it is taken, so that a
     repetition of a refused send is not rejected.
 """
 
@@ -20,30 +20,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from broker_adapter.engine import commands as c
-from broker_adapter.engine.admission import Admission
-from broker_adapter.engine.attachments import Attachments
-from broker_adapter.engine.background_commands import BackgroundCommands
-from broker_adapter.engine.blocked_sends import BlockedSends
-from broker_adapter.engine.claims import Claims
-from broker_adapter.engine.connections import Connections
-from broker_adapter.engine.consumers import Consumers
-from broker_adapter.engine.decision_time import DecisionTime
-from broker_adapter.engine.deliveries import Deliveries
-from broker_adapter.engine.destinations import Destinations
-from broker_adapter.engine.directory import Directory
-from broker_adapter.engine.dispatch import dispatch
-from broker_adapter.engine.effects import Effects, Load
-from broker_adapter.engine.endings import Endings, ReadAnnotations
-from broker_adapter.engine.event_changes import EventChanges
-from broker_adapter.engine.event_state import EventState
-from broker_adapter.engine.failures import fault
-from broker_adapter.engine.identities import LastNumbers
-from broker_adapter.engine.intake import Intake
-from broker_adapter.engine.matching import Matching
-from broker_adapter.engine.queue_removal import QueueRemoval
-from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import (
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.decision_time import DecisionTime
+from broker_adapter.engine.commands.effects import Effects, Load
+from broker_adapter.engine.commands.failures import fault
+from broker_adapter.engine.commands.identities import LastNumbers
+from broker_adapter.engine.queues.consumers import Consumers
+from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.dispatch import dispatch
+from broker_adapter.engine.queues.endings import Endings, ReadAnnotations
+from broker_adapter.engine.queues.queue import QueueState
+from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
+from broker_adapter.engine.records.layout import (
     CatalogRecord,
     Counters,
     RawEntry,
@@ -51,12 +39,24 @@ from broker_adapter.engine.records import (
     encode_counters,
     queue_key,
 )
-from broker_adapter.engine.resumption import Resumption
-from broker_adapter.engine.sends import Sends
-from broker_adapter.engine.staged_batches import StagedBatches
-from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
-from broker_adapter.engine.transactions import Transactions
-from broker_adapter.engine.wait_queues import WaitQueues
+from broker_adapter.engine.rules.admission import Admission
+from broker_adapter.engine.rules.attachments import Attachments
+from broker_adapter.engine.rules.background_commands import BackgroundCommands
+from broker_adapter.engine.rules.blocked_sends import BlockedSends
+from broker_adapter.engine.rules.claims import Claims
+from broker_adapter.engine.rules.connections import Connections
+from broker_adapter.engine.rules.deliveries import Deliveries
+from broker_adapter.engine.rules.destinations import Destinations
+from broker_adapter.engine.rules.event_changes import EventChanges
+from broker_adapter.engine.rules.event_state import EventState
+from broker_adapter.engine.rules.intake import Intake
+from broker_adapter.engine.rules.matching import Matching
+from broker_adapter.engine.rules.queue_removal import QueueRemoval
+from broker_adapter.engine.rules.resumption import Resumption
+from broker_adapter.engine.rules.sends import Sends
+from broker_adapter.engine.rules.staged_batches import StagedBatches
+from broker_adapter.engine.rules.transactions import Transactions
+from broker_adapter.engine.rules.wait_queues import WaitQueues
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import EngineSettings
 
@@ -103,7 +103,7 @@ class BrokerState:
                 that no name is used again while a client of an earlier run may reclaim its own; and so that they
                 cannot be guessed.
             unique: a word that no other engine has.
-            read_annotations: see :class:`broker_adapter.engine.endings.Endings`.
+            read_annotations: see :class:`broker_adapter.engine.queues.endings.Endings`.
         """
         self.settings = settings
         self.time = time = DecisionTime()

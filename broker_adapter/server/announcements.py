@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from broker_adapter.amqp.values import Symbol, UInt
+from broker_adapter.amqp.messages.values import Symbol, UInt
 from broker_adapter.amqp.wire import MAX_SERVERS
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.transport import Server

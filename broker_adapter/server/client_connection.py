@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from broker_adapter.clock import epoch_ms
 from broker_adapter.errors import JMSException
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.server.connection_tokens import Token
+from broker_adapter.server.access.connection_tokens import Token
+from broker_adapter.server.access.origins import is_loopback
 from broker_adapter.server.input_slices import InputSlices
-from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 

@@ -8,12 +8,12 @@ Theory of operation
     by a weak reference only.  Callbacks that are added when the connection is gone are run without it.
 
     Connections are accepted here, and not by asyncio, so that each counts from that moment on, before its TLS handshake
-    (the rules: :mod:`broker_adapter.server.admission`), and so that a process without free descriptors stops accepting
-    for a moment instead of filling its log.
+    (the rules: :mod:`broker_adapter.server.access.admission`), and so that a process without free descriptors stops
+    accepting for a moment instead of filling its log.
 
     Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
     its frames are small, and it costs nothing of the engine.  Passwords are verified by
-    :mod:`broker_adapter.server.password_checks`.
+    :mod:`broker_adapter.server.access.password_checks`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 
 import attrs
 
-from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.loop_thread import LoopThread
+from broker_adapter.amqp.messages.amqp_message import decode_ahead
 from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
@@ -45,19 +45,19 @@ from broker_adapter.errors import (
     StoreException,
 )
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.server.admission import Admission
+from broker_adapter.server.access.admission import Admission
+from broker_adapter.server.access.connection_tokens import ConnectionTokens
+from broker_adapter.server.access.origins import origin_of
+from broker_adapter.server.access.password_checks import PasswordChecks
+from broker_adapter.server.access.permissions import Authorize, authorize
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.client_connection import ClientConnection
-from broker_adapter.server.connection_tokens import ConnectionTokens
-from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.links.engine_calls import EngineCalls
+from broker_adapter.server.links.requests import Unpack
 from broker_adapter.server.listening import EXHAUSTED, bound, cannot_listen
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
-from broker_adapter.server.origins import origin_of
-from broker_adapter.server.password_checks import PasswordChecks
-from broker_adapter.server.permissions import Authorize, authorize
 from broker_adapter.server.protocol import ServerProtocol
-from broker_adapter.server.request_workers import RequestWorkers
-from broker_adapter.server.requests import Unpack
+from broker_adapter.server.workers.requests import RequestWorkers
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 
@@ -84,7 +84,7 @@ class Listener:
         make_login: makes the SASL exchange of each connection.
         tls: the server's certificate, for ``amqps``; None: no TLS.
         servers: where else clients are told to connect.
-        authorize: checks permissions; see :mod:`broker_adapter.server.permissions`.
+        authorize: checks permissions; see :mod:`broker_adapter.server.access.permissions`.
 
     Attributes:
         tls: as given; connections that come later use what is assigned here.

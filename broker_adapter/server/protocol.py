@@ -3,16 +3,16 @@
 Theory of operation
     ``receive(data, now_ms)`` takes bytes; what they ask of the engine is deferred and submitted at the end of the call,
     the messages of one link as one command.  The engine's answers and deliveries come from its own thread as callbacks
-    (:mod:`broker_adapter.server.engine_calls`); ``pending_output()`` runs them in the connection's thread, and returns
-    bytes.  ``wake`` is called, from the engine's thread, when the first of them is added.
+    (:mod:`broker_adapter.server.links.engine_calls`); ``pending_output()`` runs them in the connection's thread, and
+    returns bytes.  ``wake`` is called, from the engine's thread, when the first of them is added.
 
     What a link means is told by its terminus.  Each kind of link has a file of its own, which does what its events ask
-    for: :mod:`~broker_adapter.server.producers`, :mod:`~broker_adapter.server.consumers`,
-    :mod:`~broker_adapter.server.coordinator`, :mod:`~broker_adapter.server.event_links` and
-    :mod:`~broker_adapter.server.requests`.
+    for: :mod:`~broker_adapter.server.links.producers`, :mod:`~broker_adapter.server.links.consumers`,
+    :mod:`~broker_adapter.server.links.coordinator`, :mod:`~broker_adapter.server.links.event_links` and
+    :mod:`~broker_adapter.server.links.requests`.
 
-    A connection has a budget of bytes (:mod:`broker_adapter.server.budget`): above it ``wants_input`` is false, and
-    what only the client can end is refused.
+    A connection has a budget of bytes (:mod:`broker_adapter.server.links.budget`): above it ``wants_input`` is false,
+    and what only the client can end is refused.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.region_events import EVENTS_CAPABILITY
+from broker_adapter.amqp.messages.region_events import EVENTS_CAPABILITY
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.wire import (
     BATCHES_CAPABILITY,
@@ -52,20 +52,20 @@ from broker_adapter.amqp.wire import (
     envelope_version,
 )
 from broker_adapter.destination import Destination
-from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import InvalidDestinationException, JMSException, ResourceAllocationException
 from broker_adapter.server.announcements import as_property
-from broker_adapter.server.batched_consumers import BatchedConsumers
-from broker_adapter.server.budget import Budget
-from broker_adapter.server.client import Client
-from broker_adapter.server.consumers import IN_HAND_BYTES, SLICE_MESSAGES, Consumers
-from broker_adapter.server.coordinator import Coordinator
-from broker_adapter.server.engine_calls import Engine, EngineCalls
-from broker_adapter.server.event_links import EventLinks
-from broker_adapter.server.links import Links
-from broker_adapter.server.output import Output
-from broker_adapter.server.producers import Producers
-from broker_adapter.server.requests import Requests, RunRequest
+from broker_adapter.server.links.batched_consumers import BatchedConsumers
+from broker_adapter.server.links.budget import Budget
+from broker_adapter.server.links.client import Client
+from broker_adapter.server.links.consumers import IN_HAND_BYTES, SLICE_MESSAGES, Consumers
+from broker_adapter.server.links.coordinator import Coordinator
+from broker_adapter.server.links.engine_calls import Engine, EngineCalls
+from broker_adapter.server.links.event_links import EventLinks
+from broker_adapter.server.links.links import Links
+from broker_adapter.server.links.output import Output
+from broker_adapter.server.links.producers import Producers
+from broker_adapter.server.links.requests import Requests, RunRequest
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 from broker_adapter.version import PRODUCT, own_version
@@ -113,7 +113,7 @@ class ServerProtocol:
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
             authorize: raises JMSSecurityException where the user may not do this with this destination; see
-                :mod:`broker_adapter.server.permissions`.
+                :mod:`broker_adapter.server.access.permissions`.
             take_over: ends the connection of this token, whose client has reconnected on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.

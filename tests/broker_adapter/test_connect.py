@@ -17,8 +17,8 @@ from broker_adapter.connect import transport_for
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, InvalidURLException, JMSException, JMSSecurityException
 from broker_adapter.in_process import InProcessTransport
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Credentials, Failed, Interrupted, Peer
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
+from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity
 from broker_adapter.errors import IllegalStateException, JMSException, StoreException, StoreLockedException
 from broker_adapter.in_process import EngineLease, InProcessTransport

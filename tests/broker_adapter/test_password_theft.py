@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.amqp.messages.values import Described, Symbols, UByte, ULong, encode
 from broker_adapter.amqp.sasl import PLAIN, SASL_HEADER, ServerLogin
-from broker_adapter.amqp.values import Described, Symbols, UByte, ULong, encode
 from broker_adapter.engine.broker import Broker
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server
 from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSSecurityException

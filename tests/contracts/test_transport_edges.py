@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
 from broker_adapter.destination import Destination, queue
 from broker_adapter.envelope import pack
 from broker_adapter.errors import (

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ack_modes import Failure, Outcome, Settlement
-from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.client.io_loop import MemoryConnection
 from broker_adapter.amqp.client.login import login_for
 from broker_adapter.amqp.client.transport import AmqpTransport
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.messages.amqp_message import decode_ahead
+from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker
@@ -25,8 +25,8 @@ from broker_adapter.errors import JMSException
 from broker_adapter.failover.inner import Identification, Make
 from broker_adapter.failover.transport import FailoverTransport
 from broker_adapter.in_process import EngineLease, InProcessTransport
+from broker_adapter.server.access.permissions import authorize
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import (

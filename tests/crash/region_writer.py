@@ -10,8 +10,8 @@ import random
 import sys
 import threading
 
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings

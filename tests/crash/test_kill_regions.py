@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk
 from tests.broker_adapter.engine.regions.values import values_of

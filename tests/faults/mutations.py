@@ -6,7 +6,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
-from broker_adapter.amqp.values import Described, Reader, UInt, ULong, UShort, encode
+from broker_adapter.amqp.messages.values import Described, Reader, UInt, ULong, UShort, encode
 from tests.broker_adapter.amqp import frames
 
 #: Frames that are remembered, to be sent once more in another place.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.server.coordinator import Coordinator
+from broker_adapter.server.links.coordinator import Coordinator
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, Session, TransactionRolledBackException
 from tests.broker_adapter.server.served import Served
 from tests.faults.scenarios import WAIT

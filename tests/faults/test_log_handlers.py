@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_adapter.engine.callbacks import tell
+from broker_adapter.engine.commands.callbacks import tell
 from broker_adapter.own_threads import flush_log
 from sdk import Connection, ConnectionFactory, IllegalStateException, JMSException
 from tests.faults.conftest import Connect

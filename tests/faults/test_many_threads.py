@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.mechanisms import MIN_ITERATIONS
-from broker_adapter.server.users import UsersFile
+from broker_adapter.server.access.users import UsersFile
 from sdk import (
     BrowserInterruptedException,
     Connection,

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
-from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.messages.amqp_message import decode_ahead
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from broker_adapter.destination import DestinationKind, queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import JMSException
-from broker_adapter.server.permissions import authorize
+from broker_adapter.server.access.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Delivery, ReceiverSpec, SenderSpec, Subscription

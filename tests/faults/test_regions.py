@@ -29,7 +29,7 @@ from tests.faults.conftest import Connect
 from tests.faults.losses import cut, lose
 from tests.faults.proxy import Proxy
 from tests.faults.scenarios import wait_for
-from tests.sdk.regions import Told, cached, region, wait_until_cached
+from tests.sdk.region_connections import Told, cached, region, wait_until_cached
 from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.crash

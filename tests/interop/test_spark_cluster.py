@@ -17,7 +17,7 @@ import attrs
 import pyspark
 import pytest
 
-from broker_adapter.server.users import UsersFile
+from broker_adapter.server.access.users import UsersFile
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.server.served import server_context
 from tests.server_process import ServerProcess

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sdk import Connection, ConnectionFactory, JMSException, Region
-from tests.sdk.regions import Connect
+from tests.sdk.region_connections import Connect
 from tests.sdk.small_broker import SmallBroker
 from tests.server_process import ServerProcess
 

@@ -135,7 +135,7 @@ queue = filled(0)
 one, other = session_of(), session_of()
 first, second = one.create_consumer(queue, exclusive=True), other.create_consumer(queue, exclusive=True)
 if sys.argv[1].startswith("embedded"):
-    from broker_adapter.engine.commands import Detach
+    from broker_adapter.engine.commands.messaging import Detach
     plain, at_detach = transport._call, once(lambda: None)
     transport._call = lambda command, timeout: (type(command) is Detach and at_detach(), plain(command, timeout))[1]
 else:
@@ -219,7 +219,7 @@ assert found == [str(number) for number in range(20)], found
 """
 
 SETTLED = """
-import sdk.consumer as module
+import sdk.receiving.consumer as module
 
 mode, place = sys.argv[2:]
 queue = filled(120)

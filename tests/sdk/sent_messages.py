@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ack_modes import DeliveryTag
 from broker_adapter import Destination, Identity, pack, unpack
-from sdk.envelopes import envelope_of, message_of
-from sdk.message import Message
+from sdk.messages.envelopes import envelope_of, message_of
+from sdk.messages.message import Message
 
 QUEUE = Destination("orders")
 IDENTITY = Identity("producer", 1, 7)

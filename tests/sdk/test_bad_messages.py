@@ -9,11 +9,11 @@ from pathlib import Path
 import proton
 import pytest
 
+from broker_adapter.amqp.messages.values import Described, Symbol, ULong, encode
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
 from broker_adapter.destination import Destination
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from broker_adapter.in_process import EngineLease
 from broker_adapter.server.listener import Listener

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from sdk import AcknowledgeMode, Connection, MessageConsumer, Session
-from tests.sdk.regions import Connect
+from tests.sdk.region_connections import Connect
 from tests.sdk.threads.calls import WAIT, send
 
 ENDS: dict[str, Callable[[Connection, Session, MessageConsumer], object]] = {

@@ -9,8 +9,8 @@ import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.commands.effects import StoreBatch
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import StoreException
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings

@@ -12,10 +12,10 @@ import pytest
 
 from broker_adapter.amqp.management import Request, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.engine.arguments import checked
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operation_steps import MAX_QUEUES
-from broker_adapter.engine.operations import ARGUMENTS, check_outline
+from broker_adapter.engine.operations.arguments import checked
+from broker_adapter.engine.operations.requests import ARGUMENTS, check_outline
+from broker_adapter.engine.operations.steps import MAX_QUEUES
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings

@@ -18,7 +18,7 @@ from sdk import (
     ResourceAllocationException,
     ResultPolicy,
 )
-from tests.sdk.regions import WAIT, Connect, cached, region
+from tests.sdk.region_connections import WAIT, Connect, cached, region
 
 # Durable clients.
 

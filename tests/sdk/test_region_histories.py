@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdk import Connection, ConnectionFactory, Region, ResultPolicy
-from tests.sdk.regions import WAIT, Told, cached, region
+from tests.sdk.region_connections import WAIT, Told, cached, region
 
 KEYS = [f"k{number}" for number in range(6)]
 

@@ -18,9 +18,9 @@ from sdk.region_reader import (
     open_snapshot,
     read_keys,
 )
-from sdk.region_state import DESTROY, INVALIDATE, PUT
+from sdk.regions.state import DESTROY, INVALIDATE, PUT
 from tests.broker_adapter.engine.asking import damage_body
-from tests.sdk.regions import Connect
+from tests.sdk.region_connections import Connect
 from tests.sdk.small_broker import SmallBroker
 
 NAMES = [f"k{number}" for number in range(9)]

@@ -25,7 +25,7 @@ from sdk import (
     TransactionRolledBackException,
 )
 from sdk.range_reader import send_envelopes
-from tests.sdk.regions import Connect
+from tests.sdk.region_connections import Connect
 from tests.sdk.small_broker import SmallBroker
 
 

@@ -253,7 +253,7 @@ for number in range(3):
 REQUESTING = """
 import signal, sys
 from broker_adapter import JMSException
-from broker_adapter.amqp.payloads import (decode_payload)
+from broker_adapter.amqp.messages.payloads import (decode_payload)
 from broker_adapter.in_process import InProcessTransport
 from broker_adapter.transport import Credentials
 from broker_adapter.urls.url import parse_url

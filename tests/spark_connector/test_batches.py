@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.destination import MAX_NAME_BYTES, checked_name
-from broker_adapter.engine.staging import BatchName, batch_of
+from broker_adapter.engine.rules.staging import BatchName, batch_of
 from spark_connector.batches import (
     Attempt,
     all_of_batch,

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from broker_adapter.engine import run_numbers
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.run_numbers import ALWAYS_KEPT_RUNS
-from broker_adapter.engine.runs import AGING_STARTS, run_of
+from broker_adapter.engine.records import start_numbers as run_numbers
+from broker_adapter.engine.records.start_numbers import ALWAYS_KEPT_RUNS
+from broker_adapter.engine.store.starts import AGING_STARTS, run_of
 from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory
 from tests.server_process import ServerProcess

@@ -21,8 +21,8 @@ from spark_connector import claims
 from spark_connector.connections import drop_connection
 from spark_connector.options import SourceOptions
 from spark_connector.queues_stream import JmsQueuesStreamReader
-from spark_connector.region_rows import RegionColumns
-from spark_connector.region_stream import JmsRegionStreamReader
+from spark_connector.regions.rows import RegionColumns
+from spark_connector.regions.stream import JmsRegionStreamReader
 from spark_connector.stream_reader import JmsStreamReader
 from tests.spark_connector.served import Served
 

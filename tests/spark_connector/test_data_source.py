@@ -9,12 +9,12 @@ from sdk import InvalidDestinationException, InvalidSelectorException
 from spark_connector.batch_reader import JmsBatchReader
 from spark_connector.data_source import JmsDataSource
 from spark_connector.queues_stream import JmsQueuesStreamReader
-from spark_connector.region_reader import JmsRegionReader
-from spark_connector.region_rows import REGION_SCHEMA
-from spark_connector.region_stream import JmsRegionStreamReader
-from spark_connector.region_writer import JmsRegionStreamWriter, JmsRegionWriter
+from spark_connector.regions.reader import JmsRegionReader
+from spark_connector.regions.rows import REGION_SCHEMA
+from spark_connector.regions.stream import JmsRegionStreamReader
+from spark_connector.regions.writer import JmsRegionStreamWriter, JmsRegionWriter
 from spark_connector.rows import SCHEMA
-from spark_connector.spool_reader import JmsSpoolReader, Reach
+from spark_connector.spool.reader import JmsSpoolReader, Reach
 from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
 from tests.spark_connector.schemas import schema

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.settings import EngineSettings
 from sdk import (
     Connection,

@@ -18,13 +18,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory, ConnectionLostException, InvalidDestinationException, JMSException, Region
-from spark_connector import region_writer
 from spark_connector.batches import Attempt
 from spark_connector.options import SinkOptions
-from spark_connector.region_reader import JmsRegionReader
-from spark_connector.region_rows import region_projection
-from spark_connector.region_stream import JmsRegionStreamReader
-from spark_connector.region_writer import Changed, JmsRegionStreamWriter, RegionTaskWriter
+from spark_connector.regions import writer as region_writer
+from spark_connector.regions.reader import JmsRegionReader
+from spark_connector.regions.rows import region_projection
+from spark_connector.regions.stream import JmsRegionStreamReader
+from spark_connector.regions.writer import Changed, JmsRegionStreamWriter, RegionTaskWriter
 from spark_connector.rows import RowError
 from tests.server_process import ServerProcess
 from tests.spark_connector.schemas import schema

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from broker_adapter import BodyKind, Destination, Envelope, decode_payload, pack, unpack
-from broker_adapter.amqp.values import Described, Symbol, Timestamp, ULong, encode
+from broker_adapter.amqp.messages.values import Described, Symbol, Timestamp, ULong, encode
 from broker_adapter.errors import MessageFormatException
 from sdk.range_reader import RangeMessage
 from spark_connector.rows import (

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.runs import AGING_STARTS, run_of
+from broker_adapter.engine.store.starts import AGING_STARTS, run_of
 from broker_adapter.settings import EngineSettings
 from sdk import Connection, InvalidDestinationException, JMSException
 from spark_connector import stream_reader

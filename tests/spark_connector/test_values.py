@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_adapter.amqp.values import Symbol, Timestamp, ULong, encode
+from broker_adapter.amqp.messages.values import Symbol, Timestamp, ULong, encode
 from broker_adapter.destination import Destination
-from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from broker_adapter.in_process import EngineLease
 from broker_adapter.urls.url import EmbeddedURL, parse_url

@@ -18,7 +18,7 @@ import pytest
 from broker_adapter import BodyKind, Destination, Envelope
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.envelope import MAX_PROPERTIES
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings

@@ -1,7 +1,7 @@
 """Consumers to which our own server delivers in batches: their records to it, and what is unsettled of them; no I/O.
 
-Their credit, drains and settlements go as records (:mod:`broker_adapter.amqp.consumer_records`) on one link of the
-connection, in the order in which they are made and ahead of whatever is sent later.
+Their credit, drains and settlements go as records (:mod:`broker_adapter.amqp.messages.consumer_records`) on one link of
+the connection, in the order in which they are made and ahead of whatever is sent later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from itertools import chain
 from ack_modes import DeliveryTag, Failure, Outcome
 from broker_adapter.amqp.client.links import Link, LinkTable
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
-from broker_adapter.amqp.consumer_records import (
+from broker_adapter.amqp.events import LinkFlow, LinkRemoteClose, Terminus
+from broker_adapter.amqp.messages.consumer_records import (
     RECORDS_ADDRESS,
     Credited,
     DrainAsked,
@@ -23,7 +24,6 @@ from broker_adapter.amqp.consumer_records import (
     ranges_of,
     split_records,
 )
-from broker_adapter.amqp.events import LinkFlow, LinkRemoteClose, Terminus
 from broker_adapter.errors import ConnectionLostException, JMSException
 
 

@@ -29,7 +29,6 @@ from broker_adapter.amqp.client.producers import Producers, TransactionSend
 from broker_adapter.amqp.client.sessions import Sessions
 from broker_adapter.amqp.client.settlements import Settlements
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
-from broker_adapter.amqp.consumer_records import pack_records, split_records
 from broker_adapter.amqp.events import (
     ACCEPTED,
     DECLARED,
@@ -40,7 +39,8 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.messages.consumer_records import pack_records, split_records
+from broker_adapter.amqp.messages.values import Described, Symbol, ULong, encode
 from broker_adapter.amqp.wire import (
     COMMIT_ID,
     COMMIT_SETTLED,

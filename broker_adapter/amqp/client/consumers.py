@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from ack_modes import DeliveryTag
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.batches import unpack_deliveries
 from broker_adapter.amqp.client.batched_consumers import BatchedConsumers, Unsettled
 from broker_adapter.amqp.client.brokers import BrokerTraits
 from broker_adapter.amqp.client.callbacks import Done, ignore
@@ -17,7 +16,6 @@ from broker_adapter.amqp.client.links import Link, LinkTable, RequestedLink, ref
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
 from broker_adapter.amqp.client.subscriptions import Subscriptions
 from broker_adapter.amqp.conditions import AmqpError, exception_for
-from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     REJECTED,
@@ -29,9 +27,11 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.payloads import decode_received, placed, received
-from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.amqp.messages.batches import unpack_deliveries
+from broker_adapter.amqp.messages.consumer_records import CONSUMER_NUMBER
+from broker_adapter.amqp.messages.payloads import decode_received, placed, received
+from broker_adapter.amqp.messages.values import Described, Symbol, ULong
+from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import (
     DESTINATION_CAPABILITIES,
     EXCLUSIVE_CAPABILITY,

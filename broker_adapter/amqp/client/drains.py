@@ -14,7 +14,7 @@ from broker_adapter.amqp.client.links import Link, LinkTable
 from broker_adapter.amqp.client.sessions import Sessions
 from broker_adapter.amqp.client.subscriptions import Subscriptions
 from broker_adapter.amqp.events import LinkRemoteClose
-from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import Subscription
 

@@ -10,7 +10,7 @@ from broker_adapter.amqp.client.links import LinkTable, RequestedLink
 from broker_adapter.amqp.client.sessions import Sessions
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.events import Dropped, LinkRemoteOpen, Terminus, Transfers
-from broker_adapter.amqp.region_events import (
+from broker_adapter.amqp.messages.region_events import (
     EVENTS_ADDRESS,
     EVENTS_CAPABILITY,
     EventsRequest,

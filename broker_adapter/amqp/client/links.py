@@ -21,7 +21,7 @@ from broker_adapter.amqp.events import (
     LinkRemoteOpen,
     Transfers,
 )
-from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.destination import Destination
 from broker_adapter.errors import InvalidDestinationException, JMSException
 from broker_adapter.transport import LinkLost, TransportEvent

@@ -1,8 +1,8 @@
 """The producers' links of a client's connection, and the temporary destinations that live as long as one; no I/O.
 
 Sends wait in their link's queue for credit.  Our own server gets what has gathered there in batches
-(:mod:`broker_adapter.amqp.batches`), each of which takes one credit.  The answers may come in any order; they are
-passed on in the order of the sends.
+(:mod:`broker_adapter.amqp.messages.batches`), each of which takes one credit.  The answers may come in any order; they
+are passed on in the order of the sends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import cast
 import attrs
 
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.batches import MOST_BYTES, MOST_MESSAGES, batch_size, pack_batch, refused_in
 from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.links import Link, LinkTable, RequestedLink
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
@@ -30,7 +29,8 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.values import Described, ULong
+from broker_adapter.amqp.messages.batches import MOST_BYTES, MOST_MESSAGES, batch_size, pack_batch, refused_in
+from broker_adapter.amqp.messages.values import Described, ULong
 from broker_adapter.amqp.wire import DELETE_ON_CLOSE_CODE, DESTINATION_CAPABILITIES, FORMER_NAME, OUTCOMES
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.errors import IllegalStateException, JMSException

@@ -22,7 +22,6 @@ from typing import Any, Final
 import attrs
 
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.batches import MOST_BYTES
 from broker_adapter.amqp.client.batched_consumers import BatchedConsumers, RecordsLink
 from broker_adapter.amqp.client.brokers import BrokerTraits, traits_of
 from broker_adapter.amqp.client.callbacks import Done, ignore
@@ -49,7 +48,8 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.messages.batches import MOST_BYTES
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.wire import BATCHES_CAPABILITY, CONNECTION_TOKEN, REGION_OPERATIONS, envelope_capabilities
 from broker_adapter.destination import Destination, DestinationKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker_adapter.amqp.client.callbacks import Done
-from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.errors import JMSException
 
 #: The number of the session that carries temporary destinations, ``unsubscribe`` and requests.

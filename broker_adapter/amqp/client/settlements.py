@@ -8,9 +8,9 @@ from ack_modes import DeliveryTag, Failure, Outcome, Settlement
 from broker_adapter.amqp.client.batched_consumers import BatchedConsumers
 from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.drains import Drains
-from broker_adapter.amqp.consumer_records import Settled
 from broker_adapter.amqp.events import State
-from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.messages.consumer_records import Settled
+from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import EXCEPTION
 
 

@@ -26,7 +26,6 @@ from typing import (
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from ack_modes import Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client.brokers import servers_of
 from broker_adapter.amqp.client.callbacks import Done
@@ -34,7 +33,8 @@ from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.io_loop import Work as LoopWork
 from broker_adapter.amqp.client.login import tls_context
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
-from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from broker_adapter.amqp.sasl import Login, Work
 from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH

@@ -11,11 +11,11 @@ import attrs
 import proton
 from cproton_ffi import ffi, lib
 
-from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.dispositions import KEPT
 from broker_adapter.amqp.events import RemoteOpen, State
-from broker_adapter.amqp.proton_memory import (
+from broker_adapter.amqp.proton_engine import frames
+from broker_adapter.amqp.proton_engine.dispositions import KEPT
+from broker_adapter.amqp.proton_engine.memory import (
     c_text,
     read_condition,
     read_disposition,
@@ -26,7 +26,7 @@ from broker_adapter.amqp.proton_memory import (
     write_mapping,
     write_names,
 )
-from broker_adapter.amqp.public_engine import PublicEngine
+from broker_adapter.amqp.proton_engine.public_engine import PublicEngine
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.settings import GIB, KIB, MIB
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from cproton_ffi import lib
 
-from broker_adapter.amqp import frames
 from broker_adapter.amqp.events import Event, LinkFlow
+from broker_adapter.amqp.proton_engine import frames
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LinkEndpoint
-from broker_adapter.amqp.public_engine import may_lend_credit
+from broker_adapter.amqp.proton_engine.public_engine import may_lend_credit
 
 
 class Credit:

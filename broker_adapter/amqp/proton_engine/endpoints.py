@@ -14,12 +14,12 @@ import attrs
 import proton
 from cproton_ffi import lib
 
-from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.consumer_records import RECORDS_ADDRESS
 from broker_adapter.amqp.events import Event, LinkRemoteOpen, SessionRemoteOpen, State, Terminus
+from broker_adapter.amqp.messages.consumer_records import RECORDS_ADDRESS
+from broker_adapter.amqp.proton_engine import frames
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
-from broker_adapter.amqp.proton_memory import (
+from broker_adapter.amqp.proton_engine.memory import (
     c_text,
     read_mapping,
     read_terminus,
@@ -30,7 +30,7 @@ from broker_adapter.amqp.proton_memory import (
     write_mapping,
     write_terminus,
 )
-from broker_adapter.amqp.public_engine import wrap_link, wrap_session
+from broker_adapter.amqp.proton_engine.public_engine import wrap_link, wrap_session
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import MIB

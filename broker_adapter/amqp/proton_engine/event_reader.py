@@ -13,8 +13,8 @@ from broker_adapter.amqp.proton_engine.connection import ProtonConnection, Undec
 from broker_adapter.amqp.proton_engine.credit import Credit
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints
 from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
+from broker_adapter.amqp.proton_engine.memory import read_condition
 from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
-from broker_adapter.amqp.proton_memory import read_condition
 
 _DELIVERY: Final = lib.PN_DELIVERY
 _TOLD: Final = frozenset(

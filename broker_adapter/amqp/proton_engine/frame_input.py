@@ -1,8 +1,9 @@
 """The bytes that come in at a peer: each frame is checked before it reaches proton.
 
 proton decodes with C recursion, and a remote peer must not choose its depth: what a performative may hold is limited by
-:mod:`broker_adapter.amqp.values`.  And proton trusts its peer with channels and handles, and is left with memory freed
-twice where it should not: which frames may come is a matter of :mod:`broker_adapter.amqp.frames`.
+:mod:`broker_adapter.amqp.messages.values`.  And proton trusts its peer with channels and handles, and is left with
+memory freed twice where it should not: which frames may come is a matter of
+:mod:`broker_adapter.amqp.proton_engine.frames`.
 
 The payload of a large frame that comes in is kept here, and proton gets the frame without it, since proton never frees
 the buffer of a delivery as long as the connection lives.
@@ -16,14 +17,14 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.dispositions import LIGHT_BYTES, annotations_of, bare_frame, too_costly
-from broker_adapter.amqp.frames import disposed, has_no_array, long_list
+from broker_adapter.amqp.messages.values import TypedReader
+from broker_adapter.amqp.proton_engine import frames
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.dispositions import LIGHT_BYTES, annotations_of, bare_frame, too_costly
 from broker_adapter.amqp.proton_engine.event_reader import EventReader
+from broker_adapter.amqp.proton_engine.frames import disposed, has_no_array, long_list
 from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
-from broker_adapter.amqp.values import TypedReader
 from broker_adapter.settings import KIB
 
 #: A transfer, or a disposition, of fewer bytes is read field by field.

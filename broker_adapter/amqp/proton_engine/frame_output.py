@@ -6,11 +6,11 @@ from collections import deque
 
 from cproton_ffi import ffi
 
-from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.frames import begins
+from broker_adapter.amqp.proton_engine import frames
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.credit import Credit
+from broker_adapter.amqp.proton_engine.frames import begins
 from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
 
 

@@ -31,7 +31,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection, UndecodableError
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LinkEndpoint, UnfinishedMessages
-from broker_adapter.amqp.proton_memory import MAX_DESCRIPTION, fields_of, write_disposition, write_fields
+from broker_adapter.amqp.proton_engine.memory import MAX_DESCRIPTION, fields_of, write_disposition, write_fields
 from broker_adapter.settings import KIB
 
 #: What proton keeps of a message that was settled until it has written that, in bytes.

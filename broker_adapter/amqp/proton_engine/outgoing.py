@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from cproton_ffi import ffi, lib
 
-from broker_adapter.amqp.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.events import PLAIN_STATES, RECEIVED, Dispositions, Event, State
+from broker_adapter.amqp.proton_engine.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LaterMessage, LinkEndpoint, SessionEndpoint
-from broker_adapter.amqp.proton_memory import write_disposition
+from broker_adapter.amqp.proton_engine.memory import write_disposition
 from broker_adapter.errors import IllegalStateException
 from broker_adapter.settings import KIB
 

@@ -26,7 +26,7 @@ from heapq import merge
 from itertools import chain, repeat
 from typing import Final, NamedTuple, Protocol
 
-from broker_adapter.engine.records import LAST_POSITION
+from broker_adapter.engine.records.layout import LAST_POSITION
 from broker_adapter.engine.regions.event_records import EventRecord
 
 #: Events that are examined for a client in one read, at most, beside those that it gets.

@@ -31,7 +31,7 @@ from zlib import crc32
 
 import msgpack
 
-from broker_adapter.engine.records import newer
+from broker_adapter.engine.records.layout import newer
 from broker_adapter.errors import StoreCorruptException
 
 _R = TypeVar("_R", "ClientRecord", "AudienceRecord", "InterestRecord", "SpanRecord")

@@ -12,7 +12,7 @@ from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_walks import Drain, Walk, count_behind
 from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, State
-from broker_adapter.engine.new_message import EventSink
+from broker_adapter.engine.records.new_message import EventSink
 from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest, InterestKind

@@ -40,8 +40,8 @@ from broker_adapter.engine.clients.left_out import Closed
 from broker_adapter.engine.clients.queue_walks import Answer, Drain
 from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
 from broker_adapter.engine.clients.walks import Walks
-from broker_adapter.engine.new_message import EventSink
-from broker_adapter.engine.records import LAST_POSITION
+from broker_adapter.engine.records.layout import LAST_POSITION
+from broker_adapter.engine.records.new_message import EventSink
 from broker_adapter.engine.regions.audience import Audience
 from broker_adapter.engine.regions.event_records import EventRecord
 from broker_adapter.engine.regions.interests import Interest

@@ -8,7 +8,7 @@ Theory of operation
     Each distinct interest has the list of the audiences that have it.  An event's audiences are those of its key's
     interest, those of all keys, and those of each distinct expression and selector that matches.  Which expressions
     match a key is remembered for the keys used last.  Selectors may take long: the caller asks them, in slices of time
-    (:mod:`broker_adapter.engine.matching`).  An audience is named once, however many of its interests match.
+    (:mod:`broker_adapter.engine.rules.matching`).  An audience is named once, however many of its interests match.
 
     What a selector or query says of an event is stored with the event, once for each distinct text: when the event is
     dispatched, the value that its key had is gone.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.engine.regions.key_records import KeyRecord, decode_key_record, region_key, region_prefix
 from broker_adapter.errors import StoreCorruptException
 

@@ -19,11 +19,13 @@ from collections.abc import Callable
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import check_store
-from broker_adapter.engine.store_files import DATA
+from broker_adapter.engine.store.files import DATA
+from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import StoreCorruptException
+from broker_adapter.server.access.certificates import Certificates
+from broker_adapter.server.access.origins import is_loopback
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.announcements import servers_from
-from broker_adapter.server.certificates import Certificates
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
@@ -31,8 +33,6 @@ from broker_adapter.server.kept_memory import keep_freed_memory
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.listening import check_address
 from broker_adapter.server.open_files import raise_soft_limit
-from broker_adapter.server.origins import is_loopback
-from broker_adapter.server.users import UsersFile
 from broker_adapter.urls.url import masked
 
 _log = logging.getLogger(f"holdfast.{__name__}")

@@ -14,14 +14,17 @@ import time
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from broker_adapter.amqp.amqp_message import decode_ahead
-from broker_adapter.amqp.payloads import read_head
+from broker_adapter.amqp.messages.amqp_message import decode_ahead
+from broker_adapter.amqp.messages.payloads import read_head
 from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, checked_name, queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.findings import Lack
-from broker_adapter.engine.maintenance import (
+from broker_adapter.engine.check.findings import Lack
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.selection import Formats
+from broker_adapter.engine.records.layout import quarantine_key
+from broker_adapter.engine.records.sequences import in_parts
+from broker_adapter.engine.store.maintenance import (
     Progress,
     Quarantined,
     as_answer,
@@ -31,9 +34,6 @@ from broker_adapter.engine.maintenance import (
     quarantined,
     sound_store,
 )
-from broker_adapter.engine.parts import in_parts
-from broker_adapter.engine.records import quarantine_key
-from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.server.cli.terminal import output_errors

@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 
 from broker_adapter.connect import transport_for
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.store_files import existing_store
+from broker_adapter.engine.store.files import existing_store
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
 from broker_adapter.mechanisms import GIVE_LOGIN
 from broker_adapter.server.cli.terminal import output_errors, printable

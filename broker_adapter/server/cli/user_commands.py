@@ -7,8 +7,8 @@ import json
 import sys
 
 from broker_adapter.mechanisms import ITERATIONS
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.cli.tools import PASSWORD, asked_password, decoded, given_password, say, undecoded
-from broker_adapter.server.users import UsersFile
 
 
 def user(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_adapter.amqp.values import Described, Symbol, UByte, UInt, ULong, UShort, encode
+from broker_adapter.amqp.messages.values import Described, Symbol, UByte, UInt, ULong, UShort, encode
 
 HEADER = b"AMQP\x00\x01\x00\x00"
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)

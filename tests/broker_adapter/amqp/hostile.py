@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any
 
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
+from broker_adapter.amqp.messages.values import Symbol, Symbols, UByte
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Symbol, Symbols, UByte
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import JMSException
+from broker_adapter.server.access.permissions import authorize
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import SenderSpec

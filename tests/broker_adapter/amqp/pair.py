@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from broker_adapter.amqp.events import Event, Incoming, LinkRemoteOpen, Terminus, Transfers
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from tests.broker_adapter.amqp.frames import HEADER, attach, begin, open_frame, split, transfer
 
 E = TypeVar("E")

@@ -6,8 +6,8 @@ from typing import Any
 
 from scramp import ScramMechanism
 
+from broker_adapter.amqp.messages.values import Described, Reader, Symbols, ULong, encode
 from broker_adapter.amqp.sasl import PLAIN, SASL_HEADER, SCRAM_SHA_256, ClientLogin, ServerLogin, Verifier
-from broker_adapter.amqp.values import Described, Reader, Symbols, ULong, encode
 
 PASSWORD = "correct horse"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import CODES, CONDITIONS, AmqpError, error_for, exception_for
-from broker_adapter.engine import failures
+from broker_adapter.engine.commands import failures
 from broker_adapter.errors import (
     MESSAGE_TOO_LARGE,
     ConnectionLostException,

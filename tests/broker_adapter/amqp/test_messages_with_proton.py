@@ -8,11 +8,11 @@ import proton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.amqp_message import decode_ahead, decode_amqp, encode_amqp
-from broker_adapter.amqp.payloads import read_head
+from broker_adapter.amqp.messages.amqp_message import decode_ahead, decode_amqp, encode_amqp
+from broker_adapter.amqp.messages.payloads import read_head
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import MessageFormatException
-from tests.broker_adapter.amqp.test_amqp_message import envelopes
+from tests.broker_adapter.amqp.messages.test_amqp_message import envelopes
 
 NOW_MS = 1_780_000_000_000
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.amqp.messages.values import Symbol, UByte
 from broker_adapter.amqp.sasl import (
     AMQP_HEADER,
     ANONYMOUS,
@@ -19,7 +20,6 @@ from broker_adapter.amqp.sasl import (
     Work,
     decoy,
 )
-from broker_adapter.amqp.values import Symbol, UByte
 from broker_adapter.errors import JMSSecurityException, ProtocolException
 from tests.broker_adapter.amqp.sasl_pair import (
     PASSWORD,

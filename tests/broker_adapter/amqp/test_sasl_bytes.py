@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_adapter.amqp.messages.values import Described, Symbol, UByte, ULong, encode
 from broker_adapter.amqp.sasl import (
     AMQP_HEADER,
     ANONYMOUS,
@@ -19,7 +20,6 @@ from broker_adapter.amqp.sasl import (
     SASL_HEADER,
     SCRAM_SHA_256,
 )
-from broker_adapter.amqp.values import Described, Symbol, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
 from tests.broker_adapter.amqp.sasl_pair import PASSWORD, USERS, client, frame, performatives, raw_frame, server
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.amqp.messages.values import UByte
 from broker_adapter.amqp.sasl import SCRAM_SHA_256, ClientLogin
-from broker_adapter.amqp.values import UByte
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException, ProtocolException
 from tests.broker_adapter.amqp.sasl_pair import PASSWORD, client, frame, offer, performatives, server
 

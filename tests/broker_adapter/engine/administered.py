@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import broker as broker_module
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import consumers as consumers_module
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import steps_of
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.operations.requests import steps_of
+from broker_adapter.engine.queues import consumers as consumers_module
 from broker_adapter.envelope import (
     DEAD_LETTER_QUEUE,
     DEAD_LETTER_SUBSCRIPTION,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.records import position_of
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import position_of
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT

@@ -11,11 +11,11 @@ import lmdb
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import Report, check_store
-from broker_adapter.engine.pages import File, metas
-from broker_adapter.engine.records import TABLES, decode_entry, message_key, split_quarantine_key
+from broker_adapter.engine.check.pages import File, metas
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import TABLES, decode_entry, message_key, split_quarantine_key
+from broker_adapter.engine.store.maintenance import Report, check_store
 from broker_adapter.envelope import Identity
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest
 from broker_adapter.engine.regions.key_records import Wanted
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, message

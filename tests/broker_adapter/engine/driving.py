@@ -12,9 +12,9 @@ import lmdb
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import Report, check_store, compact_store
-from broker_adapter.engine.runs import run_of
-from broker_adapter.engine.store_files import allocate_lock
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.store.files import allocate_lock
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.maintenance import Report, check_store, compact_store
+from broker_adapter.engine.store.starts import run_of
 from broker_adapter.errors import (
     InvalidDestinationException,
     OperationTimedOutException,

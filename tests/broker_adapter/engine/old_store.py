@@ -15,9 +15,9 @@ from typing import Any
 from ack_modes import Outcome
 from broker_adapter import BodyKind, Destination, Envelope, Identity, pack
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import client_interests
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted

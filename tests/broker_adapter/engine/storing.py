@@ -7,15 +7,15 @@ from typing import Any
 
 import lmdb
 
-from broker_adapter.engine.commands import NewMessage
-from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.records import (
+from broker_adapter.engine.commands.effects import StoreBatch
+from broker_adapter.engine.commands.messaging import NewMessage
+from broker_adapter.engine.records.layout import (
     FLAG_PERSISTENT,
     RawEntry,
     RunRecord,
     entry_key,
 )
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_store_bytes=64 * 1024 * 1024)

@@ -8,8 +8,14 @@ from typing import Any
 import msgpack
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.jms_mapping import DELIVERY_DELAY, DELIVERY_TIME, DESTINATION_TYPE, IDENTITY, MESSAGE_TYPE
-from broker_adapter.amqp.values import Symbol, Timestamp, encode
+from broker_adapter.amqp.messages.jms_mapping import (
+    DELIVERY_DELAY,
+    DELIVERY_TIME,
+    DESTINATION_TYPE,
+    IDENTITY,
+    MESSAGE_TYPE,
+)
+from broker_adapter.amqp.messages.values import Symbol, Timestamp, encode
 from broker_adapter.destination import queue
 from broker_adapter.envelope import ENVELOPE_VERSION, BodyKind, Envelope, pack
 

@@ -11,9 +11,9 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import JMSException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.destination import topic
-from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import Identity
-from tests.broker_adapter.engine.rules import DURABLE, Q, Rules
+from tests.broker_adapter.engine.decisions import DURABLE, Q, Rules
 
 
 def test_what_must_be_durable_is_in_the_durable_batch_and_nothing_else() -> None:

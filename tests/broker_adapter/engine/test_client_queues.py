@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
-from broker_adapter.engine import event_reads
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import durable_clients
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.cycle import event_reads
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted

@@ -13,13 +13,13 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import topic
 from broker_adapter.engine import broker as broker_module
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.decisions import Q, Rules
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send
-from tests.broker_adapter.engine.rules import Q, Rules
 
 HOUR_MS = 3_600_000
 

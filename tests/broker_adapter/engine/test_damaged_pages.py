@@ -15,11 +15,11 @@ import lmdb
 import pytest
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.pages import FREE_PAGES, File, metas
-from broker_adapter.engine.record_kinds import tables_of
-from broker_adapter.engine.records import RUN_PREFIX, TABLES, RunRecord
-from broker_adapter.engine.run_numbers import number_of
+from broker_adapter.engine.check.pages import FREE_PAGES, File, metas
+from broker_adapter.engine.check.record_kinds import tables_of
+from broker_adapter.engine.records.layout import RUN_PREFIX, TABLES, RunRecord
+from broker_adapter.engine.records.start_numbers import number_of
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import StoreCorruptException
 from tests.broker_adapter.engine.damaging import (
     ALL,

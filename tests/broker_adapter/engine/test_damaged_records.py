@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.records import (
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import (
     FIRST_VOLATILE_QUEUE,
     FLAG_SHARED,
     NEXT_MESSAGE,

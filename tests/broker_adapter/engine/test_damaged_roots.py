@@ -9,11 +9,11 @@ import lmdb
 import pytest
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import compact_store
-from broker_adapter.engine.pages import metas
-from broker_adapter.engine.records import TABLES
+from broker_adapter.engine.check.pages import metas
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import TABLES
+from broker_adapter.engine.store.maintenance import compact_store
 from broker_adapter.errors import StoreCorruptException, StoreException
 from tests.broker_adapter.engine.damaging import ALL, SETTINGS, bodies, check, everything, filled, overwrite, records
 from tests.broker_adapter.engine.driving import WAIT, connect, message, send

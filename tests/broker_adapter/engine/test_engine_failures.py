@@ -12,10 +12,10 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_errors import commit_failed
-from broker_adapter.engine.lmdb_writes import Writes
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.store.lmdb_errors import commit_failed
+from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -303,7 +303,7 @@ def test_a_selector_that_fails_unexpectedly_selects_nothing_and_the_log_says_so(
     def fails(*_: object) -> bool:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr("broker_adapter.engine.matching.selects", fails)
+    monkeypatch.setattr("broker_adapter.engine.rules.matching.selects", fails)
     client = connect(broker)
     send(broker, client, "q", pack(Envelope(queue("q"))))
     assert drained(broker, client, "q", selector="n = 1") == []

@@ -17,12 +17,12 @@ import attrs
 import pytest
 
 from broker_adapter.destination import topic
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import client_interests
 from broker_adapter.engine.clients.durable_client import CONFLATIONS
-from broker_adapter.engine.records import queue_key
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.records.layout import queue_key
 from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.event_records import FEW, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind

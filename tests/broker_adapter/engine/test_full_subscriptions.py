@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from broker_adapter.destination import topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import InvalidDestinationException, TransactionRolledBackException
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.decisions import Q, Rules
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
@@ -23,7 +24,6 @@ from tests.broker_adapter.engine.driving import (
     payloads,
     send,
 )
-from tests.broker_adapter.engine.rules import Q, Rules
 
 NEWS = topic("news")
 LIMIT = 3
@@ -197,7 +197,7 @@ def test_other_queues_block_their_producers(way: str) -> None:
 
 
 def test_it_takes_only_so_many_more_until_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.engine.admission.OVER_MESSAGES", 5)
+    monkeypatch.setattr("broker_adapter.engine.rules.admission.OVER_MESSAGES", 5)
     news = Topic("drop_oldest", 10)
     news.send(b"1", b"2", b"3")
     news.rules.pass_time(10_000)

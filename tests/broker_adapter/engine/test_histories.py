@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect, depth, drained, message, payloads
 

@@ -14,13 +14,11 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients.client_records import CursorRecord, encode_cursor
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store, quarantined, sound_store
-from broker_adapter.engine.records import (
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
     FIRST_STAGED_QUEUE,
     LAST_POSITION,
@@ -38,6 +36,8 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.maintenance import check_store, quarantined, sound_store
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import StoreCorruptException
 from broker_adapter.transport import Subscription

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import Report
+from broker_adapter.engine.store.maintenance import Report
 from tests.broker_adapter.engine.damaging import SETTINGS, Tables, Txn, check, damage, flipped, overwrite, page_of
 from tests.broker_adapter.engine.driving import WAIT, connect, send
 

@@ -11,8 +11,9 @@ import pytest
 from ack_modes import Failure, Outcome
 from broker_adapter.annotations import EXCEPTION_ANNOTATION, LEFT_OUT_ANNOTATION, MAX_ANNOTATION_BYTES
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import DEAD_LETTER_EXCEPTION, BodyKind, Envelope, pack, unpack
+from tests.broker_adapter.engine.decisions import Q, Rules, positions
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
@@ -24,7 +25,6 @@ from tests.broker_adapter.engine.driving import (
     drained,
     settle,
 )
-from tests.broker_adapter.engine.rules import Q, Rules, positions
 
 WHY, TRY = "JMS_AMQP_MA_x-opt-why", "JMS_AMQP_MA_x-opt-try"
 

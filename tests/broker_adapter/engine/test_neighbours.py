@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from broker_adapter.destination import Destination, queue, topic
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import identities
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import steps_of
-from broker_adapter.engine.room import Room
-from broker_adapter.engine.search import LaneSearch, Search
+from broker_adapter.engine.commands import identities
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.operations.requests import steps_of
+from broker_adapter.engine.queues.search import LaneSearch, Search
+from broker_adapter.engine.store.room import Room
 from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,

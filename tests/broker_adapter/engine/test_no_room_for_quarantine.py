@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, full_up, payloads, send, settle
 

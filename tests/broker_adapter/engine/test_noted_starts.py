@@ -8,12 +8,8 @@ import lmdb
 import pytest
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.lmdb_reads import run_items
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.lmdb_writes import Writes
-from broker_adapter.engine.maintenance import check_store
-from broker_adapter.engine.records import (
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.records.layout import (
     NEXT_QUEUE,
     NEXT_RUN,
     CatalogRecord,
@@ -28,8 +24,12 @@ from broker_adapter.engine.records import (
     queue_key,
     run_key,
 )
-from broker_adapter.engine.run_numbers import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS, SKIPPED_RUNS
-from broker_adapter.engine.runs import Link, links_of, run_of
+from broker_adapter.engine.records.start_numbers import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS, SKIPPED_RUNS
+from broker_adapter.engine.store.lmdb_reads import run_items
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.lmdb_writes import Writes
+from broker_adapter.engine.store.maintenance import check_store
+from broker_adapter.engine.store.starts import Link, links_of, run_of
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.copies import Engines, ask, fill

@@ -12,12 +12,12 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import check_store
-from broker_adapter.engine.records import FIRST_STAGED_QUEUE, VERSION, VERSION_CHECK
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import FIRST_STAGED_QUEUE, VERSION, VERSION_CHECK
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription

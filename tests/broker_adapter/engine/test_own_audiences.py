@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.check.record_kinds import tables_of
 from broker_adapter.engine.clients import client_interests
 from broker_adapter.engine.clients.client_interests import ClientInterests
 from broker_adapter.engine.clients.client_records import (
@@ -17,12 +18,11 @@ from broker_adapter.engine.clients.client_records import (
     encode_interest,
     interest_key,
 )
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store
-from broker_adapter.engine.record_kinds import tables_of
 from broker_adapter.engine.regions import audience
 from broker_adapter.engine.regions.audience import OwnAudience
 from broker_adapter.engine.regions.interests import Interest, InterestKind
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, make, put
 from tests.broker_adapter.engine.driving import Engines, come_to_rest, eventually

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_adapter.destination import topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.desks import change, make, put

@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.engine.records import NEXT_RUN, encode_meta
-from broker_adapter.engine.run_numbers import next_run, with_gaps
-from broker_adapter.engine.runs import kept, links_of, links_to, new_run, text_of
+from broker_adapter.engine.records.layout import NEXT_RUN, encode_meta
+from broker_adapter.engine.records.start_numbers import next_run, with_gaps
+from broker_adapter.engine.store.starts import kept, links_of, links_to, new_run, text_of
 
 
 class ModelStore:

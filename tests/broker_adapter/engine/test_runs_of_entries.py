@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import background, command_inputs
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.queue_entries import QueueEntries
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.cycle import background, command_inputs
+from broker_adapter.engine.queues.entries import QueueEntries
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.asking import ask

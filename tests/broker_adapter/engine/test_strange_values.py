@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ack_modes import Outcome
-from broker_adapter.amqp.payloads import as_amqp, decode_payload, decode_received, read_head, with_place
-from broker_adapter.amqp.stored_message import with_delivery
+from broker_adapter.amqp.messages.payloads import as_amqp, decode_payload, decode_received, read_head, with_place
+from broker_adapter.amqp.messages.stored_message import with_delivery
 from broker_adapter.destination import Destination, DestinationKind, queue
-from broker_adapter.engine import commands as c
-from broker_adapter.engine import event_commands as e
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Identity
 from broker_adapter.errors import (
     IllegalStateException,

@@ -10,8 +10,8 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, connect, drained, payloads, send, settle

@@ -12,8 +12,8 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, payloads, send, settle

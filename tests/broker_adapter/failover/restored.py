@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.payloads import decode_payload
+from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity
 from broker_adapter.failover.transport import FailoverTransport

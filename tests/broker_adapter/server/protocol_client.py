@@ -25,22 +25,22 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.messages.values import Described, ULong, encode
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Described, ULong, encode
 from broker_adapter.amqp.wire import (
     DECLARE_CODE,
     DISCHARGE_CODE,
     envelope_capabilities,
 )
 from broker_adapter.destination import Destination, queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION
 from broker_adapter.errors import (
     JMSException,
 )
-from broker_adapter.server.permissions import authorize
+from broker_adapter.server.access.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained

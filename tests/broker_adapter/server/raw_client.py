@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgpack
 
-from broker_adapter.amqp.values import Reader, Symbol, Symbols, UInt, UShort
+from broker_adapter.amqp.messages.values import Reader, Symbol, Symbols, UInt, UShort
 from broker_adapter.amqp.wire import envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from tests.broker_adapter.amqp import frames

@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 
 from broker_adapter.amqp.events import RemoteOpen, Terminus
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     ConnectionFactory,

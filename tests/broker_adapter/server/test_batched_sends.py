@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from broker_adapter.amqp.batches import MOST_MESSAGES, PARTLY_REFUSED, pack_batch, refused_in
 from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, State, Terminus
+from broker_adapter.amqp.messages.batches import MOST_MESSAGES, PARTLY_REFUSED, pack_batch, refused_in
 from broker_adapter.amqp.wire import BATCHES_CAPABILITY
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker

@@ -16,15 +16,15 @@ from unittest.mock import Mock
 import pytest
 
 from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteClose, RemoteOpen, SessionRemoteOpen, Transfers
-from broker_adapter.amqp.payloads import decode_received
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.messages.payloads import decode_received
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.server import listener
+from broker_adapter.server.access.permissions import authorize
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.permissions import authorize
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, end, flow
 from tests.broker_adapter.server.protocol_client import Client

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from broker_adapter.amqp.payloads import as_amqp, decode_received
+from broker_adapter.amqp.messages.payloads import as_amqp, decode_received
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
-from broker_adapter.server import consumers
+from broker_adapter.server.links import consumers
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
 from tests.broker_adapter.server import protocol_client

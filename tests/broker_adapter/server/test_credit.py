@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.events import Terminus
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.consumers import SLICE_MESSAGES
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.server.links.consumers import SLICE_MESSAGES
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.engine.driving import WAIT, depth
 from tests.broker_adapter.server.protocol_client import Client, encoded, put

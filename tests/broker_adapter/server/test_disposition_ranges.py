@@ -10,14 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from broker_adapter.amqp.messages.values import Described, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.wire import DISCHARGE_CODE
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.engine_calls import MOST_SETTLING
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.server.links.engine_calls import MOST_SETTLING
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.protocol import _SETTLED_AT_ONCE
 from broker_adapter.settings import ServerSettings

@@ -13,7 +13,7 @@ import pytest
 
 from broker_adapter.amqp.sasl import EXTERNAL, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
-from broker_adapter.server.users import UsersFile
+from broker_adapter.server.access.users import UsersFile
 from sdk import ConnectionFactory
 from tests.server_process import ServerProcess
 

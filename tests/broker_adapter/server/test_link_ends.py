@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.amqp.events import ACCEPTED_STATE, RELEASED_STATE, LinkRemoteClose, SessionRemoteClose, Terminus
-from broker_adapter.amqp.values import Described, ULong, encode
+from broker_adapter.amqp.messages.values import Described, ULong, encode
 from broker_adapter.amqp.wire import DISCHARGE_CODE
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.protocol_client import Client, decoded, encoded, in_transaction, waiting
 from tests.contracts.transports import eventually

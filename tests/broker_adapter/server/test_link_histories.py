@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, RELEASED_STATE, Incoming, Transfers
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.protocol_client import decoded, encoded, put

@@ -18,17 +18,17 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.events import RemoteClose, Terminus
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.mechanisms import MIN_ITERATIONS
 from broker_adapter.server import open_files
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.client_connection import ClientConnection
-from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.links.engine_calls import EngineCalls
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     ConnectionFactory,

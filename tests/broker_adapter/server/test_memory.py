@@ -17,8 +17,8 @@ import attrs
 import psutil
 import pytest
 
-from broker_adapter.amqp.buffers import MAX_KEPT_BYTES, SMALL_BYTES
-from broker_adapter.amqp.values import Described, Symbol, Symbols, UInt, ULong, encode
+from broker_adapter.amqp.messages.values import Described, Symbol, Symbols, UInt, ULong, encode
+from broker_adapter.amqp.proton_engine.buffers import MAX_KEPT_BYTES, SMALL_BYTES
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from sdk import ConnectionFactory

@@ -6,8 +6,8 @@ from typing import Any
 
 from broker_adapter.amqp.events import ACCEPTED_STATE
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from tests.broker_adapter.engine.driving import WAIT, connect
 from tests.broker_adapter.server.protocol_client import Client, encoded, in_transaction
 

@@ -9,9 +9,9 @@ import proton
 import pytest
 
 from broker_adapter.amqp.events import FAILED_STATE, MODIFIED, State
-from broker_adapter.amqp.jms_mapping import DELIVERY_DELAY
-from broker_adapter.amqp.payloads import decode_received
-from broker_adapter.amqp.values import Symbol, UInt
+from broker_adapter.amqp.messages.jms_mapping import DELIVERY_DELAY
+from broker_adapter.amqp.messages.payloads import decode_received
+from broker_adapter.amqp.messages.values import Symbol, UInt
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import BodyKind, Envelope, pack

@@ -25,20 +25,20 @@ from broker_adapter.amqp.events import (
     Terminus,
 )
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer
+from broker_adapter.amqp.messages.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
-from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.wire import (
     MANAGEMENT_ADDRESS,
     SELECTOR_CODE,
     envelope_capabilities,
 )
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import (
     ConnectionLostException,
     JMSSecurityException,
 )
-from broker_adapter.server.budget import Budget
+from broker_adapter.server.links.budget import Budget
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.engine.driving import WAIT, depth

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.payloads import format_of
+from broker_adapter.amqp.messages.payloads import format_of
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import (
     ENVELOPE_FORMAT,
     ENVELOPE_FORMAT_1,

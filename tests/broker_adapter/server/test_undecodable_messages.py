@@ -8,10 +8,10 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter.amqp.events import FAILED_STATE, Terminus
-from broker_adapter.amqp.payloads import decode_received, format_of
+from broker_adapter.amqp.messages.payloads import decode_received, format_of
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.engine.driving import WAIT, connect, depth

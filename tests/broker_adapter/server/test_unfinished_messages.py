@@ -8,8 +8,8 @@ import pytest
 
 from broker_adapter.amqp.events import LinkRemoteClose, RemoteClose, SessionRemoteClose, Terminus
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.protocol_client import Client, decoded, encoded, put
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.amqp.messages.values import Described, ULong, encode
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Described, ULong, encode
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sdk import AcknowledgeMode, Connection, IllegalStateException, Message, MessageFormatException, session_thread
-from sdk.prefetch import Prefetch
+from sdk.receiving.prefetch import Prefetch
 from tests.contracts.transports import eventually
 from tests.sdk.threads.calls import WAIT, in_thread, receiving, send
 from tests.threads import no_new_threads

@@ -15,7 +15,7 @@ import pytest
 from sdk import AcknowledgeMode, Connection, JMSContext, Message, RegionListener, Session
 from sdk.context import _SharedConnection
 from tests.contracts.transports import eventually
-from tests.sdk.regions import Connect
+from tests.sdk.region_connections import Connect
 from tests.sdk.threads.calls import WAIT, in_thread, send
 
 ENDS: dict[str, Callable[..., Any]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.events import LinkRemoteOpen
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.transport import Delivery, ReceiverSpec, SenderSpec

@@ -8,7 +8,6 @@ from typing import Any
 
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     DECLARED,
@@ -23,8 +22,9 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import Described, Reader
+from broker_adapter.amqp.messages.consumer_records import CONSUMER_NUMBER
+from broker_adapter.amqp.messages.values import Described, Reader
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.wire import BATCHES_CAPABILITY, REGIONS_CAPABILITY, envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException

@@ -6,10 +6,11 @@ import msgpack
 import pytest
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.batches import Delivered, pack_deliveries
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.consumer_records import (
+from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, Dispositions, Incoming, LinkFlow, State, Transfers
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
+from broker_adapter.amqp.messages.batches import Delivered, pack_deliveries
+from broker_adapter.amqp.messages.consumer_records import (
     RECORDS_ADDRESS,
     Credited,
     DrainAsked,
@@ -17,8 +18,7 @@ from broker_adapter.amqp.consumer_records import (
     Settled,
     unpack_records,
 )
-from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, Dispositions, Incoming, LinkFlow, State, Transfers
-from broker_adapter.amqp.values import Reader
+from broker_adapter.amqp.messages.values import Reader
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import ConnectionLostException, ProtocolException, TransactionRolledBackException
 from broker_adapter.transport import Delivery, Failed, LinkLost

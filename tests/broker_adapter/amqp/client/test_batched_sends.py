@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from broker_adapter.amqp.batches import MOST_BYTES, MOST_MESSAGES, is_batch, refusal_of_some, unpack_batch
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED_STATE, REJECTED, RELEASED_STATE, Incoming, State, Transfers
-from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.messages.batches import MOST_BYTES, MOST_MESSAGES, is_batch, refusal_of_some, unpack_batch
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
@@ -19,9 +18,10 @@ from broker_adapter.amqp.events import (
     LinkRemoteClose,
     LinkRemoteOpen,
 )
-from broker_adapter.amqp.payloads import with_place
-from broker_adapter.amqp.peer import PeerLimits
-from broker_adapter.amqp.values import Described, Symbol
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
+from broker_adapter.amqp.messages.payloads import with_place
+from broker_adapter.amqp.messages.values import Described, Symbol
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import (

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.events import (
     RELEASED_STATE,
     Dispositions,
@@ -16,6 +15,7 @@ from broker_adapter.amqp.events import (
     LinkRemoteOpen,
     SessionRemoteClose,
 )
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import ConnectionLostException, IllegalStateException

@@ -9,8 +9,7 @@ import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkFlow, LinkRemoteClose
-from broker_adapter.amqp.peer import PeerLimits
-from broker_adapter.amqp.region_events import (
+from broker_adapter.amqp.messages.region_events import (
     EVENTS_ADDRESS,
     EVENTS_CAPABILITY,
     EventsRequest,
@@ -18,8 +17,9 @@ from broker_adapter.amqp.region_events import (
     encode_marker,
     request_of,
 )
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from broker_adapter.amqp.wire import REGION_OPERATIONS
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,

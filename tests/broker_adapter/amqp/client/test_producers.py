@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import REJECTED, RELEASED_STATE, State
-from broker_adapter.amqp.values import Described, Symbol
+from broker_adapter.amqp.messages.values import Described, Symbol
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.errors import (
     IllegalStateException,

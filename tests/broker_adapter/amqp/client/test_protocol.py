@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.amqp_message import encode_amqp
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
@@ -20,7 +19,8 @@ from broker_adapter.amqp.events import (
     SessionRemoteOpen,
     Transfers,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.messages.amqp_message import encode_amqp
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope

@@ -27,7 +27,7 @@ from broker_adapter.amqp.events import (
     SessionRemoteClose,
     Transfers,
 )
-from broker_adapter.amqp.payloads import decode_payload, with_place
+from broker_adapter.amqp.messages.payloads import decode_payload, with_place
 from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.envelope import Envelope, pack, unpack
 from broker_adapter.errors import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker_adapter.amqp.events import LinkFlow
-from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.values import Reader
+from broker_adapter.amqp.messages.values import Reader
+from broker_adapter.amqp.proton_engine.peer import Peer
 from tests.broker_adapter.amqp.frames import FLOW, TRANSFER, flow, split
 from tests.broker_adapter.amqp.pair import Pair, every, last, sending_peer
 

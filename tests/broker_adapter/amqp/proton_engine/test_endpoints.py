@@ -18,8 +18,8 @@ from broker_adapter.amqp.events import (
     Terminus,
     TransportFailed,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.amqp.messages.values import Described, Symbol, ULong
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from tests.broker_adapter.amqp.frames import HEADER, begin, end, open_frame

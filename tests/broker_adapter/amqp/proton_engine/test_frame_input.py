@@ -19,9 +19,9 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.frames import FrameRules
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong
+from broker_adapter.amqp.messages.values import Described, Symbol, UInt, ULong
+from broker_adapter.amqp.proton_engine.frames import FrameRules
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from tests.broker_adapter.amqp.frames import DISPOSITION, begin, disposition, end, frame, in_long_form, transfer
 from tests.broker_adapter.amqp.pair import Pair, every, last
 

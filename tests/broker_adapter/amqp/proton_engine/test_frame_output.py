@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_adapter.amqp.events import LinkRemoteOpen, Transfers, TransportFailed
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import UInt
+from broker_adapter.amqp.messages.values import UInt
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from tests.broker_adapter.amqp.frames import BEGIN, HEADER, attach, frame, open_frame
 from tests.broker_adapter.amqp.pair import Pair, arrived, every, last
 

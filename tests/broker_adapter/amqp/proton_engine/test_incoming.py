@@ -18,7 +18,7 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.proton_engine.peer import PeerLimits
 from tests.broker_adapter.amqp.frames import END, detach, frame, transfer
 from tests.broker_adapter.amqp.pair import Pair, Unfinished, arrived, arrived_at, every, last, session_of
 

@@ -23,8 +23,8 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.values import Reader, Symbol, UInt
+from broker_adapter.amqp.messages.values import Reader, Symbol, UInt
+from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from tests.broker_adapter.amqp.frames import END, FLOW, HEADER, attach, begin, detach, flow, frame, open_frame, split
 from tests.broker_adapter.amqp.pair import Pair, arrived, every, last, links_of_one_session, sending_peer, transfers_in
 
@@ -113,7 +113,7 @@ def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame(public_cla
 
 
 def test_links_that_send_in_parts_take_turns(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.amqp.buffers.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("broker_adapter.amqp.proton_engine.buffers.MAX_KEPT_BYTES", 0)
     (_, busy), (quiet, server_quiet) = links_of_one_session(pair, 2)
     for _ in range(100):
         pair.server.send(busy, b"b" * 5_000)

@@ -16,8 +16,8 @@ from broker_adapter.amqp.security import hashing
 from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Credentials
 from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.engine.regions.key_records import KeyRecord, KeyState, encode_key_record, region_key
 from broker_adapter.engine.regions.stored_key import StoredKey, key_text, records_behind, stored_key
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.engine.memory_tables import MemoryTables
 from broker_adapter.engine.regions.event_records import (
     EventRecord,
     Operation,
@@ -14,6 +13,7 @@ from broker_adapter.engine.regions.event_records import (
     posting_key,
 )
 from broker_adapter.engine.regions.stored_log import StoredLog
+from broker_adapter.engine.store.memory_tables import MemoryTables
 
 #: Positions of the postings of two streams; the ordinals count from 1.
 STREAMS = {3: [2, 5, 9, 12], 4: [1, 2, 3]}

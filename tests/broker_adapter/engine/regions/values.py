@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.records import FLAG_PERSISTENT, queue_key
+from broker_adapter.engine.records.layout import FLAG_PERSISTENT, queue_key
 from broker_adapter.engine.regions.key_records import decode_key_record
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory

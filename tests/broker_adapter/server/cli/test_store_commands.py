@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 from proton import Message, symbol
 
-from broker_adapter.amqp.payloads import read_head
+from broker_adapter.amqp.messages.payloads import read_head
 from broker_adapter.destination import Destination, queue
-from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import check_store, quarantined, sound_store
-from broker_adapter.engine.pages import metas
-from broker_adapter.engine.records import quarantine_key
+from broker_adapter.engine.check.pages import metas
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.layout import quarantine_key
+from broker_adapter.engine.store.maintenance import check_store, quarantined, sound_store
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.server.cli.store_commands import _put_back
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.asking import damage_body
+from tests.broker_adapter.engine.check.test_places import page_of_one, received, shared
 from tests.broker_adapter.engine.damaging import (
     ALL,
     Tables,
@@ -40,7 +41,6 @@ from tests.broker_adapter.engine.damaging import (
     page_of,
 )
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
-from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
 from tests.broker_adapter.server.cli.running import done, holdfast
 from tests.forked_command import start
 from tests.server_process import ServerProcess

@@ -11,10 +11,10 @@ import pytest
 
 from broker_adapter.amqp.sasl import PLAIN, SCRAM_SHA_256
 from broker_adapter.mechanisms import ITERATIONS
+from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.cli import main
-from broker_adapter.server.users import UsersFile
+from tests.broker_adapter.server.access.test_users import logs_in
 from tests.broker_adapter.server.cli.running import done, holdfast
-from tests.broker_adapter.server.test_users import logs_in
 from tests.server_process import ServerProcess
 
 

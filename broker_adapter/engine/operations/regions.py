@@ -1,0 +1,322 @@
+"""Operations on regions, and of the durable client that a connection is."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.operations.reader import Reader
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, Arguments, Steps
+from broker_adapter.engine.records.sequences import in_parts
+from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression, prepared
+from broker_adapter.engine.regions.key_records import KeyState, Wanted
+from broker_adapter.engine.regions.routing import check_numbers
+from broker_adapter.engine.regions.stored_key import StoredKey
+from broker_adapter.engine.store.region_snapshots import RegionSnapshot, position_of_token
+from broker_adapter.engine.store.stores import Message
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    MessageFormatException,
+    ResourceAllocationException,
+    StoreCorruptException,
+)
+from broker_adapter.selectors.language import Selector, parse_selector
+
+#: Keys that one request may change, name or be answered with, and interests that it may have.
+MAX_KEYS: Final = 10_000
+#: Keys that are changed, and the bytes of their messages, in one commit; more are changed in several.
+_CHANGED_AT_ONCE: Final = 1_000
+_CHANGED_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+#: Keys that are read in one step.
+_READ_AT_ONCE: Final = 500
+#: What a key takes in an answer beside its name and its value, in bytes.
+_KEY_BYTES: Final = 32
+#: Keys that are passed in one step, where a snapshot is divided.
+_PASSED_AT_ONCE: Final = 20_000
+#: Parts that a snapshot is divided into at most.
+_MOST_PARTS: Final = 10_000
+
+
+def create_region(arguments: Arguments) -> Steps:
+    """Make sure that a region exists."""
+    yield e.MakeRegion(arguments["region"], conflates=arguments["conflates"])
+    return True
+
+
+def change_keys(arguments: Arguments) -> Steps:
+    """Change keys, in parts that are a commit each; what fails in between may be repeated."""
+    changes = [_change(*each) for each in arguments.rows("changes", (str, int, bytes))]
+    done: list[tuple[int | None, int]] = []
+    for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
+        answers = yield e.ChangeKeys(arguments["region"], part)
+        done += [(None if operation is None else int(operation), version) for operation, version in answers]
+    return done
+
+
+def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
+    if not 0 <= wanted < len(Wanted):
+        kinds = ", ".join(f"{each.value} ({each.name})" for each in Wanted)
+        raise MessageFormatException(f"{reprlib.repr(wanted)} is no change of a key: {kinds}")
+    return e.KeyChange(checked_key(key), Wanted(wanted), c.from_head(payload, read_head(payload)))
+
+
+def read_keys(arguments: Arguments) -> Steps:
+    """Read keys that are there, and their values where these are asked for."""
+    choice = _Choice(
+        None if arguments["expression"] is None else expression(arguments["expression"]),
+        None if arguments["selector"] is None else parse_selector(arguments["selector"]),
+    )
+    keys = _Keys(arguments["region"], arguments["keys"], arguments["after"], arguments["through"])
+    room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
+    first_position: int | None = None
+    found: list[tuple[Any, ...]] = []
+    damaged: list[str] = []
+    while True:
+        page = _Page(keys, arguments["snapshot"], choice, room, with_values=arguments["values"])
+        position = yield page.read
+        first_position = position if first_position is None else first_position
+        found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
+        damaged += page.damaged
+        room -= page.size
+        if page.next is None or room <= 0 or len(found) >= MAX_KEYS:
+            return {"position": first_position, "entries": found, "next": page.next, "damaged": damaged}
+        names = None if keys.names is None else keys.names[page.covered :]
+        keys = keys._replace(names=names, after=page.next)
+
+
+def open_snapshot(arguments: Arguments) -> Steps:
+    """Open a snapshot of a region, and divide its keys."""
+    name, part = arguments["region"], arguments["keys_per_part"]
+
+    token, region = yield lambda reader: reader.open_snapshot(name)
+
+    def pass_over(last: str | None, left: int, reader: Reader) -> tuple[int, str | None]:
+        found = reader.open_one(token, region)
+        return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
+
+    splits: list[str] = []
+    after: str | None = None
+    while part and len(splits) < _MOST_PARTS:
+        left, last = part, after
+        while left:
+            passed, last = yield partial(pass_over, last, left)
+            left -= passed
+            if last is None:
+                break
+        if last is None:
+            break
+        splits.append(last)
+        after = last
+    position, _ = position_of_token(token)
+    return {"snapshot": token, "position": position, "splits": splits}
+
+
+def close_snapshot(arguments: Arguments) -> Steps:
+    """Close a snapshot."""
+    token, name = arguments["snapshot"], arguments["region"]
+
+    def close(reader: Reader) -> bool:
+        region = reader.state.events.regions.get(name)
+        if region is None or reader.open_one(token, region.id) is None:
+            return False
+        return reader.snapshots.drop(token)
+
+    return (yield close)
+
+
+class _Choice(NamedTuple):
+    """Which keys are wanted; None: all."""
+
+    matches: Callable[[str], bool] | None
+    selector: Selector | None
+
+
+class _Keys(NamedTuple):
+    """Keys that are to be read: those that are named, or a range of all."""
+
+    region: str
+    names: Sequence[str] | None  #: None: all
+    after: str | None  #: of all keys, those behind this one
+    through: str | None  #: of all keys, those up to this one; None: to the last there is
+
+
+class _Page:
+    """Keys that are read in one step.
+
+    Attributes:
+        size: bytes that they take in an answer.
+        damaged: keys whose values cannot be trusted, and that were left out of the answers.
+        covered: how many of the keys that were named are among them, or are not there.
+        next: the last key that was examined, where there may be more; None: there are none.
+    """
+
+    def __init__(
+        self,
+        wanted: _Keys,
+        token: str | None,
+        choice: _Choice,
+        room: int,
+        *,
+        with_values: bool,
+    ) -> None:
+        """A page that was not read yet.
+
+        Args:
+            wanted: the first ones of these.
+            token: of the snapshot that is read; None: what is there now.
+            choice: which of them are wanted.
+            room: bytes that they may take in the answer, but for the last one.
+            with_values: whether their values are wanted.
+        """
+        self._wanted = wanted
+        self._token = token
+        self._choice = choice
+        self._room = room
+        self._with_values = with_values
+        self._found: list[tuple[StoredKey, Message | None]] = []
+        self.size = 0
+        self.covered = 0
+        self.next: str | None = None
+        self.damaged: list[str] = []
+
+    def read(self, reader: Reader) -> int:
+        """Read it; returns the position of the last event by now."""
+        state, token = reader.state.events, self._token
+        name, wanted, after, through = self._wanted
+        region = state.regions.get(name)
+        if region is None:
+            raise InvalidDestinationException(f"there is no region {name!r}: create it first")
+        view = reader if token is None else reader.snapshot(token, region.id, name)
+        position = view.position if isinstance(view, RegionSnapshot) else state.head
+        matches, selector = self._choice
+        needs_values = self._with_values or selector is not None
+        if wanted is None:
+            keys = view.keys_behind(region.id, after, _READ_AT_ONCE, places=needs_values)
+            has_more = len(keys) == _READ_AT_ONCE
+            if through is not None and keys and keys[-1].key.encode() >= through.encode():
+                last = through.encode()
+                keys = [each for each in keys if each.key.encode() <= last]
+                has_more = False
+        else:
+            names = wanted[:_READ_AT_ONCE]
+            keys = [view.key(region.id, each) for each in names]
+            has_more = len(names) < len(wanted)
+        sizes = [_KEY_BYTES + len(each.key) + (each.size if needs_values else 0) for each in keys]
+        for each in sizes:
+            if self.covered and self.size + each > self._room:
+                has_more = True
+                break
+            self.size += each
+            self.covered += 1
+        keys = keys[: self.covered]
+        self.next = keys[-1].key if has_more else None
+        there = [each for each in keys if each.record is not None and each.record.state is not KeyState.TOMBSTONE]
+        if matches is not None:
+            there = [each for each in there if matches(each.key)]
+        values = view.values(there) if needs_values else [None] * len(there)
+        found = zip(there, values, strict=True)
+        if selector is None:
+            self._found = list(found)
+        else:
+            self._found = [each for each in found if reader.is_wanted(selector, *each)]
+        return position
+
+    def answers(self, version: int, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
+        """(key, version, state, format, payload) of each, the last two None where it has no value.
+
+        Args:
+            version: of the packed envelopes that the caller reads.
+            skip_damaged: whether a value that cannot be trusted is left out.
+
+        Raises:
+            StoreCorruptException: a value cannot be trusted.
+        """
+        answers: list[tuple[Any, ...]] = []
+        for stored, value in self._found:
+            record = stored.record
+            assert record is not None
+            if value is None and self._with_values and record.state is KeyState.VALID:
+                if skip_damaged:
+                    self.damaged.append(stored.key)
+                    continue
+                raise StoreCorruptException(
+                    f"the value of key {stored.key!r} of region {self._wanted.region!r} cannot be trusted: a checksum"
+                    " is wrong; put the key again, or leave such keys out (skip_damaged)"
+                )
+            if value is None or not self._with_values:
+                answers.append((stored.key, record.version, int(record.state), None, None))
+                continue
+            form, payload = value if version >= ENVELOPE_VERSION else in_version(version, *value)
+            answers.append((stored.key, record.version, int(record.state), form, payload))
+        return answers
+
+
+def register_interest(arguments: Arguments) -> Steps:
+    """What the client of the connection wants of a region; returns behind which position events are queued."""
+    rows = _rows_of_interests(arguments)
+    check_numbers([Interest(*each) for each in rows])  # ahead: each is compiled now
+    interests = [checked_interest(*each) for each in rows]
+    ready = prepared(interests)
+    return (
+        yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"], prepared=ready)
+    )
+
+
+def unregister_interest(arguments: Arguments) -> Steps:
+    """What the client of the connection does not want any more."""
+    interests = [checked_interest(*each) for each in _rows_of_interests(arguments)]
+    drops = arguments["drop_queued"]
+    yield e.UnregisterInterest(arguments.client, arguments["region"], interests, drop_queued=drops)
+    return True
+
+
+def _rows_of_interests(arguments: Arguments) -> list[Any]:
+    return list(arguments.rows("interests", (int, str, str)))
+
+
+def ready_for_events(arguments: Arguments) -> Steps:
+    """The client of the connection gets its events from now on."""
+    yield e.ReadyForEvents(arguments.client)
+    return True
+
+
+def acknowledge_events(arguments: Arguments) -> Steps:
+    """The client of the connection has processed its events up to a position."""
+    return (yield e.AcknowledgeEvents(arguments.client, arguments["through"]))
+
+
+def leave(arguments: Arguments) -> Steps:
+    """The client of the connection closes."""
+    return (yield e.LeaveDurable(arguments.client, arguments["keep"]))
+
+
+def pending_events(arguments: Arguments) -> Steps:
+    """What the client of the connection was told of its queue as it connected."""
+
+    def pending(reader: Reader) -> int:
+        return reader.state.events.durable_client(arguments.client).pending
+
+    yield c.ResolveCommit(c.CommitId("", 0))  # what the connection has handed over before, as its attach, is done then
+    return (yield pending)
+
+
+def event_positions(arguments: Arguments) -> Steps:
+    """Whether positions of events mean what they meant where a client has seen them."""
+
+    def positions(reader: Reader) -> dict[str, Any]:
+        log = reader.state.events.events
+        if log is None:  # no region, so no event has a position
+            return {"run": None, "kept": 1}
+        kept = reader.kept(log, arguments["run"])
+        try:
+            run = reader.run(log)
+        except ResourceAllocationException:  # what the client has says as much
+            run = None
+        return {"run": run, "kept": kept}
+
+    return (yield positions)

@@ -1,0 +1,694 @@
+"""One queue's rules: order, credit, groups, redelivery.  No I/O, clock, thread or lock.
+
+Theory of operation
+    A queue hands out its entries (:mod:`broker_adapter.engine.queues.entries`) in the order of (lane, position).  An
+    entry that comes back (released, failed) is pushed onto the heap of its lane again, and so returns to its original
+    position.
+
+    A consumer without a selector that may get a message is in ``takers``; these take turns.  A consumer with a selector
+    (:mod:`broker_adapter.engine.queues.search`) takes entries out of order.  It is in ``finders`` while it has found
+    something or has to search on.  So a dispatch costs what it hands out, however many consumers there are.
+
+    The messages of a *group* go to one consumer for as long as it is there.  A message whose consumer cannot take it
+    now is reserved for it.  Consumers with different selectors have groups of their own.
+
+    The first delivery after a crash of one of the ``suspects`` to an application in the process of the engine is
+    counted when it begins (``take_in_hand``), and not when it fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappush
+from itertools import groupby
+from math import inf
+from typing import Any
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine.commands.effects import Candidate, Effects, StoreBatch
+from broker_adapter.engine.commands.message_runs import MessageRun
+from broker_adapter.engine.commands.messaging import NeverDelivered, NewMessage
+from broker_adapter.engine.commands.selection import selectors_at_once
+from broker_adapter.engine.queues.entries import Entry, Lane, QueueEntries, Suspect, entry_of
+from broker_adapter.engine.queues.memory import QueueMemory
+from broker_adapter.engine.queues.search import Search
+from broker_adapter.engine.records.layout import (
+    FLAG_ANNOTATED,
+    FLAG_HANDED,
+    FLAG_PERSISTENT,
+    FLAG_SHARED,
+    KIND_DELIVER,
+    LATEST_EXPIRY_MS,
+    CatalogRecord,
+    Counters,
+    RawEntry,
+    delayed_flags,
+    encode_annotations,
+    entry_key,
+    lane_of_delayed,
+    schedule_line,
+)
+from broker_adapter.selectors.language import Selector
+
+#: Positions that a restart skips where messages that did not survive it had used them.
+POSITION_RESERVE = 65_536
+
+
+class Consumer:
+    """A consumer of a queue: what it may still get, and what it holds."""
+
+    __slots__ = (
+        "attached",
+        "began_at",
+        "client",
+        "credit",
+        "ended",
+        "exclusive",
+        "groups",
+        "id",
+        "never_delivered",
+        "next_number",
+        "owed",
+        "presettled",
+        "queue",
+        "queued",
+        "reserved",
+        "room_bytes",
+        "search",
+        "sink",
+        "slice_bytes",
+        "unsettled",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        client: int,
+        queue: QueueState,
+        sink: Any,
+        presettled: bool = False,
+        slice_bytes: int | None = None,
+        selector: Selector | None = None,
+        exclusive: bool = False,
+        ended: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.id = number
+        self.client = client
+        self.queue = queue
+        self.sink = sink
+        self.ended = ended
+        self.presettled = presettled
+        self.credit = 0
+        self.slice_bytes = inf if slice_bytes is None else slice_bytes
+        self.room_bytes = self.slice_bytes  #: what is left of the slice; below 0 by a part of the last message
+        self.next_number = 1
+        self.began_at = queue.next_position  #: the position of the first message that came when it was there
+        self.unsettled: dict[int, Entry] = {}
+        self.attached = True
+        self.exclusive = exclusive
+        self.search = None if selector is None else Search(selector)
+        self.owed = False  #: whether the queue is to check what is kept for it
+        self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
+        self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
+        self.groups: set[tuple[str | None, int]] = set()
+        self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
+
+    def has_not_seen(self, number: int) -> bool:
+        """Whether a delivery did not reach the application before the consumer went."""
+        return any(number in part for part in self.never_delivered)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages for it may be on their way into memory."""
+        queue, search = self.queue, self.search
+        is_shown = search is not None and (search.is_scanning or queue.pending_candidates > 0)
+        return queue.is_loading or is_shown or bool(queue.returning)
+
+    def __repr__(self) -> str:
+        state = "" if self.attached else ", DETACHED"
+        return (
+            f"<Consumer {self.id} of {self.queue.label}, credit {self.credit}, unsettled {len(self.unsettled)}{state}>"
+        )
+
+
+class Browser:
+    """A browser: it reads a snapshot of a queue, in the order of delivery, and takes nothing."""
+
+    __slots__ = (
+        "client",
+        "credit",
+        "drains",
+        "id",
+        "next_number",
+        "place",
+        "queue",
+        "room_bytes",
+        "selector",
+        "sink",
+        "slice_bytes",
+        "through",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        client: int,
+        queue: QueueState,
+        sink: Any,
+        slice_bytes: int | None,
+        selector: Selector | None = None,
+    ) -> None:
+        self.id = number
+        self.client = client
+        self.queue = queue
+        self.sink = sink
+        self.selector = selector
+        self.credit = 0
+        self.slice_bytes = inf if slice_bytes is None else slice_bytes
+        self.room_bytes = self.slice_bytes  #: as a consumer's
+        self.next_number = 1
+        self.place = (0, 0)  #: lane and position of the last message seen
+        self.through = queue.next_position - 1  #: the last position of the snapshot
+        self.drains: list[Any] = []  #: replies that wait for the end
+
+
+class QueueState(QueueEntries):
+    """A queue, or the queue behind a subscription: its consumers, and what they get."""
+
+    __slots__ = (
+        "claim_used_ms",
+        "consumers",
+        "destination",
+        "dropped",
+        "exclusive",
+        "finders",
+        "groups",
+        "kept",
+        "kept_for",
+        "label",
+        "leaving",
+        "left_ms",
+        "max_deliveries",
+        "max_unsettled",
+        "owed",
+        "owner",
+        "pending_candidates",
+        "record",
+        "returning",
+        "searching",
+        "selector",
+        "takers",
+        "used_ms",
+        "wait_queue",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        destination: Destination,
+        record: CatalogRecord,
+        *,
+        durable: bool,
+        memory: Memory,
+        max_deliveries: int | None,
+        max_unsettled: int,
+        counters: Counters | None = None,
+        lanes: Iterable[int] = (),
+        owner: int | None = None,
+    ) -> None:
+        """A queue, new or as the store has it.
+
+        Args:
+            number: names it in the stores.
+            destination: whose messages it holds.
+            record: what it is.
+            durable: whether its persistent messages survive a restart.
+            memory: shared with the engine's other queues.
+            max_deliveries: failed deliveries of a message, after which it is set aside; None: no limit.
+            max_unsettled: deliveries that a consumer may hold.
+            counters: what the store says of its entries.
+            lanes: those that the store has entries of, whatever the counters say.
+            owner: the client of a temporary queue.
+        """
+        super().__init__(number, durable=durable, memory=memory, counters=counters, lanes=lanes)
+        self.destination = destination
+        self.label = record.name
+        self.record = record
+        self.max_deliveries = max_deliveries
+        self.max_unsettled = max_unsettled
+        self.owner = owner
+        self.consumers: dict[Consumer, None] = {}  #: those attached, in the order in which they came
+        self.leaving: dict[Consumer, None] = {}  #: those detached that hold deliveries
+        self.takers: deque[Consumer] = deque()
+        self.finders: deque[Consumer] = deque()
+        self.owed: deque[Consumer] = deque()  #: those that may get what was reserved for them
+        self.exclusive: list[Consumer] = []  #: in the order in which they came; the first one gets everything
+        self.searching: dict[Consumer, None] = {}  #: those with a selector
+        self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
+        self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
+        self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
+        self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
+        self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
+        self.pending_candidates = 0  #: messages that searching consumers are still to be asked about
+        self.wait_queue: deque[Any] = deque()
+        self.dropped = 0  #: messages that were dropped since the start, when it was full and not read
+        self.used_ms = 0  #: when something happened to it last, by the clock that is never set
+        self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock
+        self.claim_used_ms: int | None = None  #: when a request had its claim last, in this run; by the same clock
+
+    def __repr__(self) -> str:
+        return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"
+
+    def note_use(self, elapsed_ms: int) -> None:
+        """The queue or subscription is in use now, also without a consumer: it is not idle."""
+        self.used_ms = self.left_ms = elapsed_ms
+
+    # Messages come in.
+
+    def append(
+        self,
+        number: int,
+        message: NewMessage,
+        shared: bool,
+        now_ms: int,
+        effects: Effects,
+        annotations: dict[str, Any] | None = None,
+    ) -> None:
+        """Take a new message at the end of its lane, or among those that are not due yet.
+
+        Args:
+            number: of the message.
+            message: the message.
+            shared: whether other queues of the same store have it as well.
+            now_ms: the time of the day.
+            effects: of the decision.
+            annotations: properties that the engine adds; None: none.
+        """
+        position = self.next_position
+        self.next_position = position + 1
+        size = len(message.payload)
+        flags = FLAG_SHARED if shared else 0
+        if self.durable and message.persistent:
+            flags |= FLAG_PERSISTENT
+            batch = effects.durable
+        else:
+            batch = effects.volatile
+            if self.durable and position >= self.reserved:
+                self.reserved = position + POSITION_RESERVE
+                self.counters_due = True
+        lane_number = 9 - message.priority
+        lane = self._by_number.get(lane_number) or self._add_lane(Lane(lane_number))
+        due_ms = message.deliver_at_ms
+        if due_ms is not None and due_ms > now_ms:
+            flags = delayed_flags(flags, lane_number)
+            lane = self.delayed
+        key = entry_key(self.id, lane.number, position)
+        if annotations is not None:
+            flags |= FLAG_ANNOTATED
+            batch.put("annotations", key, encode_annotations(key, annotations))
+        expires_at_ms = message.expires_at_ms
+        expires_at_ms = 0 if expires_at_ms is None else min(expires_at_ms, LATEST_EXPIRY_MS)
+        entry = Entry(key, lane, position, number, 0, flags, expires_at_ms, size, message.group)
+        self._add(entry, batch)
+        if lane is self.delayed:
+            batch.put("schedule", *schedule_line(due_ms or 0, KIND_DELIVER, key))
+        elif self.searching:
+            self._arrived(entry, effects)
+
+    def takes_runs(self, *, persistent: bool) -> bool:
+        """Whether several new messages can be taken in one step."""
+        return not self.searching and (persistent or not self.durable)
+
+    def append_run(self, number: int, run: MessageRun, batch: StoreBatch) -> None:
+        """Take new messages at the end of their lane; see ``takes_runs``.
+
+        Args:
+            number: of the first one; those of the others follow it.
+            run: the messages.
+            batch: of the decision, for the store of theirs.
+        """
+        lane_number = 9 - run.priority
+        lane = self._lane_for(lane_number)
+        position = self.next_position
+        self.next_position = position + len(run.messages)
+        flags = FLAG_PERSISTENT if run.persistent and self.durable else 0
+        queue = self.id
+        self._add_all(
+            lane,
+            [
+                Entry(
+                    entry_key(queue, lane_number, place), lane, place, message_number, 0, flags, 0, size, message.group
+                )
+                for place, message_number, size, message in zip(
+                    range(position, self.next_position),
+                    range(number, number + len(run.messages)),
+                    run.sizes,
+                    run.messages,
+                    strict=True,
+                )
+            ],
+            batch,
+        )
+
+    def adopt(
+        self, entry: Entry, lane: Lane, flags: int, expires_at_ms: int, delivery_count: int, effects: Effects
+    ) -> Entry:
+        """Take over a message that another place gave up (``remove`` with ``keep_message``), at a new position."""
+        position = self.next_position
+        self.next_position = position + 1
+        lane = self._lane_for(lane.number)
+        key = entry_key(self.id, lane.number, position)
+        flags &= ~FLAG_HANDED
+        moved = Entry(key, lane, position, entry.number, delivery_count, flags, expires_at_ms, entry.size, entry.group)
+        self._add(moved, effects.durable if flags & FLAG_PERSISTENT else effects.volatile)
+        if self.searching:
+            self._arrived(moved, effects)
+        return moved
+
+    def adopt_run(self, run: Iterable[RawEntry], effects: Effects) -> None:
+        """Take over messages that another queue gave up (``remove_run`` with ``keep_messages``), in their order."""
+        for is_ready, part in groupby(run, key=self._is_for_memory):
+            if not is_ready:
+                self.add_behind(part, effects)
+                continue
+            for raw in part:
+                lane = self._lane_for(raw.lane)
+                entry = entry_of(raw, lane, raw.delivery_count)
+                self.adopt(entry, lane, raw.flags, raw.expires_at_ms, raw.delivery_count, effects)
+
+    def _is_for_memory(self, raw: RawEntry) -> bool:
+        """Whether a message that comes in now is of use in memory, or has to be offered to consumers one by one."""
+        if self.searching or not self.durable:
+            return True
+        return len(self.ready) < self.memory.window and self._lane_for(raw.lane).at_end
+
+    def _arrived(self, entry: Entry, effects: Effects) -> None:
+        """A message came in or came back: it is a candidate for the consumers that search."""
+        if entry.position in self.ready:
+            self.pending_candidates += 1
+            effects.candidates.append(Candidate(self, entry))
+            return
+        for consumer in self.searching:
+            if consumer.search is not None:
+                consumer.search.lane(entry.lane.number).put_off()
+                self.offer(consumer)
+
+    # Consumers come and go.
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Let a consumer take part."""
+        self.consumers[consumer] = None
+        if consumer.exclusive:
+            self.exclusive.append(consumer)
+        if consumer.search is not None:
+            self.searching[consumer] = None
+
+    def is_served(self, consumer: Consumer) -> bool:
+        """Whether a consumer may get something: an exclusive one that came first shuts out all others."""
+        return not self.exclusive or self.exclusive[0] is consumer
+
+    def offer(self, consumer: Consumer) -> None:
+        """Let a consumer have its turn, if it has credit: it may get something now."""
+        if consumer.reserved and not consumer.owed:
+            consumer.owed = True
+            self.owed.append(consumer)
+        if not consumer.queued and consumer.credit > 0:
+            consumer.queued = True
+            (self.takers if consumer.search is None else self.finders).append(consumer)
+
+    def remove_consumer(self, consumer: Consumer, effects: Effects) -> None:
+        """Remove a consumer; what was kept for it is for others."""
+        del self.consumers[consumer]
+        self.memory.limited.pop(consumer, None)
+        if consumer.exclusive:
+            self.exclusive.remove(consumer)
+        selector = consumer.search.selector.text if consumer.search is not None else None
+        if consumer.search is not None:
+            consumer.search = None
+            del self.searching[consumer]
+        self._let_go_of_kept(consumer, selector, effects)
+        if self.undeliverable.refusers:
+            for lane_number, position in self.undeliverable.consumer_gone(consumer):
+                heappush(self._by_number[lane_number].heap, position)
+        if selector is not None and not self.searching:
+            self._drop_early(effects)
+        if not self.consumers:
+            self.takers.clear()
+            self.finders.clear()
+            self.owed.clear()
+        if consumer.unsettled:
+            self.leaving[consumer] = None
+
+    def serve_only(self, exclusive: Consumer, effects: Effects) -> None:
+        """A first exclusive consumer has come: what was kept for the others is for it, and so are their groups."""
+        for consumer in self.consumers:
+            if consumer is not exclusive:
+                self._let_go_of_kept(consumer, consumer.search.selector.text if consumer.search else None, effects)
+                for entry in self.backoff.take_of(consumer):
+                    self.give_back(entry, effects)
+
+    def _let_go_of_kept(self, consumer: Consumer, selector: str | None, effects: Effects) -> None:
+        """Give what was kept for a consumer, and its groups, to the others."""
+        reserved, consumer.reserved = consumer.reserved, []
+        for lane_number, position in reserved:
+            self.kept_for.pop(position, None)
+            self._give_turn(lane_number, position)
+        self.kept -= len(reserved)
+        groups, consumer.groups = consumer.groups, set()
+        for key in groups:
+            del self.groups[key]
+        if groups and selector is not None:
+            for other in self.searching:
+                if other.search is not None and other.search.selector.text == selector:
+                    other.search.restart()  # it passed over what was in these groups
+                    self.offer(other)
+        if self.searching:
+            for _, position in reserved:  # it was a candidate for no other consumer
+                if position in self.ready:
+                    self._arrived(self.ready[position], effects)
+
+    def drop_window(self) -> None:
+        """Keep nothing in memory that is ready: there is no consumer.  A later load brings it again."""
+        for entry in self.ready.values():
+            self._put_behind(entry)
+        self.ready.clear()
+        for lane in self.lanes:
+            lane.heap.clear()
+            if not lane.at_end:
+                lane.loaded_through = 0
+                lane.early.clear()
+        stay = [*self._in_hands(), *self.backoff.entries()]
+        for entry in stay:
+            if not entry.lane.at_end:
+                entry.lane.early.add(entry.position)
+        if self.suspects:
+            positions = {entry.position for entry in stay}
+            self.suspects = {each: suspect for each, suspect in self.suspects.items() if each in positions}
+
+    def _in_hands(self) -> Iterator[Entry]:
+        for consumer in (*self.consumers, *self.leaving):
+            yield from consumer.unsettled.values()
+
+    # Message groups.
+
+    def may_take(self, consumer: Consumer, entry: Entry) -> bool:
+        """Whether the group of a message is this consumer's; a group that has no consumer becomes its own."""
+        search = consumer.search
+        key = (None if search is None else search.selector.text, entry.group)
+        owner = self.groups.get(key)
+        if owner is None:
+            self.groups[key] = consumer
+            consumer.groups.add(key)
+            return True
+        return owner is consumer
+
+    def reserve(self, entry: Entry) -> bool:
+        """Keep a message for the consumer that has its group; returns False where as many are kept as may be."""
+        self.ready[entry.position] = entry
+        if self.kept >= self.memory.window:
+            heappush(entry.lane.heap, entry.position)
+            return False
+        self._keep(self.groups[None, entry.group], entry)
+        return True
+
+    def _keep(self, owner: Consumer, entry: Entry) -> None:
+        self.kept += 1
+        heappush(owner.reserved, (entry.lane.number, entry.position))
+
+    # Selectors.
+
+    def match_candidate(
+        self, candidate: Candidate, wants: Callable[[Selector], bool], is_late: Callable[[], bool]
+    ) -> bool:
+        """Match a message that came in or came back with the searching consumers, if it is still there.
+
+        Args:
+            candidate: the message, and the last consumer that was asked.
+            wants: asks a selector.
+            is_late: asked now and then; once it returns True, the others are left for another call.
+
+        Returns:
+            Whether all were asked.
+        """
+        entry = candidate.entry
+        if entry.position not in self.ready:
+            return True
+        window = self.memory.window
+        lane = entry.lane.number
+        answers: dict[str, bool] = {}  # many consumers may have the same selector
+        at_once = selectors_at_once(entry.size)
+        consumers: Iterable[Consumer] = self.searching
+        if candidate.through:
+            consumers = [each for each in consumers if each.id > candidate.through]
+        for consumer in consumers:
+            search = consumer.search
+            if search is None:
+                continue
+            if not search.lane(lane).look(entry.position, window):
+                self.offer(consumer)  # a scan will come to it
+                continue
+            text = search.selector.text
+            wanted = answers.get(text)
+            if wanted is None:
+                if len(answers) % at_once == 0 and is_late():
+                    return False
+                wanted = answers[text] = wants(search.selector)
+            if wanted:
+                search.add(lane, entry.position)
+                self.offer(consumer)
+            candidate.through = consumer.id
+        return True
+
+    def scanned(
+        self, consumer: Consumer, lane_number: int, through: int, found: Iterable[RawEntry], complete: bool
+    ) -> None:
+        """What a scan has found.
+
+        Args:
+            consumer: whose, attached.
+            lane_number: of the scan.
+            through: the last position that was examined.
+            found: what the selector wants of it.
+            complete: whether there is nothing behind it.
+        """
+        search = consumer.search
+        assert search is not None
+        looking = search.lane(lane_number)
+        looking.scanned(through, complete)
+        lane = self._lane(lane_number)
+        for raw in found:
+            if raw.position > lane.loaded_through and raw.position not in lane.early:
+                self._bring_in(raw, lane)
+                lane.early.add(raw.position)
+            if raw.position in self.ready:
+                search.add(lane_number, raw.position)
+        self.offer(consumer)
+
+    def in_memory(self, lane: int, position: int) -> Entry | None:
+        """The entry at a position, where it waits in memory or a consumer holds it."""
+        entry = self.ready.get(position) or self.backoff.get(position)
+        if entry is None:
+            entry = next((each for each in self._in_hands() if each.position == position), None)
+        return entry if entry is not None and entry.lane.number == lane else None
+
+    # Messages come back, or end.
+
+    def give_back(self, entry: Entry, effects: Effects) -> None:
+        """Make a message available again, at its original position."""
+        self.ready[entry.position] = entry
+        owner = self.groups.get((None, entry.group)) if entry.group else None
+        if owner is not None and owner.reserved and entry.position not in self.undeliverable.refusers:
+            self._keep(owner, entry)  # ahead of what is kept for its consumer already
+            self.offer(owner)
+        else:
+            self._give_turn(entry.lane.number, entry.position)
+        if self.searching:
+            self._arrived(entry, effects)
+
+    def _give_turn(self, lane_number: int, position: int) -> None:
+        """Let a message that is ready have its turn in its lane, or at a consumer that has not refused it."""
+        if position in self.undeliverable.refusers:
+            self.undeliverable.add(lane_number, position)
+        else:
+            heappush(self._by_number[lane_number].heap, position)
+
+    def release(self, entry: Entry, effects: Effects) -> None:
+        """Make a message available again that no application has seen."""
+        if entry.flags & FLAG_HANDED and not entry.delivery_count:
+            entry.flags &= ~FLAG_HANDED
+            effects.durable.entries[entry.key] = entry
+        self.give_back(entry, effects)
+
+    def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
+        """Keep a message for the consumer whose listener failed to process it: it comes next.
+
+        It is for all consumers where that one has gone (None), where others are not served for an exclusive one, or
+        where as many are kept as may be.
+        """
+        if consumer is None or self.kept >= self.memory.window or not self.is_served(consumer):
+            self.give_back(entry, effects)
+            return
+        self.ready[entry.position] = entry
+        self.kept_for[entry.position] = consumer
+        self._keep(consumer, entry)
+        self.offer(consumer)
+
+    def take_in_hand(self, entry: Entry, effects: Effects) -> bool:
+        """Count the delivery of what may have ended the process, before the application sees it.
+
+        Returns:
+            False where as many have failed as may: it is to be set aside instead.
+        """
+        suspect = self.suspects.get(entry.position)
+        most = self.max_deliveries
+        if suspect is Suspect.COUNTED:
+            if most is not None and entry.delivery_count >= most:
+                return False
+            self.suspects[entry.position] = Suspect.IN_HAND
+        elif suspect is Suspect.UNCOUNTED:
+            self.suspects[entry.position] = Suspect.FIRST_IN_HAND
+        else:
+            return True
+        self.count(entry, 1, effects)
+        return True
+
+    def out_of_hand(self, entry: Entry, *, seen: bool) -> bool:
+        """A delivery has ended, and not in an acceptance; returns whether it was counted when it began."""
+        suspect = self.suspects.get(entry.position)
+        if suspect is None or suspect is Suspect.UNCOUNTED or suspect is Suspect.COUNTED:
+            return False
+        first = suspect is Suspect.FIRST_IN_HAND and not seen
+        self.suspects[entry.position] = Suspect.UNCOUNTED if first else Suspect.COUNTED
+        return True
+
+    def all_in_memory(self, positions: Iterable[int]) -> dict[int, Entry]:
+        """The entries at these positions that are in memory, by position: they wait, or a consumer holds them."""
+        found: dict[int, Entry] = {}
+        others: set[int] = set()
+        for position in positions:
+            entry = self.ready.get(position) or self.backoff.get(position)
+            if entry is None:
+                others.add(position)
+            else:
+                found[position] = entry
+        if others:
+            found |= {entry.position: entry for entry in self._in_hands() if entry.position in others}
+        return found
+
+    def now_due(self, entry: Entry, effects: Effects) -> Entry:
+        """Give a delayed message its place at the end of its lane."""
+        self.remove(entry, effects, keep_message=True)
+        lane = Lane(lane_of_delayed(entry.flags))
+        return self.adopt(entry, lane, entry.flags & 0xFF, entry.expires_at_ms, entry.delivery_count, effects)
+
+    # What is kept beside the entries.
+
+    @property
+    def in_hand(self) -> int:
+        """Messages that consumers hold."""
+        return sum([len(consumer.unsettled) for consumer in (*self.consumers, *self.leaving)])
+
+
+#: What the queues of one engine may keep in memory.
+Memory = QueueMemory[Consumer, QueueState]

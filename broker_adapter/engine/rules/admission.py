@@ -1,0 +1,314 @@
+"""Is there room?  The one answer to a send, a commit, a staged or published batch, and what is put back.
+
+The answer is one of three: it is taken; it has to wait, for the queue that is :class:`Full` or for the whole engine;
+or it is refused with an error, since it would not fit into what is empty.
+
+Theory of operation
+    Three things limit what is taken: the messages and bytes of each queue, what the store on the disk can still take
+    (:mod:`broker_adapter.engine.store.room`), and what volatile messages may take of the memory.  What was published to
+    a queue and is still on its way into it counts as there.  What a commit ends makes room for what it sends.
+
+    A durable subscription that is full and that nobody reads may *give way* (option ``full_subscription``), so that it
+    does not block its topic: it is left out of what is sent, or takes it and its oldest messages are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination
+from broker_adapter.engine.commands.decision_time import DecisionTime
+from broker_adapter.engine.commands.failures import rolled_back
+from broker_adapter.engine.commands.messaging import Ending
+from broker_adapter.engine.queues.directory import Directory, is_volatile
+from broker_adapter.engine.queues.limits import OVER_BYTES, OVER_MESSAGES, QueueLimits
+from broker_adapter.engine.queues.queue import Consumer, QueueState
+from broker_adapter.engine.records.layout import FLAG_PERSISTENT
+from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.engine.store.room import LONGER_BYTES, Room
+from broker_adapter.errors import ResourceAllocationException
+from broker_adapter.settings import EngineSettings
+
+
+class Full(NamedTuple):
+    """Why something has to wait: what has no room for it.
+
+    Attributes:
+        queue: that has none; None: the whole engine has none.
+        reason: for the error, if its wait times out.
+        needs: messages and bytes that the queue must be able to take before its last message; None: not known.
+    """
+
+    queue: QueueState | None
+    reason: str
+    needs: tuple[int, int] | None = None
+
+
+class Admission:
+    """What the queues and the whole engine may still take.
+
+    Attributes:
+        limits: of each queue.
+        has_queue_limits: whether there are such limits.
+        blocked_because: why the whole engine takes no durable message, if it does not.
+        room: what the store on disk may still take; None: more than is worth counting.
+        volatile_room: bytes of volatile messages that may still be taken; None: no limit.
+        publishing: published transactions whose messages are still to be moved, by their target's name.
+        gave_way: the subscriptions that gave way in this decision, with how many messages they were left out of.
+    """
+
+    def __init__(self, settings: EngineSettings, directory: Directory, time: DecisionTime) -> None:
+        self._directory = directory
+        self._time = time
+        self._way = settings.full_subscription
+        self._unread_ms = int(settings.blocked_send_timeout_seconds * 1000)
+        self._max_volatile_bytes = settings.max_volatile_bytes
+        self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
+        self.has_queue_limits = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
+        self.blocked_because: str | None = None
+        self.room: Room | None = None
+        self.volatile_room: int | None = None
+        self.publishing: dict[str, dict[int, QueueState]] = {}
+        self.gave_way: dict[QueueState, int] = {}
+
+    def promised(self, queue: QueueState) -> tuple[int, int]:
+        """Messages and bytes that were published to a queue, and are on their way into it."""
+        moving = self.publishing.get(queue.destination.name) if self.publishing else None
+        if not moving or queue.record.kind != "queue":
+            return 0, 0
+        return sum([each.depth for each in moving.values()]), sum([each.bytes for each in moving.values()])
+
+    def refusal(self, queue: QueueState) -> str | None:
+        """Why a queue takes no further message; None where it takes one."""
+        return self.limits.refusal(queue, *self.promised(queue))
+
+    def is_too_small(self, queue: QueueState, needs: tuple[int, int]) -> bool:
+        """Whether a queue still has no room for what needs so many messages and bytes, as :class:`Full` says."""
+        moving, moving_bytes = self.promised(queue)
+        return self.limits.refusal(
+            queue, needs[0] + moving, needs[1] + moving_bytes
+        ) is not None and not self.gives_way(queue, *needs)
+
+    def gives_way(self, queue: QueueState, more: int = 0, more_bytes: int = 0) -> bool:
+        """Whether a queue that is full is a subscription that gives way.
+
+        Args:
+            queue: that is full.
+            more: messages that it will have beside those that it has.
+            more_bytes: the same in bytes.
+        """
+        if self._way == "block" or queue.record.kind != "subscription" or is_volatile(queue):
+            return False
+        if queue.consumers or queue.leaving:
+            return False
+        # The time before a restart does not count: clients that used it need time to come back.
+        queue.left_ms = queue.left_ms or self._time.elapsed_ms
+        if self._time.elapsed_ms - queue.left_ms < self._unread_ms:
+            return False
+        return (
+            self._way != "drop_oldest"
+            or self.limits.refusal(queue, more - OVER_MESSAGES, more_bytes - OVER_BYTES) is None
+        )
+
+    def takers(self, full: Sequence[QueueState], queues: Sequence[QueueState]) -> Sequence[QueueState]:
+        """Return those of some queues that take a message to which these subscriptions, which are full, give way."""
+        return queues if self._way == "drop_oldest" else [queue for queue in queues if queue not in full]
+
+    def note_gave_way(self, full: Iterable[QueueState]) -> None:
+        """Note that subscriptions have given way to a message."""
+        left_out = self._way != "drop_oldest"
+        for queue in full:
+            self.gave_way[queue] = self.gave_way.get(queue, 0) + left_out
+
+    def begin_publishing(self, staged: QueueState) -> None:
+        """The messages of a staged transaction are on their way to their queue."""
+        self.publishing.setdefault(staged.record.target or "", {})[staged.id] = staged
+
+    def end_publishing(self, staged: QueueState) -> None:
+        """A staged transaction is dropped: if it was published, its messages are in their queue now."""
+        target = staged.record.target
+        if target is not None and target in self.publishing:
+            self.publishing[target].pop(staged.id, None)
+            if not self.publishing[target]:
+                del self.publishing[target]
+
+    def take_at_once(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Take the room on the disk for some messages, of (bytes, queues) each, or raise and take none."""
+        if self.blocked_because:
+            raise ResourceAllocationException(self.blocked_because)
+        if self.room is not None:
+            left = self.room.taken(messages)
+            if left is None:
+                raise ResourceAllocationException(self.room.reason)
+            self.room = left
+
+    def volatile_full(self) -> str:
+        """Why a volatile message is not taken."""
+        return (
+            f"non-persistent messages take all of the {self._max_volatile_bytes} bytes that they may"
+            " (option max_volatile_bytes)"
+        )
+
+    @property
+    def full_because(self) -> str | None:
+        """Why the whole engine takes no messages of some kind; None where it does."""
+        is_volatile_full = self.volatile_room is not None and self.volatile_room <= 0
+        return self.blocked_because or (self.volatile_full() if is_volatile_full else None)
+
+    def engine_wide_room(self) -> tuple[float, ...]:
+        """How much room there is for what waits for no queue in particular, of each kind."""
+        volatile = math.inf if self.volatile_room is None else self.volatile_room
+        return self.blocked_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
+
+    def ask_for_batches(self, staged: Sequence[QueueState]) -> Full | None:
+        """Whether some staged transactions can be published: the first queue that has no room for what goes into it.
+
+        Raises:
+            ResourceAllocationException: it would have none if it were empty.
+        """
+        more: dict[str, tuple[int, int]] = {}
+        for each in staged if self.has_queue_limits else ():
+            name = each.record.target or ""
+            target = self._directory.by_destination[Destination(name)]
+            count, size = more.get(name, (0, 0))
+            count, size = count + each.depth, size + each.bytes
+            more[name] = count, size
+            if not each.depth:
+                continue
+            never = self.limits.never("the batch", count, size - each.bytes // each.depth)
+            if never is not None:
+                raise ResourceAllocationException(never)
+            promised, promised_bytes = self.promised(target)
+            refusal = self.limits.refusal(
+                target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth)
+            )
+            if refusal is not None:
+                return Full(target, refusal)
+        return None
+
+
+class CommitRoom:
+    """The room that one commit finds, where what it takes from a queue or from the disk makes room for what it sends.
+
+    Attributes:
+        is_open: whether there is room for any persistent message that goes into durable queues only.
+        queues: those that take the message that was asked for last.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_engine_reason",
+        "_gave_way",
+        "_more",
+        "_promised",
+        "_room",
+        "_taken",
+        "_volatile_bytes",
+        "is_open",
+        "queues",
+    )
+
+    def __init__(self, admission: Admission, settled: Iterable[tuple[Consumer, Mapping[int, Ending]]]) -> None:
+        """What there is before any message is sent.
+
+        Args:
+            admission: of the engine.
+            settled: the deliveries that the commit ends, by consumer.
+        """
+        self._admission = admission
+        #: by queue: messages and bytes that it will have beside those that it has
+        self._more: dict[int, tuple[int, int]] = {}
+        self._promised: dict[int, tuple[int, int]] = {}
+        self._taken: dict[int, int] = {}  #: by queue: messages that end
+        self._volatile_bytes = 0
+        self.queues: Sequence[QueueState] = ()
+        self._gave_way: list[Sequence[QueueState]] = []  #: by message: the subscriptions that give way to it
+        ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
+        for consumer, outcomes in settled:
+            queue = consumer.queue
+            entries = [consumer.unsettled[each] for each, outcome in outcomes.items() if outcome is Outcome.ACCEPTED]
+            count, size = self._more.get(queue.id, (0, 0))
+            self._more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
+            self._taken[queue.id] = self._taken.get(queue.id, 0) + len(entries)
+            if admission.room is not None and queue.durable:
+                # What a subscription has, others may have as well.
+                whole = queue.record.kind == "queue"
+                ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
+        #: by itself, until the commit is certain
+        self._room = None if admission.room is None else admission.room.lent(ended)
+        self._engine_reason = None if ended else admission.blocked_because
+        self.is_open = not (self._engine_reason or self._room is not None or admission.has_queue_limits)
+
+    def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> Full | None:
+        """Ask for the room for one message; returns what has none.
+
+        Args:
+            persistent: whether the message is.
+            length: of its payload, in bytes.
+            queues: those that get it.
+            all_durable: whether all of these keep persistent messages on the disk.
+
+        Raises:
+            TransactionRolledBackException: the commit would find no room in a queue that is empty.
+        """
+        admission, room = self._admission, self._room
+        reason = self._engine_reason
+        self.queues = queues
+        if persistent and room is not None and not room.take(length, len(queues)):
+            reason = room.reason
+        if not (persistent and all_durable):
+            self._volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
+            if not (persistent and any(queue.durable for queue in queues)):
+                reason = None  # nothing of it goes to the disk
+            if admission.volatile_room is not None and self._volatile_bytes > admission.volatile_room:
+                reason = admission.volatile_full()
+        if reason:
+            return Full(None, reason)
+        if not admission.has_queue_limits:
+            return None
+        giving_way: tuple[QueueState, ...] = ()
+        more, limits = self._more, admission.limits
+        most, most_bytes = limits.messages, limits.bytes
+        for queue in queues:
+            number = queue.id
+            count, size = more.get(number, (0, 0))
+            more[number] = count + 1, size + length
+            if count < 0 and size + length <= LONGER_BYTES * self._taken[number]:
+                continue  # the queue does not grow
+            moving, moving_bytes = self._promised_to(queue) if admission.publishing else (0, 0)
+            if (most is None or (count < most and queue.depth + count + moving < most)) and (
+                most_bytes is None or (size < most_bytes and queue.bytes + size + moving_bytes < most_bytes)
+            ):
+                continue  # most come here, without a call for each
+            if admission.gives_way(queue, count, size):
+                giving_way = *giving_way, queue
+                continue
+            never = limits.never("the transaction", count + 1, size)
+            if never is not None:
+                raise rolled_back(ResourceAllocationException(never))
+            refusal = limits.refusal(queue, count + moving, size + moving_bytes)
+            if refusal is not None:
+                return Full(queue, refusal, (count, size))
+        if giving_way:
+            self._gave_way.append(giving_way)
+            self.queues = admission.takers(giving_way, queues)
+        return None
+
+    def _promised_to(self, queue: QueueState) -> tuple[int, int]:
+        promised = self._promised.get(queue.id)
+        if promised is None:
+            promised = self._promised[queue.id] = self._admission.promised(queue)
+        return promised
+
+    def take(self) -> None:
+        """The commit is certain: take its room from that of the engine."""
+        admission = self._admission
+        if self._room is not None and admission.room is not None:
+            admission.room = self._room.repaid(admission.room)
+        if admission.volatile_room is not None:
+            admission.volatile_room -= self._volatile_bytes
+        for full in self._gave_way:
+            admission.note_gave_way(full)

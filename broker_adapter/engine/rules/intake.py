@@ -1,0 +1,180 @@
+"""How a message that is taken comes in: its number, its one stored copy, and the identity by which it comes in once.
+
+A message gets one number and one stored copy, whatever the number of queues that hold it.  The identities of each
+producer are a *stream*; of the streams that were not used for longest, those beyond a limit are forgotten.
+
+The store keeps with each stream when it was used last, only for this order.  The clock may be set back, and has one
+value for many messages.  So each use gets a later time than the last one, whatever the clock says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.commands.identities import Sequences
+from broker_adapter.engine.commands.message_runs import MessageRun
+from broker_adapter.engine.queues.queue import QueueState
+from broker_adapter.engine.queues.statistics import Totals
+from broker_adapter.engine.records.layout import (
+    FLAG_PERSISTENT,
+    LATEST_EXPIRY_MS,
+    RawEntry,
+    SequencesRecord,
+    decode_stream_key,
+    encode_sequences,
+    short_name,
+    stream_key,
+)
+from broker_adapter.settings import EngineSettings
+
+
+class Intake:
+    """Takes messages in.
+
+    Attributes:
+        streams: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first.
+        next_message: the number of the next message.
+    """
+
+    def __init__(self, settings: EngineSettings, totals: Totals, *, durable: bool) -> None:
+        self._settings = settings
+        self._totals = totals
+        self._durable = durable
+        self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
+        self.next_message = 1
+        self._used_ms = 0  #: the time that the last use of a stream got
+
+    def restore(self, streams: Iterable[tuple[bytes, SequencesRecord]]) -> None:
+        """Take over what the store has of the streams: (key, sequences), the least recently used first."""
+        for key, sequences in streams:
+            self.streams[decode_stream_key(key)] = Sequences.of(sequences)
+            self._used_ms = max(self._used_ms, sequences.used_ms)
+
+    def is_over(self, message: c.NewMessage, now_ms: int) -> bool:
+        """Whether a message has expired already, and is to be dropped; with an expiry queue it expires in its queue."""
+        if message.expires_at_ms is None or message.expires_at_ms > now_ms or self._settings.expiry_queue is not None:
+            return False
+        self._totals.expired += 1
+        return True
+
+    def store(
+        self,
+        message: c.NewMessage,
+        queues: Sequence[QueueState],
+        now_ms: int,
+        effects: Effects,
+        annotations: dict[str, Any] | None = None,
+    ) -> None:
+        """Store one copy, and an entry for each queue.
+
+        Args:
+            message: the message.
+            queues: that get it.
+            now_ms: the time of the day.
+            effects: of the decision.
+            annotations: properties that the engine adds in those of the queues that are subscriptions; None: none.
+        """
+        number = self.next_message
+        if len(queues) == 1:
+            queue = queues[0]
+            self.next_message = number + 1
+            store = effects.durable if message.persistent and queue.durable else effects.volatile
+            store.messages[number] = message
+            added = annotations if annotations is not None and _is_subscription(queue) else None
+            queue.append(number, message, False, now_ms, effects, added)
+            return
+        if not queues:
+            return
+        self.next_message = number + 1
+        durable = sum(1 for queue in queues if queue.durable) if message.persistent else 0
+        for batch, count in ((effects.durable, durable), (effects.volatile, len(queues) - durable)):
+            if count:
+                batch.messages[number] = message
+                if count > 1:
+                    batch.references.append((number, count))
+        for queue in queues:
+            in_durable = message.persistent and queue.durable
+            is_shared = (durable if in_durable else len(queues) - durable) > 1
+            added = annotations if annotations is not None and _is_subscription(queue) else None
+            queue.append(number, message, is_shared, now_ms, effects, added)
+
+    def take_run(
+        self, run: MessageRun, destination: Destination, queue: QueueState, now_ms: int, effects: Effects
+    ) -> bool:
+        """Take messages for one queue in one step.
+
+        Args:
+            run: the messages, for which there is room.
+            destination: that they are sent to.
+            queue: that gets them.
+            now_ms: the time of the day.
+            effects: of the decision.
+
+        Returns:
+            False where they have to be taken one by one; nothing was changed.
+        """
+        if not queue.takes_runs(persistent=run.persistent):
+            return False
+        identity = run.identity
+        if identity is not None:
+            stream = (destination.name, int(destination.kind), short_name(identity.producer_id), identity.thread_id)
+            seen = self.streams.get(stream)
+            if seen is None:
+                seen = Sequences(run.last_sequence, identity.sequence)
+            elif not seen.add_run(identity.sequence, run.last_sequence):
+                return False
+            self.note_stream(stream, seen, now_ms, effects)
+        number = self.next_message
+        self.next_message = number + len(run.messages)
+        store = effects.durable if run.persistent and queue.durable else effects.volatile
+        store.messages.update(zip(range(number, self.next_message), run.messages, strict=True))
+        queue.append_run(number, run, store)
+        self._totals.enqueued += len(run.messages)
+        return True
+
+    def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
+        """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""
+        first = self.next_message
+        self.next_message = last = first + len(messages)
+        batch = effects.durable
+        batch.messages.update(zip(range(first, last), messages, strict=True))
+        batch.behind.append(range(first, last))
+        run = [
+            _new(RawEntry, (0, 9 - priority, 0, number, 0, FLAG_PERSISTENT, _expiry(until_ms), len(payload), group))
+            for number, (_, payload, priority, _, until_ms, _, _, group) in enumerate(messages, first)
+        ]
+        queue.add_behind(run, effects)
+
+    def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
+        """Store which sequence numbers of a stream were seen; beyond the limit, streams are forgotten, two at most.
+
+        Where the limit is lower than it was, they become fewer with each use.
+        """
+        streams = self.streams
+        streams[stream] = seen
+        streams.move_to_end(stream)
+        if self._durable:
+            self._used_ms = max(now_ms, self._used_ms + 1)
+            key = stream_key(*stream)
+            effects.durable.put("producers", key, encode_sequences(key, seen.record(self._used_ms)))
+        for _ in range(min(2, len(streams) - self._settings.max_producers)):
+            oldest, _ = streams.popitem(last=False)
+            if self._durable:
+                effects.durable.put("producers", stream_key(*oldest), None)
+
+
+def _expiry(expires_at_ms: int | None) -> int:
+    """The expiry that an entry has: 0 is never, and a very late one is the latest."""
+    return min(expires_at_ms, LATEST_EXPIRY_MS) if expires_at_ms else 0
+
+
+_new: Final = tuple.__new__  #: what a named tuple calls, without a function of Python
+
+
+def _is_subscription(queue: QueueState) -> bool:
+    return queue.record.kind == "subscription"

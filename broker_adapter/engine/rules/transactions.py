@@ -1,0 +1,337 @@
+"""How a commit is carried out: its sends and settlements, all or nothing, and once for each number.
+
+Theory of operation
+    A commit is first checked, matched with the selectors of the topics that it sends to, and given room.  Until then
+    it may be refused, or wait, and nothing has changed but that queues were made for it, which are removed again.
+    Afterwards nothing can fail: its messages are stored and its deliveries settled.  Where something does, which is a
+    fault in the engine, the commit is in doubt.
+
+    The number of the last commit of each session is remembered, so that a commit that is made again is not carried out
+    again, and a client that lost its connection can ask what became of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.commands.failures import fault, message_too_large, rolled_back
+from broker_adapter.engine.commands.identities import LastNumbers, Sequences, checked_number
+from broker_adapter.engine.commands.message_runs import run_of
+from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.entries import Entry
+from broker_adapter.engine.queues.queue import Consumer, QueueState
+from broker_adapter.engine.queues.statistics import Totals
+from broker_adapter.engine.records.layout import short_name
+from broker_adapter.engine.rules.admission import Admission, CommitRoom, Full
+from broker_adapter.engine.rules.blocked_sends import BlockedSends
+from broker_adapter.engine.rules.deliveries import Deliveries
+from broker_adapter.engine.rules.intake import Intake
+from broker_adapter.engine.rules.matching import MATCHING, Matching, still_subscribed
+from broker_adapter.engine.rules.wait_queues import NO_ROOM, BlockedSend, CommitMatches
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    ResourceAllocationException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+
+#: A message of a commit, with the queues that take it.
+_Routed = tuple[Sequence[QueueState], Destination, c.NewMessage]
+
+
+class Transactions:
+    """Carries out commits."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        admission: Admission,
+        matching: Matching,
+        blocked_sends: BlockedSends,
+        intake: Intake,
+        deliveries: Deliveries,
+        commits: LastNumbers,
+        totals: Totals,
+    ) -> None:
+        self._directory = directory
+        self._changed = directory.changed
+        self._settings = directory.settings
+        self._durable = directory.durable
+        self._admission = admission
+        self._matching = matching
+        self._blocked = blocked_sends
+        self._intake = intake
+        self._streams = intake.streams
+        self._deliveries = deliveries
+        self._commits = commits
+        self._totals = totals
+        self.has_begun = False  #: whether the last commit that was tried has changed something
+
+    def resolve(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
+        """Carry out a ResolveCommit."""
+        session, number = command.commit_id
+        last = self._commits.last(session)
+        done: bool | None = last is not None and number <= last
+        if last is None and self._commits.may_be_removed(command.age_ms):
+            done = None
+        effects.answer(command, done)
+
+    def commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
+        """Carry out a commit; returns False where it waits (again)."""
+        made: list[QueueState] = []
+        self.has_begun = False
+        try:
+            return self._commit(made, blocked, now_ms, effects)
+        finally:
+            self._directory.unmake(made, effects)
+
+    def is_stale(self, command: c.Command) -> bool:
+        """Whether a commit will be refused because the first delivery that it settles is not held any more."""
+        if not isinstance(command, c.Commit) or not command.settlements:
+            return False
+        number, delivery, _ = command.settlements[0]
+        consumer = self._directory.consumers.get(number)
+        return consumer is None or delivery not in consumer.unsettled
+
+    def fail(self, command: c.Commit, cause: Exception, effects: Effects) -> None:
+        """A fault of the engine has ended the commit that was tried last: it is rolled back, if it had not begun."""
+        failure = fault(command, cause)
+        if self.has_begun:
+            doubt = TransactionInDoubtException(f"{failure.reason}; a part of it may have been done")
+            doubt.__cause__ = cause
+            self._deliveries.roll_back(command, doubt, effects)  # what is not settled yet is redelivered
+        else:
+            self._deliveries.roll_back(command, rolled_back(failure), effects)
+
+    def _commit(self, made: list[QueueState], blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
+        """As ``commit``; notes the queues that are made for it."""
+        command = blocked.command
+        assert isinstance(command, c.Commit)
+        commit_id = command.commit_id
+        if commit_id is not None and checked_number(commit_id.number) <= (self._commits.last(commit_id.session) or 0):
+            effects.answer(command, None)
+            return True
+        if self._blocked.waits_behind(blocked, effects):
+            return False
+        settings = self._settings
+        messages = len(command.sends) + len(command.settlements)
+        if messages > settings.max_transaction_messages:
+            raise _too_many_messages(messages, settings.max_transaction_messages)
+        if not self._match(blocked, command):
+            return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
+        size = sum([len(message.payload) for _, message in command.sends])
+        if size > settings.max_transaction_bytes:
+            raise _too_many_bytes(size, settings.max_transaction_bytes)
+        settled = self._settled_by(command)
+        if command.sends:
+            room = CommitRoom(self._admission, settled)
+            found = self._find_room(room, made, blocked, command, effects)
+            if isinstance(found, Full):
+                blocked.tried_with = self._admission.engine_wide_room() if found.queue is None else NO_ROOM
+                return not self._blocked.block(blocked, found.queue, found.reason, effects, needs=found.needs)
+            room.take()
+            self.has_begun = True
+            self._take(found, now_ms, effects)
+        self.has_begun = True
+        self._deliveries.settle_committed(settled, effects)
+        self._totals.settled += len(command.settlements)
+        if commit_id is not None:
+            self._commits.note(commit_id.session, commit_id.number, effects.durable)
+        effects.answer(command, None)
+        return True
+
+    def _match(self, blocked: BlockedSend, command: c.Commit) -> bool:
+        """Find out which subscriptions want each message of a commit.
+
+        Returns False where that takes longer than this decision may.
+        """
+        matches = blocked.matches
+        if matches is None:
+            directory = self._directory
+            topics = {each for each, _ in command.sends if each.is_topic}
+            queues = {topic: directory.remote(directory.topics.get(topic, ()), command.client) for topic in topics}
+            if not any(queue.selector is not None for each in queues.values() for queue in each):
+                return True
+            matches = blocked.matches = CommitMatches(queues)
+        most_places = self._settings.max_transaction_entries
+        for index in range(len(matches.wanting), len(command.sends)):
+            destination, message = command.sends[index]
+            topic = matches.queues.get(destination)
+            wanting = () if topic is None else self._matching.wanting(blocked, message, topic)
+            if wanting is None:
+                return False
+            matches.wanting.append(wanting)
+            matches.places += len(wanting)
+            if matches.places > most_places:
+                raise _too_many_places(most_places)
+        blocked.match = None
+        return True
+
+    def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, c.Ending]]]:
+        """What a commit settles, by consumer; raises where one is not held, or settled twice."""
+        consumers = self._directory.consumers
+        settled: dict[int, dict[int, c.Ending]] = {}
+        in_hand: dict[int, Entry] = {}
+        last, outcomes = -1, dict[int, c.Ending]()
+        for consumer_number, number, outcome in command.settlements:
+            if consumer_number != last:
+                last = consumer_number
+                consumer = consumers.get(last)
+                in_hand = {} if consumer is None else consumer.unsettled
+                outcomes = settled.setdefault(last, {})
+            if number in outcomes or number not in in_hand:
+                raise rolled_back(
+                    IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
+                )
+            outcomes[number] = outcome
+        return [(consumers[each], outcomes) for each, outcomes in settled.items()]
+
+    def _find_room(
+        self, room: CommitRoom, made: list[QueueState], blocked: BlockedSend, command: c.Commit, effects: Effects
+    ) -> list[_Routed] | Full:
+        """Find the queues of each message, and room in them.
+
+        Args:
+            room: of the commit.
+            made: gets the queues that are made for it.
+            blocked: says which subscriptions match its messages.
+            command: the commit.
+            effects: of the decision.
+
+        Returns:
+            The messages with their queues, or what has no room for them.
+        """
+        settings = self._settings
+        max_bytes, most_places = settings.max_message_bytes, settings.max_transaction_entries
+        durable, is_open = self._durable, room.is_open
+        matches = blocked.matches
+        routed: list[_Routed] = []
+        places = 0
+        last: Destination | None = None
+        remote: Sequence[QueueState] = ()
+        all_durable = durable
+        for destination, message in command.sends:
+            length = len(message.payload)
+            if length > max_bytes:
+                raise rolled_back(message_too_large(length, max_bytes))
+            if destination is not last:
+                last = destination
+                remote = self._route(destination, command.client, made, effects)
+                lasting = [queue.durable for queue in remote]
+                all_durable = durable and all(lasting)
+            queues = remote
+            if matches is not None and destination.is_topic:
+                queues = still_subscribed(matches.wanting[len(routed)])
+                lasting = [queue.durable for queue in queues]
+                all_durable = durable and all(lasting)
+            routed.append((queues, destination, message))
+            places += len(queues)
+            if places > most_places:
+                raise _too_many_places(most_places)
+            if is_open and all_durable and message.persistent:
+                continue
+            full = room.ask(message.persistent, length, queues, all_durable)
+            if full is not None:
+                return _with_the_rest(full, command.sends, len(routed))
+            if room.queues is not queues:
+                routed[-1] = room.queues, destination, message
+        return routed
+
+    def _route(
+        self, destination: Destination, client: int, made: list[QueueState], effects: Effects
+    ) -> Sequence[QueueState]:
+        """The queues that get what a client sends to a destination."""
+        directory = self._directory
+        next_number = directory.numbers.next
+        try:
+            targets = directory.targets(destination, effects)
+        except JMSException as error:
+            raise rolled_back(error) from error
+        if directory.numbers.next != next_number:
+            made += targets
+        return directory.remote(targets, client)
+
+    def _take(self, routed: list[_Routed], now_ms: int, effects: Effects) -> None:
+        """Store the messages of a commit; those whose identity is known already are left out."""
+        queues, destination, _ = routed[0]
+        if len(queues) == 1 and all(each[0] is queues and each[1] == destination for each in routed):
+            run = run_of([message for _, _, message in routed])
+            if run is not None and self._intake.take_run(run, destination, queues[0], now_ms, effects):
+                self._changed[queues[0].id] = queues[0]
+                return
+        all_streams, changed, totals = self._streams, self._changed, self._totals
+        store, is_over = self._intake.store, self._intake.is_over
+        streams: dict[tuple[Any, ...], Sequences] = {}
+        stream: tuple[Any, ...] = ()
+        sender: tuple[Any, ...] = ()
+        seen: Sequences | None = None
+        for queues, destination, message in routed:
+            identity = message.identity
+            if identity is not None:
+                producer_id, thread_id, sequence = identity
+                if sender != (destination, producer_id, thread_id):
+                    sender = destination, producer_id, thread_id
+                    stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
+                    seen = all_streams.get(stream)
+                if seen is None:
+                    seen = all_streams[stream] = Sequences.begin(sequence)
+                elif not seen.add(sequence):
+                    totals.duplicates_rejected += 1
+                    continue
+                streams[stream] = seen
+            totals.enqueued += 1
+            if message.expires_at_ms is None or not is_over(message, now_ms):
+                store(message, queues, now_ms, effects)
+            for queue in queues:
+                changed[queue.id] = queue
+        for stream, sequences in streams.items():
+            self._intake.note_stream(stream, sequences, now_ms, effects)
+
+
+def _with_the_rest(full: Full, sends: Sequence[tuple[Destination, c.NewMessage]], tried: int) -> Full:
+    """What has no room for a commit, with all that the commit needs of it.
+
+    Args:
+        full: as far as the message that found no room.
+        sends: all messages of the commit.
+        tried: how many of them are counted, the one that found no room among them.
+    """
+    queue, needs = full.queue, full.needs
+    if queue is None or needs is None or queue.destination.is_topic:
+        return full
+    rest = [len(message.payload) for destination, message in sends[tried:] if destination == queue.destination]
+    if not rest:
+        return full
+    last_but_one = len(sends[tried - 1][1].payload) + sum(rest) - rest[-1]
+    return full._replace(needs=(needs[0] + len(rest), needs[1] + last_but_one))
+
+
+def _too_many_messages(messages: int, limit: int) -> TransactionRolledBackException:
+    return rolled_back(
+        ResourceAllocationException(
+            f"transaction of {messages} messages is larger than the limit of {limit} messages"
+            " (option max_transaction_messages)"
+        )
+    )
+
+
+def _too_many_bytes(size: int, limit: int) -> TransactionRolledBackException:
+    return rolled_back(
+        ResourceAllocationException(
+            f"transaction of {size} bytes is larger than the limit of {limit} bytes (option max_transaction_bytes)"
+        )
+    )
+
+
+def _too_many_places(limit: int) -> TransactionRolledBackException:
+    return rolled_back(
+        ResourceAllocationException(
+            f"the messages of the transaction take more than {limit} places in queues and subscriptions"
+            " (option max_transaction_entries)"
+        )
+    )

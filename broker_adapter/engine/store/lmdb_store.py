@@ -1,0 +1,602 @@
+"""Records on disk, in LMDB: atomic transactions over many queues, no recovery code, instant restarts.
+
+A directory holds ``data.mdb`` (the records), ``lock.mdb`` (LMDB's own) and ``owner`` (a file lock, with a line that
+says which process has it).  One process owns a store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import lmdb
+
+from broker_adapter.clock import epoch_ms
+from broker_adapter.engine.check.findings import Change
+from broker_adapter.engine.check.schedule_lines import fits
+from broker_adapter.engine.commands.effects import StoreBatch
+from broker_adapter.engine.records.layout import (
+    AGE,
+    DELAYED_LANE,
+    KIND_DAMAGED,
+    LAST_POSITION,
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
+    NEXT_RUN,
+    TABLES,
+    UNIQUE,
+    Counters,
+    LastRecord,
+    RawEntry,
+    RunRecord,
+    SequencesRecord,
+    decode_annotations,
+    decode_entry,
+    decode_last,
+    decode_meta,
+    decode_schedule_line,
+    decode_sequences,
+    decode_stream_key,
+    due_of,
+    entry_key,
+    entry_of_line,
+    last_key,
+    quarantine_key,
+    queue_key,
+)
+from broker_adapter.engine.records.sequences import in_parts
+from broker_adapter.engine.records.start_numbers import number_of, with_gaps
+from broker_adapter.engine.store.files import DATA, allocate_lock, check_size, own, sync_directory
+from broker_adapter.engine.store.lmdb_columns import columns_between
+from broker_adapter.engine.store.lmdb_errors import (
+    STORE_ERRORS,
+    failed,
+    opening_failed,
+)
+from broker_adapter.engine.store.lmdb_reads import (
+    by_position_of,
+    count_entries,
+    decoded_run,
+    entries_between,
+    items_from,
+    last_message,
+    messages_of,
+    run_items,
+    stored_queues,
+)
+from broker_adapter.engine.store.lmdb_room import measured_room
+from broker_adapter.engine.store.lmdb_writes import Writes, put_batch
+from broker_adapter.engine.store.port import Loaded, StoredColumns, StoredQueue
+from broker_adapter.engine.store.room import Room
+from broker_adapter.engine.store.versions import take_over
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
+from broker_adapter.settings import EngineSettings
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
+_MAP_RESERVE_BYTES = 1 << 30
+#: Changes of a repair in one transaction, and their bytes.
+_REPAIRED_AT_ONCE = 10_000
+_REPAIRED_BYTES = 16 * 1024 * 1024
+#: Damaged records that are named in the log, each with a line of its own, where many are found together.
+_NAMED = 20
+#: How often the log says that nothing can be set aside.
+_COMPLAIN_SECONDS = 60.0
+#: Lanes that messages can have, in the order of delivery.
+_LANES = range(10)
+
+
+def map_bytes(settings: EngineSettings) -> int:
+    """Most bytes that the file of a store may have."""
+    return settings.max_store_bytes + max(_MAP_RESERVE_BYTES, settings.max_store_bytes // 4)
+
+
+class LmdbStore:
+    """The port :class:`~broker_adapter.engine.store.port.DurableStore` on a directory.
+
+    Args:
+        path: the directory; made where it does not exist.
+        settings: ``max_store_bytes`` and ``min_free_disk_bytes``.
+        is_owned: whether the caller has taken its ownership already (:func:`own`), and keeps it.
+        is_checked: whether what is damaged is to be found, and need not be right to begin with.
+        is_kept: whether nothing is to be changed: only ``snapshot`` is of use then.
+
+    Attributes:
+        path: the directory.
+        unique: a word that no other store has.
+        errors: what a call raises where the disk, or what is on it, has failed.
+        repaired_version: what stood where the version is noted, if that was damaged and is repaired.
+
+    Raises:
+        StoreLockedException: another process owns it (the error says which).
+        StoreVersionException: a newer version wrote it.
+        StoreCorruptException: it is damaged.
+        StoreException: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: EngineSettings,
+        *,
+        is_owned: bool = False,
+        is_checked: bool = False,
+        is_kept: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.errors: tuple[type[Exception], ...] = STORE_ERRORS
+        self.repaired_version: bytes | None = None
+        self._settings = settings
+        self._is_checked = is_checked
+        self._is_kept = is_kept
+        self._env: Any = None
+        self._trial: Any = None  #: where nothing is to be changed: a transaction that is never committed
+        self._complain_at = 0.0  #: by the clock that never goes back
+        self._owner: IO[str] | None = None
+        if not is_owned:
+            new = [each for each in (self.path, *self.path.parents) if not each.exists()]
+            try:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for each in new:
+                    sync_directory(each.parent)
+            except OSError as error:
+                file = next((each for each in (self.path, *self.path.parents) if each.exists()), self.path)
+                if file.is_dir():
+                    raise opening_failed(self.path, error) from error
+                raise StoreException(
+                    f"the store in {str(self.path)!r} cannot be opened: {str(file)!r} is a file; give a directory,"
+                    " which is made where there is none"
+                ) from error
+            self._owner = own(self.path)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def as_failure(self, error: Exception) -> StoreException:
+        """What one of ``errors`` means that a call raised."""
+        return failed(self.path, error)
+
+    def as_opening_failure(self, error: Exception) -> StoreException:
+        """The same while the engine reads what it needs for its start."""
+        return opening_failed(self.path, error)
+
+    def _open(self) -> None:
+        try:
+            self._open_files()
+        except STORE_ERRORS as error:
+            raise opening_failed(self.path, error) from error
+
+    def _open_files(self) -> None:
+        is_new = not (self.path / DATA).exists()
+        left = sorted(each.name for each in self.path.glob("data.mdb.damaged-*")) if is_new else []
+        if left:
+            raise StoreException(
+                f"the store in {str(self.path)!r} has no file data.mdb, only {left[-1]}: restore data.mdb from a copy,"
+                f" or rename that one and run: holdfast check {str(self.path)!r} --repair"
+            )
+        check_size(self.path / DATA)
+        allocate_lock(self.path / "lock.mdb")
+        try:
+            self._env = lmdb.open(
+                str(self.path),
+                map_size=map_bytes(self._settings),
+                max_dbs=len(TABLES),
+                max_readers=126,
+                mode=0o600,
+            )
+        except lmdb.Error:
+            if is_new:  # a part of a file, on a full disk: the next start would take it for a damaged store
+                (self.path / DATA).unlink(missing_ok=True)
+            raise
+        if self._is_kept:
+            # What an older version wrote is upgraded there, and seen as it will be.
+            self._trial = self._env.begin(write=True)
+        self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
+        self._writes = Writes(self._env, self._db, self.path, self._settings.max_store_bytes)
+        if is_new:
+            sync_directory(self.path)  # the file is named on the disk before a message is confirmed
+        if self._trial is not None:
+            self._take_over(self._trial)
+            return
+        with self._env.begin(write=True) as txn:
+            self._take_over(txn)
+
+    def _take_over(self, txn: Any) -> None:
+        found = take_over(txn, self._db, self.path, epoch_ms())
+        self._has_old = found.has_old
+        self.repaired_version = found.repaired_version
+        self.unique = self._noted(UNIQUE, found.unique) or ""  # a store that is refused stays as it was
+
+    def _noted(self, key: bytes, value: bytes | None) -> Any:
+        """A number or a name of the store; None where there is none."""
+        if value is None:
+            return None
+        try:
+            return decode_meta(key, value)
+        except StoreCorruptException as error:
+            if self._is_checked:
+                return None  # the check of the store reports it
+            raise StoreCorruptException(
+                f"the record {key.decode()!r} of the store in {str(self.path)!r} is damaged;"
+                f" run: holdfast check {str(self.path)!r} --repair"
+            ) from error
+
+    # What a start needs.
+
+    def queues(self) -> list[StoredQueue]:
+        """Every queue, with its counters."""
+        with self._env.begin() as txn:
+            found = stored_queues(txn, self._db, self.path)
+        self.quarantine("entries", sorted(found.damaged))
+        if found.unknown:
+            _log.warning(
+                "! %d %s entries, and the catalogue of the store in %s does not have %s; these messages cannot be"
+                " received; stop the server and run: holdfast check %s",
+                *(found.unknown, "queue has" if found.unknown == 1 else "queues have", self.path),
+                *("it" if found.unknown == 1 else "them", self.path),
+            )
+        return found.queues
+
+    def count(self, queue: int) -> Counters:
+        """Counters of a queue made from its entries.  Takes a second for about a million of them."""
+        with self._env.begin() as txn:
+            return count_entries(txn, self._db, queue_key(queue))
+
+    def streams(self) -> list[tuple[bytes, SequencesRecord]]:
+        """(key, sequences) of every producer's stream, the least recently used first."""
+        found = []
+        damaged = []
+        with self._env.begin() as txn:
+            for key, value in txn.cursor(db=self._db["producers"]):
+                try:
+                    decode_stream_key(key)
+                    found.append((key, decode_sequences(key, value)))
+                except StoreCorruptException:
+                    damaged.append(key)
+        # Without its numbers a producer's next message is new: none is taken for a repetition.
+        self.quarantine("producers", damaged)
+        return sorted(found, key=lambda each: each[1].used_ms)
+
+    def last_number(self, table: str, name: str) -> LastRecord | None:
+        """The record of a name in ``commits`` or ``published``; one that cannot be trusted goes into quarantine."""
+        key = last_key(name)
+        with self._env.begin() as txn:
+            value = txn.get(key, db=self._db[table])
+        if value is None:
+            return None
+        try:
+            return decode_last(key, value)
+        except StoreCorruptException:
+            self.quarantine(table, [key])
+            return None
+
+    def last_numbers(self, table: str, after: bytes, limit: int) -> list[tuple[bytes, LastRecord | None]]:
+        """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
+        found: list[tuple[bytes, LastRecord | None]] = []
+        with self._env.begin() as txn, txn.cursor(db=self._db[table]) as cursor:
+            for key, value in items_from(cursor, after + b"\0"):
+                if len(found) == limit:
+                    break
+                try:
+                    found.append((key, decode_last(key, value)))
+                except StoreCorruptException:
+                    found.append((key, None))
+        return found
+
+    def next_message(self) -> int:
+        """The number for the next new message."""
+        with self._env.begin() as txn:
+            noted = txn.get(NEXT_MESSAGE, db=self._db["meta"])
+            with txn.cursor(db=self._db["messages"]) as cursor:
+                last, damaged = last_message(cursor)
+        self.quarantine("messages", damaged)
+        return max(last + 1, self._noted(NEXT_MESSAGE, noted) or 1)
+
+    def next_queue(self) -> int:
+        """The number for the next new queue, unless a queue has it: none is used twice, even after a deletion."""
+        with self._env.begin() as txn:
+            noted = txn.get(NEXT_QUEUE, db=self._db["meta"])
+        return self._noted(NEXT_QUEUE, noted) or 1
+
+    def age_ms(self) -> int | None:
+        """For how long engines have run on the store, as noted last; where that is not, when a name was last used.
+
+        Takes a second or two for a million names where it is not noted, as in stores of earlier versions.
+        """
+        with self._env.begin() as txn:
+            value = txn.get(AGE, db=self._db["meta"])
+            with suppress(StoreCorruptException):
+                if value is not None:
+                    return int(decode_meta(AGE, value))
+            used = []
+            for table in ("commits", "published"):
+                for key, found in txn.cursor(db=self._db[table]):
+                    with suppress(StoreCorruptException):
+                        used.append(decode_last(key, found).used_ms)
+        # A name that was used while the clock was ahead makes no store older than now: the others would be forgotten.
+        return min(max(used), epoch_ms()) if used else None
+
+    def begin_run(self, record: RunRecord) -> None:
+        """A start of the engine, which the next commit notes with what it writes; the oldest are forgotten for it."""
+        self._writes.unnoted = record
+
+    def note_run(self) -> None:
+        """Note the start of the engine now, where no commit has done it.
+
+        Raises:
+            ResourceAllocationException: there is no room for it; the next commit notes it with what it writes.
+            StoreException: the store has failed.
+        """
+        self._writes.note()
+
+    def runs(self) -> list[str]:
+        """The starts of the engine that are known, in order; empty in place of what is missing or not to be trusted."""
+        found = []
+        with self._env.begin() as txn:
+            noted = txn.get(NEXT_RUN, db=self._db["meta"])
+            for key, value in run_items(txn, self._db["meta"]):
+                record = decoded_run(key, value)
+                if record is None:
+                    _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
+                found.append((number_of(key), "" if record is None else record.run))
+        return list(with_gaps(found, noted))
+
+    def run_positions(self, run: str) -> dict[int, int]:
+        """The position that each queue would give next when this run began; queues without messages are missing."""
+        word = run.encode(errors="replace")
+        with self._env.begin() as txn:
+            for key, value in run_items(txn, self._db["meta"]):
+                record = decoded_run(key, value) if word in value else None
+                if record is not None and record.run == run:
+                    return record.positions
+        return {}
+
+    # Writing.
+
+    def commit(self, batch: StoreBatch) -> None:
+        """Apply the batch in one synced transaction."""
+        self._writes.carry_out(lambda txn: put_batch(txn, self._db, batch))
+
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
+        """Move records to the table ``quarantine``, as they are.
+
+        Returns:
+            False where the store has no room for that: they stay where they are, and the log says so.
+
+        Raises:
+            StoreException: the store has failed.
+        """
+        moved = self._moved_aside([(table, key) for key in keys])
+        if moved is None:
+            return False
+        for _, key in moved[:_NAMED]:
+            _log.error("! record %s of table %s is damaged, or its message is; it is in quarantine", key.hex(), table)
+        if len(moved) > _NAMED:
+            _log.error(
+                "! %d more records are damaged, or their messages are; they are in quarantine", len(moved) - _NAMED
+            )
+        return True
+
+    def quarantine_all(self, records: Sequence[tuple[str, bytes]]) -> bool:
+        """The same for (table, key) each, in one transaction; what is moved is left to the caller to log."""
+        return self._moved_aside(records) is not None
+
+    def _moved_aside(self, records: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]] | None:
+        """Move records to ``quarantine``; returns those that were there, or None where there is no room for them."""
+        if not records:
+            return []
+        moved: list[tuple[str, bytes]] = []
+
+        def move(txn: Any) -> None:
+            moved.clear()
+            for table, key in records:
+                value = txn.pop(key, db=self._db[table])
+                if value is not None:
+                    txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
+                    moved.append((table, key))
+
+        try:
+            self._writes.carry_out(move)
+        except ResourceAllocationException as meaning:
+            if time.monotonic() >= self._complain_at:
+                self._complain_at = time.monotonic() + _COMPLAIN_SECONDS
+                table, key = records[0]
+                _log.error(
+                    "! record %s of table %s is damaged, or its message is; it stays where it is, as may others: %s",
+                    *(key.hex(), table, meaning),
+                )
+            return None
+        return moved
+
+    def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Those of these keys of the table ``quarantine`` that are there."""
+        with self._env.begin() as txn:
+            return frozenset([key for key in keys if txn.get(key, db=self._db["quarantine"]) is not None])
+
+    def quarantined(self) -> int:
+        """How many records are in quarantine."""
+        with self._env.begin() as txn:
+            return int(txn.stat(db=self._db["quarantine"])["entries"])
+
+    def room(self) -> Room | None:
+        """What messages may still take; None: more than is worth counting before the next check."""
+        return measured_room(self._env, self._db, self.path, self._settings)
+
+    # Reading.
+
+    def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a lane behind ``after``."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            return entries_between(
+                cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, LAST_POSITION), limit
+            )
+
+    def read_entries(self, queue: int, first: int, last: int, limit: int, most_bytes: int | None = None) -> Loaded:
+        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
+        if last < first:
+            return Loaded([], [], True)
+        last = min(last, LAST_POSITION)
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            lanes = [
+                entries_between(cursor, entry_key(queue, lane, first), entry_key(queue, lane, last), limit, most_bytes)
+                for lane in _LANES
+            ]
+        return by_position_of(lanes, limit)
+
+    def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            return entries_between(
+                cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, LAST_POSITION), limit
+            )
+
+    def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
+        """(format, payload) of each; None where there is none or its checksum is wrong."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["messages"]) as cursor:
+            yield from messages_of(cursor, numbers, old=self._has_old)
+
+    def read_columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
+        """The same messages fast, without annotations; None: ``read_entries`` and ``read_messages`` are to be asked."""
+        if last < first:
+            return StoredColumns((), (), (), b"", is_complete=True)
+        last = min(last, LAST_POSITION)
+        entries, messages = self._db["entries"], self._db["messages"]
+        with (
+            self._env.begin() as txn,
+            self._env.begin(buffers=True) as of_bodies,
+            txn.cursor(db=entries) as cursor,
+            of_bodies.cursor(db=messages) as bodies,
+        ):
+            return columns_between(cursor, bodies, queue, first, last, limit, most_bytes)
+
+    def annotations(self, key: bytes) -> dict[str, Any] | None:
+        """The annotations of an entry."""
+        with self._env.begin() as txn:
+            value = txn.get(key, db=self._db["annotations"])
+        try:
+            return None if value is None else decode_annotations(key, value)
+        except (StoreCorruptException, ValueError):
+            return None
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
+        """Up to ``limit`` (kind, entry, schedule key) whose time has come."""
+        items: list[tuple[int, RawEntry | None, bytes]] = []
+        with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
+            for key, checksum in cursor:
+                due_ms = due_of(key)
+                if due_ms > now_ms or len(items) == limit:
+                    break
+                try:
+                    _, kind, of_entry = decode_schedule_line(key, checksum)
+                except StoreCorruptException:
+                    kind, of_entry = KIND_DAMAGED, entry_of_line(key)
+                value = txn.get(of_entry, db=self._db["entries"]) if of_entry else None
+                try:
+                    entry = None if value is None else decode_entry(of_entry, value)
+                except StoreCorruptException:
+                    entry = None  # found and quarantined when it is loaded
+                if entry is not None and not fits(kind, due_ms, entry):
+                    kind = KIND_DAMAGED
+                items.append((kind, entry, key))
+        return items
+
+    def first_due_ms(self) -> int | None:
+        """When the next line of the schedule is due, also one that cannot be trusted."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
+            return due_of(cursor.key()) if cursor.first() else None
+
+    def snapshot(self) -> Snapshot:
+        """All records as of the last commit; writing goes on meanwhile, in pages that this one does not use."""
+        txn = self._env.begin() if self._trial is None else self._trial
+        return Snapshot(txn, self._db, has_old=self._has_old, is_own=self._trial is None)
+
+    def copy(self, path: Path) -> None:
+        """Write all records into a new file in another directory, without free pages."""
+        self._env.copy(str(path), compact=True)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Write the changes of a repair, in transactions of bounded size.
+
+        Raises:
+            ResourceAllocationException: there is no room for one of them; those before it are written.
+            StoreException: the store has failed.
+        """
+        for part in in_parts(changes, lambda change: len(change[2] or b""), _REPAIRED_AT_ONCE, _REPAIRED_BYTES):
+            self._apply(part)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        def apply(txn: Any) -> None:
+            for table, key, value in changes:
+                if value is None:
+                    txn.delete(key, db=self._db[table])
+                else:
+                    txn.put(key, value, db=self._db[table])
+
+        self._writes.carry_out(apply)
+
+    def close(self) -> None:
+        """Close the files and give up the ownership."""
+        if self._trial is not None:
+            self._trial.abort()
+        if self._env is not None:
+            self._env.close()
+        if self._owner is not None:
+            self._owner.close()
+
+
+class Snapshot:
+    """The records of a store at one moment; see :class:`broker_adapter.engine.check.findings.Tables`.
+
+    A context manager, and no generator: those are ended where they are collected, and a child made by fork would let
+    go of the records for its parent.
+    """
+
+    persistent = True
+
+    def __init__(self, txn: Any, tables: Mapping[str, Any], *, has_old: bool, is_own: bool) -> None:
+        self._txn = txn
+        self._tables = tables
+        self._is_own = is_own
+        self.has_old = has_old
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_own:
+            self._txn.abort()
+
+    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a table, in the order of their keys."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from cursor
+
+    def items_from(self, table: str, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The records of a table from a key on, in the order of their keys."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from items_from(cursor, first)
+
+    def item_before(self, table: str, key: bytes) -> tuple[bytes, bytes] | None:
+        """The last record of a table whose key is lower than this one."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
+                return None
+            found: tuple[bytes, bytes] = cursor.item()
+            return found
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """One record."""
+        found: bytes | None = self._txn.get(key, db=self._tables[table])
+        return found
+
+    def count(self, table: str) -> int:
+        """How many records a table has."""
+        return int(self._txn.stat(self._tables[table])["entries"])

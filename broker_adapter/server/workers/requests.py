@@ -1,0 +1,145 @@
+"""Operations beyond messaging in worker threads, so that none of them blocks the server's loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.recent_requests import UNDER_WAY
+from broker_adapter.errors import JMSException, copied
+from broker_adapter.server.workers.pool import Workers
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Operations beyond messaging have groups of worker threads, so that a long one delays no short one, nor those that
+#: streaming queries cannot go on without, and none of these delays what failover needs.  Those that do little but wait,
+#: for the disk or for room in a queue, have more threads, and delay only their like.  A connection has one operation of
+#: each group under way, so those of one group are carried out in the order in which its client asked for them.  A
+#: repetition of one that is under way waits for its answer without a thread.
+#:
+#: What a durable client says of its events does little but wait.  What it wants takes longer, since its expressions are
+#: compiled; changes of keys wait for the disk, and to read keys may take long, by a selector.
+_WAITING_THREADS = 16
+_SHORT_THREADS = 2
+_STREAMING_THREADS = 2
+_READING_THREADS = 4
+_GROUPS = (
+    ("restoring", ("resolve_commit", "settle_positions", "uncount", "seen", "seen_rest", "uncount_rest"), 2),
+    ("confirming", ("confirm",), _WAITING_THREADS),
+    ("publishing", ("publish",), _WAITING_THREADS),
+    (
+        "short",
+        ("statistics", "bounds", "bounds_of_queues", "read_range", "stage", "renew", "discard", "published"),
+        _SHORT_THREADS,
+    ),
+    ("streaming", ("settle_through", "claim", "end_claim"), _STREAMING_THREADS),
+    (
+        "events",
+        ("acknowledge_events", "ready_for_events", "pending_events", "event_positions", "leave"),
+        _WAITING_THREADS,
+    ),
+    ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
+    ("changing", ("change_keys",), _WAITING_THREADS),
+    ("describing", ("clients", "queue_size", "regions", "queries"), _SHORT_THREADS),
+    ("reading", ("read_keys", "open_snapshot", "close_snapshot"), _READING_THREADS),
+)
+#: Threads for all other operations.
+_LONG_THREADS = 4
+#: Operations of each group that a connection may have waiting; one more is refused.
+_MAX_WAITING = 200
+#: Longest time such an operation may take, in seconds.
+_REQUEST_SECONDS = 300.0
+
+
+class Asker(Hashable, Protocol):
+    """A connection whose client asks for operations."""
+
+    is_closed: bool
+
+    @property
+    def client(self) -> int:
+        """The engine's number of its client."""
+
+    def refusal(self) -> JMSException | None:
+        """Why no request of the client may begin now; None: one may."""
+
+
+class RequestWorkers:
+    """The groups of workers.
+
+    Args:
+        broker: carries the operations out.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._long = _workers("long", _LONG_THREADS)
+        self._all = [self._long]
+        self._workers_of: dict[str, Workers] = {}
+        for name, operations, threads in _GROUPS:
+            workers = _workers(name, threads)
+            self._all.append(workers)
+            self._workers_of.update(dict.fromkeys(operations, workers))
+
+    def __repr__(self) -> str:
+        return f"<RequestWorkers {self._all}>"
+
+    def request(
+        self, connection: Asker, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]
+    ) -> None:
+        """Carry out an operation in a worker thread.
+
+        Operations that have not begun when the connection ends are dropped; one under way ends after its current step.
+        Those that take effect once go on, for a client that asks for them again under their id.
+
+        Args:
+            connection: whose client asks.
+            operation: its name.
+            unpack: gives its arguments, or raises MessageFormatException; called when it is its turn.
+            done: called, in any thread, with the result or a JMSException.
+        """
+
+        def is_cancelled() -> bool:
+            return connection.is_closed
+
+        def answer(result: Any) -> None:
+            if not connection.is_closed:
+                done(result)
+
+        client = connection.client
+
+        def work() -> None:
+            refusal = connection.refusal()  # of the requests that came together, the first ones may have filled it
+            if refusal is not None:
+                answer(refusal)
+                return
+            try:
+                result = self._broker.request(operation, unpack(), _REQUEST_SECONDS, is_cancelled, answer, client)
+            except JMSException as error:
+                result = copied(error)  # its traceback would keep the arguments in memory
+            except Exception as error:
+                _log.exception("! request %s failed unexpectedly", operation)
+                result = JMSException(f"the request failed unexpectedly: {error!r}")
+            if result is not UNDER_WAY:
+                answer(result)
+
+        try:
+            self._workers_of.get(operation, self._long).submit(connection, work)
+        except JMSException as error:
+            done(error)
+
+    def drop(self, connection: Asker) -> None:
+        """A connection has ended: what it asked for and has not begun is dropped."""
+        for workers in self._all:
+            workers.drop(connection)
+
+    def stop(self) -> None:
+        """Begin no more operations.  Those under way go on; this does not wait for them."""
+        for workers in self._all:
+            workers.stop()
+
+
+def _workers(name: str, threads: int) -> Workers:
+    return Workers(f"holdfast-{name}", threads, most_running=1, most_waiting=_MAX_WAITING)

@@ -1,0 +1,729 @@
+"""Consumers: what receives messages (Jakarta Messaging 3.1 section 8).
+
+Theory of operation
+    What has come for a consumer is in its :class:`~sdk.receiving.prefetch.Prefetch`, which counts the credit as well.
+    A consumer takes deliveries from there one at a time: ``receive`` in the application's thread, a listener in the
+    session's.
+
+    That nothing is there does not say that nothing is at the broker.  A drain says so, for a round trip: it is made
+    where the answer would otherwise be "nothing", by ``receive_nowait`` at once, by ``receive(timeout)`` shortly before
+    its time is over.
+
+Long because a delivery goes through the same steps to ``receive``, to ``receive_many`` and to a listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import monotonic
+
+from ack_modes import DeliveryTag, Failure, Outcome, Settlement
+from broker_adapter import (
+    ConnectionLostException,
+    Delivery,
+    Destination,
+    IllegalStateException,
+    JMSException,
+)
+from sdk.acknowledgements import Source, ack_record_for
+from sdk.checks import check_timeout
+from sdk.closing import Closing
+from sdk.finalizers import drain_end, dropped
+from sdk.lifecycle import Event, Lifecycle, State
+from sdk.messages.envelopes import message_of
+from sdk.messages.message import Message
+from sdk.receiving.delivery_filter import DeliveryFilter
+from sdk.receiving.prefetch import Prefetch
+from sdk.receiving.receive_many import Several
+from sdk.session_state import SessionState, by_epoch, log
+
+Listener = Callable[[Message], object]
+#: Gives back what the listener of a consumer raised on.
+Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
+
+#: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
+#: that is away.
+_DRAIN_SECONDS = 0.1
+#: How long a listener waits for the answer to a drain before others of its session have their turn, in seconds.
+_LISTENER_DRAIN_SECONDS = 0.5
+#: The usual types of time-outs.
+_SECONDS = frozenset((int, float))
+#: How long a listener that raised on a redelivered message is paused, in seconds: each time twice as long, up to a
+#: limit.
+_FIRST_REST = 0.1
+_LONGEST_REST = 30.0
+
+
+class MessageConsumer:
+    """Receives the messages of a destination or subscription.  Made by ``session.create_consumer`` and its like."""
+
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_acknowledge",
+        "_check",
+        "_confirms",
+        "_destination",
+        "_filter",
+        "_lifecycle",
+        "_listener",
+        "_no_local",
+        "_on_close",
+        "_opened",
+        "_prefetch",
+        "_resumes_at",
+        "_selector",
+        "_several",
+        "_source",
+        "_state",
+        "_taken",
+        "_turns",
+        "_unsettled",
+    )
+
+    def __init__(
+        self,
+        state: SessionState,
+        number: int,
+        destination: Destination,
+        selector: str | None,
+        no_local: bool,
+        prefetch: int,
+        on_close: Callable[[MessageConsumer, bool], None],
+        acknowledge: Callable[[DeliveryTag], None],
+        source: Source | None = None,
+    ) -> None:
+        """Made by the session.
+
+        Args:
+            state: the session's.
+            number: of the consumer in its session.
+            destination: where its messages come from.
+            selector: which of them, in the selector language; None: all.
+            no_local: whether those that its own connection sent are left out.
+            prefetch: messages that it may hold which the application has not received; 0: it asks for each.
+            on_close: called once, when the link is detached, with whether the broker has said so.
+            acknowledge: what ``message.acknowledge()`` calls.
+            source: the queue or subscription whose messages are redelivered after a loss; None: none are.
+        """
+        self._source = source
+        self._destination = destination
+        self._selector = selector
+        self._no_local = no_local
+        self._state = state
+        self._on_close = on_close
+        self._acknowledge = acknowledge
+        self._lifecycle = Lifecycle(f"consumer {number} of {state.name} on {str(destination)!r:.200}")
+        self._listener: Listener | None = None
+        self._turns = Closing()
+        self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
+        self._several: Several | None = None  #: what the call of ``receive_many`` under way takes
+        self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
+        self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
+        self._confirms = False  #: whether that waits for the broker's confirmation now
+        self._resumes_at: float | None = None  #: its listener raised, and is paused until then (monotonic seconds)
+        self._prefetch = Prefetch(state, self._lifecycle.name, prefetch)
+        self._filter = DeliveryFilter(state, self._prefetch, source)
+        self._opened = self._filter.opened  # called for each message, without a look-up on the way
+
+    def __repr__(self) -> str:
+        return (
+            f"<MessageConsumer {self._lifecycle.name}, {self._lifecycle.state.name}, "
+            f"{len(self._prefetch.buffer)} prefetched>"
+        )
+
+    def __del__(self) -> None:
+        prefetch = getattr(self, "_prefetch", None)
+        is_attached = prefetch is not None and prefetch.link >= 0  # else it is not made yet
+        if is_attached and self._lifecycle.is_listed and self._state.lifecycle.usable:
+            # One whose link the broker has closed holds nothing that others could miss.
+            dropped(self, self.close, self._state.transport, warns=self._lifecycle.is_to_close)
+
+    def __enter__(self) -> MessageConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def destination(self) -> Destination:
+        """Where its messages come from."""
+        return self._destination
+
+    @property
+    def selector(self) -> str | None:
+        """Which messages it takes; None: all."""
+        return self._selector
+
+    @property
+    def no_local(self) -> bool:
+        """Whether it leaves out what its own connection sent."""
+        return self._no_local
+
+    # Receiving.
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message.
+
+        Args:
+            timeout: how long to wait, in seconds; None: until one comes or the consumer is closed.
+
+        While the connection is being restored this waits on, until the time is over.
+
+        Returns:
+            The message, or None when the time is over or the consumer is closed, by whichever thread.
+
+        Raises:
+            IllegalStateException: closed, in use by another thread, or the session has listeners.
+            ConnectionLostException: the connection is gone for good; or (AUTO) it was lost before the message could
+                be acknowledged, which will be redelivered.
+        """
+        return self._receive(timeout, None)
+
+    def _receive(
+        self, timeout: float | None, check: Callable[[Message], None] | None, several: Several | None = None
+    ) -> Message | None:
+        """``receive``, with a check of the message before it counts as received, or of several messages.
+
+        Args:
+            timeout: as for ``receive``.
+            check: raises what is to be raised; the message is then the next one again, as if nothing had been.
+            several: takes what ``receive_many`` is to return.
+        """
+        state, prefetch = self._state, self._prefetch
+        if state.calling:
+            state.refuse_nested()
+        entered = nested = False
+        taken: Delivery | None = None
+        try:
+            try:
+                if not state.own(False):
+                    state.own_or_refuse()
+                self._taken = None
+                nested = state.calling
+                entered = state.calling = True
+                self._check = check
+                self._several = several
+                if (
+                    state.running
+                    and prefetch.buffer
+                    and (timeout is None or (type(timeout) in _SECONDS and timeout >= 0))
+                    and not (state.listening or prefetch.closing or prefetch.gives_back)
+                ):
+                    message = self._take()
+                    if message is not None or self._ended():
+                        return message
+                return self._receive_slowly(timeout)
+            except BaseException as error:  # perhaps of the handler of a signal
+                if entered:
+                    self._put_back(self._taken)
+                    self._taken = None
+                    self._confirms = False
+                    prefetch.miscounted = prefetch.miscounted or not isinstance(error, JMSException)
+                    state.wake()  # a thread that closes it waits for the confirmation
+                raise
+            finally:
+                if entered:
+                    self._several = None
+                    taken, self._taken = self._taken, None
+                    state.gives_out, state.calling = False, nested
+                try:
+                    state.disown()
+                except RuntimeError:
+                    if entered:  # else it was refused
+                        raise
+                if not state.running:
+                    state.wake()  # a thread that stops the session waits for this
+        except BaseException:  # of the handler of a signal, on the last steps
+            self._put_back(taken)
+            raise
+
+    def receive_nowait(self) -> Message | None:
+        """The next message if one waits in the buffer or at the broker, else None.
+
+        Asking the broker takes one round trip, and at most ``poll_timeout_seconds``.
+
+        Raises:
+            IllegalStateException: closed, in use by another thread, or the session has listeners.
+            ConnectionLostException: the network failed.
+        """
+        return self.receive(0)
+
+    def receive_many(self, limit: int, timeout: float | None = None) -> list[Message]:
+        """The next messages: as many as are there, up to a limit, once there is one.
+
+        In AUTO they are acknowledged together as the list is returned.  In the other modes it is as if each had been
+        received alone.  The list has what has come, at most ``prefetch_messages``: nothing waits for it to fill.
+
+        Args:
+            limit: most messages, at least 1.
+            timeout: how long to wait for the first one, as for ``receive``; 0: as ``receive_nowait``.
+
+        Returns:
+            The messages, in order; none where ``receive`` would return None.
+
+        Raises:
+            ValueError: the limit or the time-out cannot be.
+            IllegalStateException: as for ``receive``.
+            ConnectionLostException: as for ``receive``; in AUTO none of the messages could be acknowledged.
+        """
+        if type(limit) is not int or limit < 1:
+            raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
+        state = self._state
+        if state.calling:
+            state.refuse_nested()
+        several = Several(state, self._prefetch, limit)
+        try:
+            self._receive(timeout, None, several)
+            return several.messages
+        except BaseException:  # perhaps of the handler of a signal
+            several.put_back()
+            raise
+
+    def _take_several(self, several: Several) -> Message | None:
+        """Take what ``receive_many`` is to return; returns the first of it."""
+        several.take(self._opened)
+        with self._state.settling:
+            settlements = several.consume(self._acknowledge, self._source)
+            self._confirms = bool(settlements) and self._state.confirms
+        if not several.messages:
+            return None
+        self._end_take(settlements, len(several.messages))
+        return several.messages[0]
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, until the consumer is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+            if self._lifecycle.state is State.CLOSED:  # in the loop
+                return
+
+    def _receive_slowly(self, timeout: float | None) -> Message | None:
+        """``receive`` where the buffer was empty, or something else is to be said."""
+        self._require_usable()
+        prefetch = self._prefetch
+        if self._state.listening:
+            raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
+        check_timeout(timeout)
+        if not self._state.running:
+            self._state.warn_unstarted(self._lifecycle.name)
+        deadline = monotonic() + (timeout or 0)
+        if prefetch.is_giving_back:
+            prefetch.release_all()
+        if prefetch.miscounted:
+            prefetch.recount(timeout)
+        if timeout is None:
+            return self._receive_before(None)
+        if timeout > 0:
+            message = self._receive_before(deadline - min(timeout / 2, _DRAIN_SECONDS))
+            if message is not None or self._ended():
+                return message
+            if self._state.running:
+                # What waits at the broker comes with certainty, and not only if it happens to come in time.
+                prefetch.drain_if_there(max(0.0, deadline - monotonic()))
+                message = self._take_any()
+                if message is not None or self._ended():
+                    return message
+            if not prefetch.size and not prefetch.is_away:
+                # No credit is left, and none is given: what came after the return would be held and not read.
+                self._state.wait_until(self._something, deadline)
+                return self._take_any()
+            return self._receive_before(deadline)
+        if self._state.running:
+            return self._receive_drained(deadline + self._state.settings.poll_timeout_seconds)
+        return self._take_any()
+
+    def _receive_drained(self, deadline: float) -> Message | None:
+        """What waits at the broker by now."""
+        prefetch = self._prefetch
+        while True:
+            while not prefetch.drain_if_there(max(0.0, deadline - monotonic())):
+                if not self._state.wait_until(lambda: prefetch.needs_reset or self._is_over, deadline):
+                    return None
+                if self._ended():
+                    return None
+            # This may be more than one message, or some that cannot be given out, with others behind them.
+            ended = self._filter.ended
+            message = self._take_any()
+            if message is not None or self._filter.ended == ended or monotonic() >= deadline:
+                return message
+
+    def _receive_before(self, deadline: float | None) -> Message | None:
+        """Wait for the buffer to fill."""
+        state, prefetch = self._state, self._prefetch
+        while True:
+            prefetch.reset()
+            if prefetch.undrained and (deadline is None or prefetch.gives_back):
+                limit = state.settings.request_timeout_seconds
+                prefetch.drain_if_there(limit if deadline is None else max(0.0, min(limit, deadline - monotonic())))
+            prefetch.pull()
+            if not state.wait_until(self._something, deadline):
+                return None
+            if self._ended():
+                return None
+            prefetch.reset()
+            message = self._take_any()
+            if message is not None:
+                return message
+            if deadline is not None and monotonic() >= deadline:
+                return None  # a broker whose clock is behind sends again and again what has expired here
+
+    def _something(self) -> bool:
+        prefetch = self._prefetch
+        return (
+            (bool(prefetch.buffer) and self._state.running and not prefetch.gives_back)
+            or self._is_over
+            or prefetch.needs_reset
+            or (prefetch.gives_back and not prefetch.is_away)  # so the broker is asked again
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._prefetch.closing or not self._state.lifecycle.usable
+
+    def _ended(self) -> bool:
+        """Whether there is nothing more to receive, because it was closed; raises where something failed."""
+        state = self._state
+        for lifecycle in (self._lifecycle, state.lifecycle):
+            if lifecycle.error is not None:
+                lifecycle.require_usable()
+        return self._prefetch.closing or not state.lifecycle.usable
+
+    def _take_any(self) -> Message | None:
+        prefetch = self._prefetch
+        # What cannot be given out may be redelivered at once: not more than what is there now.
+        for _ in range(len(prefetch.buffer)):
+            if not self._state.running or not prefetch.buffer or prefetch.gives_back:
+                break
+            message = self._take()
+            if message is not None:
+                return message
+        return None
+
+    def _take(self) -> Message | None:
+        """The first of the buffer, delivered and consumed; None where it cannot be given out."""
+        if self._several is not None:
+            return self._take_several(self._several)
+        # It stays in the buffer until it is noted as delivered: a handler of a signal may raise anywhere on the way.
+        prefetch = self._prefetch
+        buffer = prefetch.buffer
+        try:
+            delivery = buffer[0]
+        except IndexError:  # another thread closes it, and has taken what was there
+            return None
+        state, tag = self._state, delivery.tag
+        envelope = self._opened(delivery, tag)
+        if envelope is None:
+            prefetch.drop(delivery)
+            return None
+        if self._check is not None:
+            self._check(message_of(envelope, delivery.delivery_count))
+        policy = state.policy
+        with state.settling:
+            if tag.epoch != state.epoch or tag.link <= prefetch.stale_link:
+                prefetch.drop(delivery)
+                return None
+            if not state.running or prefetch.closing:  # by another thread, between the check of the buffer and here
+                return None
+            state.gives_out = True
+            self._taken = delivery
+            policy.delivered(tag)
+            try:
+                buffer.popleft()
+            except IndexError:  # the handler of a signal has closed it, and what was there is given back
+                policy.withdrawn(tag)
+                return None
+            # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
+            message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
+            acknowledgements = state.acknowledgements
+            record = None if acknowledgements is None else ack_record_for(self._source, envelope, delivery)
+            self._unsettled = settlements = policy.consumed(tag, monotonic())
+            # One is accepted here, and not returned where that fails: it is remembered in one step.
+            at_once = acknowledgements is not None and policy.tells_lost_acknowledgements and len(settlements) == 1
+            if acknowledgements is not None and not at_once:
+                acknowledgements.delivered(tag, record)
+            if settlements:
+                try:
+                    if at_once and acknowledgements is not None:
+                        state.hand_over(settlements)
+                        acknowledgements.accepted(tag, record)
+                    else:
+                        state.settle(settlements)
+                    self._unsettled = ()
+                except ConnectionLostException as error:
+                    self._unsettled = ()
+                    if policy.tells_lost_acknowledgements:
+                        raise ConnectionLostException(
+                            f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error}"
+                        ) from error
+                self._confirms = state.confirms
+        self._end_take(settlements, 1)
+        return message
+
+    def _end_take(self, settlements: Sequence[Settlement], messages: int) -> None:
+        """So many messages are about to be returned: grant credit, and wait for what is to be confirmed."""
+        state, prefetch = self._state, self._prefetch
+        if state.policy.due_at is not None:
+            state.keep_time(state.policy.due_at)
+        prefetch.count_used(messages)
+        if self._confirms:
+            try:
+                state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=False)
+            finally:
+                self._confirms = False
+                state.wake()  # a thread that closes it waits for this
+
+    def _put_back(self, delivery: Delivery | None) -> None:
+        """The application did not get what the interrupted ``receive`` took, if anything: it is the next one again."""
+        if delivery is None:
+            return
+        state, prefetch = self._state, self._prefetch
+        with state.settling:
+            unsettled, self._unsettled = self._unsettled, ()
+            if unsettled:  # some of them may be with the broker
+                with contextlib.suppress(ConnectionLostException):
+                    state.settle(unsettled)
+                return
+            if not state.policy.withdrawn(delivery.tag):
+                return
+            if prefetch.closing:
+                state.pass_over((delivery.tag,), Outcome.RELEASED)
+            elif not (prefetch.buffer and prefetch.buffer[0] is delivery):
+                prefetch.buffer.appendleft(delivery)
+
+    # Listening.
+
+    @property
+    def listener(self) -> Listener | None:
+        """Called with each message, on the session's thread; None: ``receive`` is used.
+
+        A listener that raises has failed to process its message, which is logged; what becomes of the message is for
+        the acknowledge mode to say.  Setting None waits for a listener that runs in another thread, at most
+        ``close_timeout_seconds``.
+        """
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        if listener is not None and not callable(listener):
+            raise TypeError(f"listener={listener!r} cannot be called")
+        self._require_usable()
+        state = self._state
+        owned = False
+        try:
+            owned = state.own(False) or state.own_unless_served()
+            with state.lock:
+                self._listener = listener
+                if listener is not None:
+                    state.listening[self._prefetch.link] = self
+                else:
+                    state.listening.pop(self._prefetch.link, None)
+                state.wake()
+            if not self._lifecycle.usable:  # by now: whichever comes last takes it out
+                state.listening.pop(self._prefetch.link, None)
+                self._require_usable()
+        finally:
+            try:
+                state.disown()
+            except RuntimeError:
+                if owned:  # else it is served, or was refused
+                    raise
+        if listener is None:
+            self._wait_for_listener(monotonic() + state.settings.close_timeout_seconds, "is taken away")
+        else:
+            try:
+                state.ensure_thread()
+            except BaseException:  # no thread would call it
+                with state.lock:
+                    self._listener = None
+                    state.listening.pop(self._prefetch.link, None)
+                raise
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether the session's thread has something to do for this consumer."""
+        if self._resumes_at is not None:
+            if monotonic() < self._resumes_at:
+                return False
+            self._resumes_at = None
+        prefetch = self._prefetch
+        is_unknown = (prefetch.undrained or prefetch.miscounted) and not prefetch.is_away
+        there_is = bool(prefetch.buffer) or prefetch.needs_reset or is_unknown
+        return there_is and self._listener is not None and not prefetch.closing
+
+    def _ask_for_work(self) -> None:
+        """Grant the one credit of a consumer without prefetch; for the session's thread."""
+        if self._listener is not None and not self._prefetch.closing:
+            self._prefetch.reset()
+            self._prefetch.pull()
+
+    def _dispatch(self, redeliver: Redeliver) -> None:
+        """Give one message to the listener; for the session's thread, which owns the session.
+
+        Args:
+            redeliver: gives back what the listener raised on, such that it is redelivered next.
+        """
+        prefetch = self._prefetch
+        prefetch.reset()
+        if prefetch.is_giving_back:
+            prefetch.release_all()
+            return
+        if prefetch.miscounted and not prefetch.buffer:
+            prefetch.recount(_LISTENER_DRAIN_SECONDS)
+            if prefetch.miscounted:
+                self._resumes_at = monotonic() + _FIRST_REST
+            return
+        if prefetch.gives_back or (prefetch.undrained and not prefetch.buffer):
+            prefetch.stop_flow(monotonic() + _LISTENER_DRAIN_SECONDS)
+            if prefetch.undrained:
+                self._resumes_at = monotonic() + _FIRST_REST
+            else:
+                prefetch.open_credit()
+            return
+        listener = self._listener
+        if listener is None or prefetch.closing or not prefetch.buffer:
+            return
+        try:
+            delivery = prefetch.buffer[0]
+        except IndexError:  # another thread closes it, and has taken what was there
+            return
+        state, tag = self._state, delivery.tag
+        envelope = self._opened(delivery, tag)
+        if envelope is None:
+            prefetch.drop(delivery)
+            return
+        policy = state.policy
+        with state.settling:
+            if prefetch.is_stale(tag):
+                prefetch.drop(delivery)
+                return
+            if prefetch.closing:
+                return
+            policy.delivered(tag)
+            prefetch.buffer.popleft()
+            if state.acknowledgements is not None:
+                state.acknowledgements.delivered(tag, ack_record_for(self._source, envelope, delivery))
+        raised: Failure | None = None
+        try:
+            listener(message_of(envelope, delivery.delivery_count, self._acknowledge, tag))
+        except BaseException as error:  # whatever it is, it is the application's; the session's thread must go on
+            raised = Failure.of(error)
+            log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)
+        try:
+            with state.settling:
+                now = monotonic()
+                is_stale = prefetch.is_stale(tag)
+                failed: Sequence[Settlement] = ()
+                settlements: Sequence[Settlement] = ()
+                if raised is None:
+                    settlements = policy.consumed(tag, now)
+                else:
+                    failed = [Settlement(each, raised) for each, _ in policy.listener_raised(tag, now)]
+                state.settle(settlements)
+            if policy.due_at is not None:
+                state.keep_time(policy.due_at)
+            prefetch.count_used()
+            if failed:
+                redeliver(self, failed)
+            if failed and not state.is_holdfast:
+                # Our own engine holds back what fails again and again; for others it is done here.
+                failures = delivery.delivery_count + 1
+                if failures > 1:
+                    self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
+            if state.confirms and settlements:
+                state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=True)
+            if is_stale and not raised and policy.tells_lost_acknowledgements:
+                raise ConnectionLostException("the connection was lost while its listener ran")
+        except ConnectionLostException as error:
+            if policy.tells_lost_acknowledgements and not raised:
+                # This thread has no caller that could be told, so the exception listener is.
+                state.report(
+                    ConnectionLostException(
+                        f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error.reason}"
+                    )
+                )
+        except JMSException as error:
+            state.report(error)
+
+    # The end.
+
+    def _lost(self, error: JMSException) -> None:
+        """The broker closed the link for good: every later receive raises this; for the session."""
+        self._lifecycle.fail(error)
+        self._prefetch.closing = True
+        self._state.listening.pop(self._prefetch.link, None)  # in one step: this thread must wait for no lock
+        self._state.wake()
+
+    def close(self) -> None:
+        """Close; legal twice, and from any thread.  A receive that waits returns None.
+
+        Waits for its listener, if that is running in another thread, for the confirmation of what a receive or listener
+        has acknowledged synchronously, and for the broker, together at most ``close_timeout_seconds``; where another
+        thread is closing it already, for that thread.  If there is no confirmation by then, the exception listener is
+        told.  A call of ``acknowledge()`` under way is the session's, and goes on.  Messages that it
+        prefetched go back to the queue.  Those that it received can still be acknowledged, committed or recovered in
+        the session; what is recovered then may come behind later messages, which the next consumer of a group or
+        exclusive queue gets meanwhile.
+        """
+        self._shut(monotonic() + self._state.settings.close_timeout_seconds)
+
+    def _shut(self, deadline: float) -> None:
+        """Close before this instant (monotonic seconds)."""
+        # The other thread may wait for the listener that calls this.
+        waits_until = None if self._state.in_own_thread() else deadline
+        self._turns.take_turn(partial(self._close, deadline), self._is_closed, waits_until)
+
+    def _is_closed(self) -> bool:
+        return self._lifecycle.state is State.CLOSED
+
+    def _close(self, deadline: float) -> None:
+        self._begin_close(deadline)
+        state = self._state
+        try:
+            # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
+            if not state.policy.presettled:
+                self._prefetch.stop_flow(drain_end(deadline, selects=self._selector is not None))
+            self._prefetch.release_all()
+        except JMSException as error:
+            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        confirmed = False
+        is_there = self._lifecycle.error is None and not self._prefetch.is_away  # else the broker is not asked
+        try:
+            confirmed = state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic())) and is_there
+            self._prefetch.release_all()
+        except JMSException as error:
+            # The network is away: the broker takes back what this consumer held by itself.
+            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        self._end_close(confirmed=confirmed)
+
+    def _begin_close(self, deadline: float) -> None:
+        """Give nothing out any more, and wait for its listener, or for the confirmation of what was received."""
+        state = self._state
+        with state.settling:
+            self._prefetch.closing = True
+            self._lifecycle.process(Event.BEGIN_CLOSE)
+        with state.lock:
+            self._listener = None
+            state.listening.pop(self._prefetch.link, None)
+            state.wake()
+        self._wait_for_listener(deadline, "is closed")
+        if not state.owner._is_owned():  # type: ignore[attr-defined]  # else a handler has interrupted that
+            state.wait_until(lambda: not self._confirms, deadline)
+
+    def _wait_for_listener(self, deadline: float, what: str) -> None:
+        state = self._state
+        if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
+            log.warning("! the listener of %s %s while it runs", self._lifecycle.name, what)
+
+    def _end_close(self, *, confirmed: bool) -> None:
+        """It has ended; ``confirmed``: and the broker has said so."""
+        if self._lifecycle.state is not State.CLOSED:
+            self._on_close(self, confirmed)
+            self._lifecycle.process(Event.END_CLOSE)
+            self._state.wake()
+
+    def _require_usable(self) -> None:
+        self._state.lifecycle.require_usable()
+        self._lifecycle.require_usable()

@@ -1,0 +1,289 @@
+"""Pauses between redeliveries: how long, and what is due when."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ack_modes import Outcome
+from broker_adapter.destination import DestinationKind
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.backoff import Backoff, redelivery_delay_ms
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.decisions import Q, Rules, positions
+from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect, send
+
+
+@attrs.frozen
+class Placed:
+    position: int
+
+
+@pytest.mark.parametrize(
+    ("failures", "delay_ms"), [(0, 0), (1, 0), (2, 100), (3, 200), (4, 400), (10, 25_600), (11, 30_000), (5000, 30_000)]
+)
+def test_each_pause_is_twice_the_one_before_up_to_the_longest(failures: int, delay_ms: int) -> None:
+    assert redelivery_delay_ms(failures, EngineSettings()) == delay_ms
+
+
+def test_without_a_delay_there_is_no_pause() -> None:
+    assert redelivery_delay_ms(9, EngineSettings(redelivery_delay_seconds=0)) == 0
+
+
+def test_with_a_multiplier_of_one_all_pauses_are_alike() -> None:
+    settings = EngineSettings(redelivery_delay_seconds=2, redelivery_multiplier=1)
+    assert redelivery_delay_ms(1_000_000_000, settings) == 2000
+
+
+def test_no_pause_is_longer_than_the_longest() -> None:
+    settings = EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=1.5)
+    assert redelivery_delay_ms(2, settings) == 1500
+
+
+def test_what_is_taken_out_is_not_due_any_more() -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    first, second = Placed(1), Placed(2)
+    backoff.add(first, 100, None)
+    backoff.add(second, 200, None)
+    assert backoff.take(1) is first
+    assert backoff.take(1) is None
+    assert backoff.first_due_ms() == 200
+    backoff.add(first, 300, None)
+    assert backoff.due(250) == [(second, None)]
+    assert backoff.due(299) == []
+    assert backoff.due(300) == [(first, None)]
+    assert len(backoff) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), st.booleans()), max_size=30))
+def test_everything_is_due_at_its_last_time_and_once(steps: list[tuple[int, int, bool]]) -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    model: dict[int, int] = {}
+    for position, due_ms, taken in steps:
+        if taken:
+            assert (backoff.take(position) is None) is (model.pop(position, None) is None)
+        elif position not in model:
+            backoff.add(Placed(position), due_ms, None)
+            model[position] = due_ms
+    for now_ms in range(21):
+        assert backoff.first_due_ms() == min(model.values(), default=None)
+        due = [entry.position for entry, _ in backoff.due(now_ms)]
+        assert sorted(due) == sorted(position for position, due_ms in model.items() if due_ms <= now_ms)
+        for position in due:
+            del model[position]
+
+
+def test_a_consumer_waits_until_the_last_of_its_messages_is_due_or_taken() -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    for position, due_ms, holder in ((1, 100, "a"), (2, 200, "a"), (3, 300, "b"), (4, 50, None)):
+        backoff.add(Placed(position), due_ms, holder)
+    assert backoff.holders == {"a": 2, "b": 1}
+    assert [(each.position, holder) for each, holder in backoff.due(100)] == [(4, None), (1, "a")]
+    assert (backoff.take_released(), backoff.holders) == ([], {"a": 1, "b": 1})
+    backoff.take(2)
+    assert (backoff.take_released(), backoff.holders) == (["a"], {"b": 1})
+    assert backoff.take_released() == []
+    assert [each.position for each in backoff.take_of("b")] == [3]
+    assert backoff.take_of("nobody") == []
+    assert backoff.holders == {}
+
+
+def test_a_consumer_that_waits_again_is_not_released() -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    backoff.add(Placed(1), 100, "a")
+    backoff.due(100)
+    backoff.add(Placed(1), 200, "a")
+    assert backoff.take_released() == []
+
+
+def test_failures_are_counted_by_message_up_to_a_limit() -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    assert [backoff.failed(1, 2), backoff.failed(2, 2), backoff.failed(1, 2)] == [1, 1, 2]
+    assert [backoff.failed(3, 2), backoff.failed(3, 2)] == [1, 1], "there is no room for a third"
+    backoff.stop_counting(1)
+    assert [backoff.failed(3, 2), backoff.failed(3, 2)] == [1, 2]
+
+
+def test_failures_of_a_message_are_forgotten_with_it_although_they_were_uncounted() -> None:
+    """Else back-off ends for the whole queue when as many are remembered as may be."""
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    consumer = rules.attach(client, Q, credit=10)
+    ((number, _),) = rules.delivered[consumer]
+    position = rules.placed[consumer][0][0]
+    rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+    rules.do(c.Detach(consumer, give_back=True))
+    waiting = rules.state.directory.by_destination[Q]
+    assert rules.do(c.Uncount(waiting.id, [(position, None)])) == 1
+    assert waiting.backoff.failures == {position: 1}
+    last = rules.attach(client, Q, credit=10)
+    rules.do(c.Settle(last, [number for number, _ in rules.delivered[last]], Outcome.ACCEPTED))
+    assert (waiting.depth, waiting.backoff.failures) == (0, {})
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority >= 0"])
+def test_what_a_listener_failed_to_process_waits_for_its_consumer(selector: str | None) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=0))
+    client = connect(broker)
+    (first, firsts), (second, seconds), (third, thirds) = (
+        attach(broker, client, "q", selector=selector) for _ in range(3)
+    )
+    messages = [c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q))) for _ in range(3)]
+    assert broker.call(c.Enqueue(client, Q, messages), WAIT) is None
+
+    def credit(consumer: int) -> None:
+        broker.call(c.Credit(consumer, 1), WAIT)
+        come_to_rest(broker)
+
+    def fail(handout: c.Handout) -> None:
+        broker.call(c.Settle(first, [handout.number], Outcome.FAILED), WAIT)
+
+    credit(first)
+    fail(firsts.handouts[-1])
+    credit(second)
+    assert [each.position for each in seconds.handouts] == [2]
+    credit(first)
+    fail(firsts.handouts[-1])
+    credit(third)
+    credit(third)
+    assert [each.position for each in thirds.handouts] == [3]
+    credit(first)
+    fail(firsts.handouts[-1])
+    assert [each.position for each in firsts.handouts] == [1, 1, 1]
+    broker.call(c.Detach(first), WAIT)
+    come_to_rest(broker)
+    assert [each.position for each in thirds.handouts] == [3, 1], "its consumer has gone"
+    broker.close()
+
+
+def test_a_consumer_that_waits_for_a_delayed_redelivery_is_no_finding_of_a_check() -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=60))
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=10)
+    send(broker, client, "q", "1", "2")
+    for count in (2, 3):
+        broker.call(c.Settle(consumer, [inbox.wait_for(count)[0 if count == 2 else 2].number], Outcome.FAILED), WAIT)
+    come_to_rest(broker)
+    assert broker.call(c.Statistics(), WAIT).redelivered == 2
+    assert broker.check() == []
+    broker.close()
+
+
+def test_what_was_found_by_a_selector_and_failed_is_kept_from_those_without_one() -> None:
+    """It still has its place in the line of those without a selector."""
+    broker = Broker(EngineSettings(redelivery_delay_seconds=0))
+    client = connect(broker)
+    searching, found = attach(broker, client, "q", credit=1, selector="JMSPriority >= 0")
+    messages = [c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q))) for _ in range(2)]
+    assert broker.call(c.Enqueue(client, Q, messages), WAIT) is None
+    broker.call(c.Settle(searching, [found.wait_for(1)[0].number], Outcome.FAILED), WAIT)
+    for number in (2, 3):
+        _, inbox = attach(broker, client, "q", credit=1)
+        come_to_rest(broker)
+        assert [each.position for each in inbox.handouts] == ([2] if number == 2 else [])
+    broker.call(c.Detach(searching), WAIT)
+    come_to_rest(broker)
+    assert [each.position for each in inbox.handouts] == [1]
+    broker.close()
+
+
+def test_a_message_whose_listener_raises_again_is_delayed_and_its_consumer_waits_for_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"bad", b"good", b"third")
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.FAILED), c.Credit(consumer, 1))
+    assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other ones
+    rules.do(c.Settle(consumer, [2], Outcome.FAILED), c.Credit(consumer, 2))
+    assert rules.delivered[consumer][2:] == [], "nothing passes it"
+    (statistics,) = [each for each in rules.do(c.Statistics()).queues if each.name == "q"]
+    assert (statistics.messages, statistics.delayed) == (3, 1)
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+    other = rules.attach(client, Q, 1)
+    assert positions(rules, other) == [2], "another consumer gets what comes next"
+    rules.pass_time(999)
+    assert len(rules.delivered[consumer]) == 2
+    rules.pass_time(1)
+    assert positions(rules, consumer, 2) == [1, 3]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_only_what_its_listener_raised_on_counts_towards_the_pause() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, 10)
+    for number in range(1, 6):
+        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
+    rules.do(c.Settle(consumer, [6], Outcome.FAILED))
+    assert rules.delivered[consumer][-1] == (7, 6), "the first time it comes at once"
+    rules.do(c.Settle(consumer, [7], Outcome.FAILED))
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+
+
+def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner, other = rules.attach(client, Q, 1), rules.attach(client, Q)
+    rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    for number in (1, 2):
+        rules.do(c.Settle(owner, [number], Outcome.FAILED), c.Credit(owner, 5 if number == 2 else 1))
+    rules.do(c.Credit(other, 10))
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_no_consumer_overtakes_an_exclusive_one_that_waits() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2", b"3")
+    first, second = (rules.attach(client, Q, 1, exclusive=True) for _ in range(2))
+    for number in (1, 2):
+        rules.do(c.Settle(first, [number], Outcome.FAILED), c.Credit(first, 5 if number == 2 else 1))
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_a_delayed_redelivery_comes_at_once_when_its_consumer_has_ended() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2")
+    consumer = rules.attach(client, Q, 5)
+    rules.do(c.Settle(consumer, [1, 2], Outcome.FAILED))
+    rules.do(c.Settle(consumer, [3, 4], Outcome.FAILED))
+    assert len(rules.delivered[consumer]) == 4
+    rules.do(c.Detach(consumer))
+    other = rules.attach(client, Q, 5)
+    assert positions(rules, other) == [1, 2]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_beyond_the_limit_of_delayed_redeliveries_the_next_one_is_not_delayed() -> None:
+    rules = Rules(redelivery_delay_seconds=1, max_delayed_redeliveries=1)
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumers = [rules.attach(client, Q, 1) for _ in range(2)]
+    for number in (1, 2):
+        for each in consumers:
+            rules.do(c.Settle(each, [number], Outcome.FAILED), c.Credit(each, 1))
+    assert [len(rules.delivered[each]) for each in consumers] == [2, 3]
+
+
+def test_a_delayed_redelivery_is_gone_with_its_queue() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
+    rules.send(client, temporary, b"x")
+    consumer = rules.attach(client, temporary, 3)
+    for number in (1, 2):
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+    rules.do(c.Disconnect(client))
+    assert rules.state.next_deadline_ms() is None
+    rules.pass_time(5000)

@@ -1,0 +1,70 @@
+"""What is handed out, to which consumer, and how much in one cycle."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue
+from broker_adapter.engine.commands import messaging as c
+from tests.broker_adapter.engine.decisions import Q, Rules
+
+
+def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q)
+    rules.do(c.Credit(consumer, 5), c.Enqueue(client, Q, [c.NewMessage(0, b"x")] * 3), c.Credit(consumer, 1))
+    assert len(rules.delivered[consumer]) == 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"selector": "TRUE"}, {"exclusive": True}], ids=["next", "found", "exclusive"])
+def test_a_cycle_hands_out_a_bounded_number_and_the_next_one_goes_on(fields: dict[str, Any]) -> None:
+    rules = Rules()
+    rules.state.directory.memory.cycle_handouts = 10
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, **fields) for _ in range(3)]
+    rules.send(client, Q, *[b"x"] * 45)
+    rules.do(*[c.Credit(each, 100) for each in consumers])
+    sizes = [sum(map(len, rules.delivered.values()))]
+    while rules.state.has_more:
+        rules.pass_time(0)
+        sizes.append(sum(map(len, rules.delivered.values())))
+    if "selector" not in fields:  # the search reads messages in steps of its own
+        assert sizes[:5] == [10, 20, 30, 40, 45]
+        assert sizes[-1] == 45
+    assert all(after - before <= 10 for before, after in itertools.pairwise(sizes))
+
+
+def test_a_queue_that_a_cycle_left_out_is_the_first_in_the_next_one() -> None:
+    rules = Rules()
+    rules.state.directory.memory.cycle_handouts = 10
+    client = rules.connect()
+    busy, quiet = rules.attach(client, queue("busy")), rules.attach(client, queue("quiet"))
+    for name, count in (("busy", 60), ("quiet", 3)):
+        rules.send(client, queue(name), *[b"x"] * count)
+    rules.do(c.Credit(busy, 100), c.Credit(quiet, 100))
+    assert (len(rules.delivered.get(busy, ())), len(rules.delivered.get(quiet, ()))) == (10, 0)
+    rules.send(client, queue("busy"), b"y")
+    assert (len(rules.delivered[busy]), len(rules.delivered[quiet])) == (17, 3)
+
+
+def test_consumers_take_turns() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, 10) for _ in range(3)]
+    rules.send(client, Q, *[b"x"] * 9)
+    assert [len(rules.delivered[consumer]) for consumer in consumers] == [3, 3, 3]
+
+
+def test_a_consumer_holds_no_more_than_its_limit() -> None:
+    rules = Rules(max_unsettled_messages=2)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10)
+    rules.send(client, Q, *[b"x"] * 5)
+    assert len(rules.delivered[consumer]) == 2
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert len(rules.delivered[consumer]) == 3
