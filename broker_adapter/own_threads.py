@@ -3,7 +3,7 @@
 Theory of operation
     A handler of ``logging`` belongs to the application, and may hold a lock while it sends through the SDK, as one does
     that sends every record to a queue.  Where the network is away, that send waits for a thread of the SDK, and a
-    thread of the SDK that logs would wait for the lock.  So what Holdfast logs is written by a thread of its own.
+    thread of the SDK that logs would wait for the lock.  So what these threads log is written by another one.
 
     That thread, and the one that calls exception listeners, may send as well, but do not wait for a network that is
     away: what they are there for would wait with them.
@@ -17,12 +17,19 @@ import os
 import queue
 import threading
 import traceback
+from contextlib import suppress
 from typing import Final
 
 #: Most records that wait for the handlers; those beyond are dropped and counted.
 MAX_RECORDS: Final = 10_000
 #: Longest wait for the handlers as the process ends, in seconds.
 _AT_EXIT_SECONDS: Final = 2.0
+
+#: Threads that the calls of applications wait for, and the loggers of what holds the lock of an engine while it logs.
+_OWN_THREADS: Final = ("holdfast-io", "holdfast-engine", "holdfast-exceptions", "holdfast-failover")
+_ENGINE: Final = "holdfast.broker_adapter.engine."
+#: Attribute of a record that has gone through the queue.
+_HANDED_OVER: Final = "holdfast_handed_over"
 
 _local = threading.local()
 
@@ -38,27 +45,42 @@ def may_wait() -> bool:
 
 
 class LogWriter(logging.Filter):
-    """Takes records from the loggers of Holdfast, and passes them to their handlers on a thread of its own."""
+    """Passes what the SDK's own threads log to the handlers on a thread of its own; any other thread logs as usual."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._starting = threading.RLock()  # the handler of a signal may connect
         self.start_over()
 
     def start_over(self) -> None:
         """Begin without records and thread, as in a process made by fork."""
         self._records: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
-        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._dropped = 0
 
+    def start(self) -> None:
+        """Start the thread; where the process may have no more threads, records are written where they are logged."""
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="holdfast-log", daemon=True)
+                with suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+
     def filter(self, record: logging.LogRecord) -> bool:
-        """Hand a record over; return False, so that its logger does nothing more, or True where no thread starts."""
+        """Return whether the logger passes a record to its handlers now: it was handed over before, or need not be."""
+        if hasattr(record, _HANDED_OVER) or self._thread is None:
+            return True
+        if not (record.threadName or "").startswith(_OWN_THREADS) and not record.name.startswith(_ENGINE):
+            return True
         if self._records.qsize() >= MAX_RECORDS:
             self._dropped += 1
             return False
-        if self._thread is None and not self._start():
+        try:
+            record.msg, record.args = record.getMessage(), None  # now: its arguments may change
+        except Exception:  # handlers tell of it
             return True
-        record.msg, record.args = record.getMessage(), None  # now: its arguments may change
+        setattr(record, _HANDED_OVER, True)
         self._records.put(record)
         return False
 
@@ -68,17 +90,6 @@ class LogWriter(logging.Filter):
             written = threading.Event()
             self._records.put(written)
             written.wait(seconds)
-
-    def _start(self) -> bool:
-        with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="holdfast-log", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the process has as many threads as it may, or ends
-                    return False
-                self._thread = thread
-        return True
 
     def _run(self) -> None:
         never_wait()
@@ -91,8 +102,8 @@ class LogWriter(logging.Filter):
             if dropped:
                 record.msg = f"{record.msg} (before this, {dropped} records were dropped: a handler of the log is slow)"
             try:
-                logging.getLogger(record.name).callHandlers(record)
-            except Exception:  # as the handlers of the application raise them
+                logging.getLogger(record.name).handle(record)
+            except BaseException:  # whatever a handler raises: the next record is written all the same
                 traceback.print_exc()
 
 
@@ -100,7 +111,8 @@ _writer = LogWriter()
 
 
 def hand_over_log() -> None:
-    """Have the records of all loggers of Holdfast that there are so far written by a thread of its own; idempotent."""
+    """Have what the SDK's own threads log written by another thread, by all loggers that there are; idempotent."""
+    _writer.start()
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.startswith("holdfast.") and isinstance(logger, logging.Logger):
             logger.addFilter(_writer)

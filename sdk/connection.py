@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 import attrs
 
@@ -54,6 +56,8 @@ ExceptionListener = Callable[[JMSException], object]
 EventListener = Callable[[TransportEvent], object]
 
 _numbers = itertools.count(1)
+#: Those of this process, for a child that it makes by fork.
+_connections: WeakSet[Connection] = WeakSet()
 #: Errors that wait for a slow exception listener; the oldest is dropped, and logged, beyond that.
 _MAX_REPORTS = 1000
 #: Longest wait for what is on its way to consumers, where the handler of a signal has interrupted a close.
@@ -100,6 +104,7 @@ class Connection:
         "_sinks",
         "_standing",
         "_starting",
+        "_starts",
         "_telling",
         "_transport",
         "_user_id",
@@ -134,11 +139,13 @@ class Connection:
         """
         close_what_is_dropped()
         hand_over_log()
+        _connections.add(self)
         self._user_id = user_id
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._starting = threading.RLock()  #: held while the sessions are started or stopped, and by no other call
+        self._starts = 0  #: how often it was started; under ``_starting``
         self._closed = threading.Event()
         self._closing = Closing()
         self._sessions: WeakTable[Session] = WeakTable()
@@ -367,6 +374,7 @@ class Connection:
             IllegalStateException: the connection is closed.
         """
         with self._starting:
+            self._starts += 1
             with self._lock:
                 self._lifecycle.process(Event.START)
                 sessions = self._sessions.values()
@@ -388,11 +396,12 @@ class Connection:
         self._refuse_own_threads("stop")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._starting:
-            states = self._stop_listeners()
+            starts = self._starts
+            states = self._stop_listeners(closes=False)
         self._wait_for_listeners(states, deadline)
-        if any(state.running for state in states):  # another thread has started it meanwhile
-            return
         with self._starting:
+            if self._starts != starts:  # another thread has started it meanwhile
+                return
             with self._lock:
                 self._lifecycle.process(Event.STOP)
                 sessions = self._sessions.values()
@@ -406,13 +415,12 @@ class Connection:
                 f"a listener of {' and of '.join(late)} has not returned in time; no other message is given out"
             )
 
-    def _stop_listeners(self) -> list[SessionState]:
-        """Call no listener of a session any more; returns the sessions that have listeners."""
+    def _stop_listeners(self, *, closes: bool) -> list[SessionState]:
+        """Call no listener of a session any more; returns the sessions."""
         with self._lock:
             states = [session._state for session in self._sessions.values()]
-        states = [state for state in states if state.listening]
         for state in states:
-            state.stop_listeners()
+            state.stop_listeners(closes=closes)
         return states
 
     def _wait_for_listeners(self, states: Sequence[SessionState], deadline: float) -> None:
@@ -452,7 +460,7 @@ class Connection:
     def _close(self, deadline: float, *, keep_alive: bool, is_asked: bool) -> None:
         if not self._standing[1]:  # else they wait for a network that is away, and what they have comes again
             answered_by = deadline - TO_TELL * self._settings.close_timeout_seconds
-            self._wait_for_listeners(self._stop_listeners(), answered_by)
+            self._wait_for_listeners(self._stop_listeners(closes=True), answered_by)
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
         is_whole = False  # where the handler of a signal raises, there is no long wait any more
@@ -540,13 +548,17 @@ class Connection:
                 self._report(event.error)
         else:
             assert isinstance(event, Failed)
-            self._lifecycle.fail(event.error)
-            for session in self._sessions.values():
-                session._state.fail(event.error)
-            self._events.failure = event.error
+            self._fail(event.error)
             self._report(_as_lost(event.error))
         if self._event_listener is not None:
             self._report(event)
+
+    def _fail(self, error: JMSException) -> None:
+        """Have all calls raise this."""
+        self._lifecycle.fail(error)
+        for session in self._sessions.values():
+            session._state.fail(error)
+        self._events.failure = error
 
     def _report(self, report: JMSException | TransportEvent) -> None:
         """Tell the exception listener of an error, or the event listener of an event, on a thread of their own."""
@@ -584,6 +596,16 @@ class Connection:
                     log.warning("! %s: %s: %s", self._lifecycle.name, type(report).__name__, report)
             except BaseException:  # whatever it is, it is the application's; the next error must be told
                 log.exception("! a listener of %s raised", self._lifecycle.name)
+
+
+def _after_fork() -> None:
+    """In a child made by fork: what was made before is the parent's, and so are the threads that it needs."""
+    error = IllegalStateException("it was made by the parent of this process; make a connection after the fork")
+    for connection in list(_connections):
+        connection._fail(error)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _as_lost(error: JMSException) -> JMSException:

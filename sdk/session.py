@@ -577,7 +577,7 @@ class Session(MessageFactory):
         state = self._state
         answered_by = deadline - TO_TELL * self._settings.close_timeout_seconds
         # First: a listener that runs may acknowledge, commit and send until it returns (Jakarta Messaging 3.1, 6.1.8).
-        state.stop_listeners()
+        state.stop_listeners(closes=True)
         state.wait_for_listener(answered_by)
         state.process(Event.BEGIN_CLOSE)
         if not state.policy.transacted:

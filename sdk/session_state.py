@@ -61,6 +61,8 @@ _LEAVING_SECONDS: Final = 1.0
 _NAMED_IDS: Final = 5
 #: Time for a link to detach where none is left, in seconds: the broker is told, and not waited for.
 _LEAST_SECONDS: Final = 0.001
+#: How long a receiver or a listener waits for the start of its connection before the log says so, in seconds.
+UNSTARTED_SECONDS: Final = 5.0
 _CONNECTION_LOST: Final = "the connection was lost"
 
 
@@ -184,6 +186,7 @@ class SessionState:
 
     Attributes:
         running: whether the connection is started, so that messages may be given to the application.
+        closes: whether its close has begun, which a start of the connection does not undo.
         is_unstarted: whether it never was, and no consumer has waited for that.
         gives_out: whether a receiver has taken a message, and is about to return it.
         listening: the consumers that have a listener, by link; under ``lock``, except where a link is lost.
@@ -237,6 +240,7 @@ class SessionState:
         self.late: list[str] = []
         self.running = False
         self.is_unstarted = True
+        self.closes = False
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
         self.calling = False
@@ -677,7 +681,7 @@ class SessionState:
     def start_or_stop(self, event: Event) -> bool:
         """``process`` what the connection does, where the session is not being closed; whether it changed."""
         with self.lock:
-            return self.lifecycle.usable and self.process(event)
+            return self.lifecycle.usable and not (self.closes and event is Event.START) and self.process(event)
 
     def warn_unstarted(self, consumer: str) -> None:
         """Log, once, that a consumer waits for messages of a connection that was never started."""
@@ -685,10 +689,16 @@ class SessionState:
             self.is_unstarted = False
             log.warning("! %s gets no message before its connection is started: call connection.start()", consumer)
 
-    def stop_listeners(self) -> None:
-        """Call no listener any more; one that runs goes on."""
-        if self.listening:
-            self.start_or_stop(Event.STOP)
+    def stop_listeners(self, *, closes: bool) -> None:
+        """Call no listener any more; one that runs goes on.
+
+        Args:
+            closes: whether the session is closed next, so that no start of the connection starts it again.
+        """
+        with self.lock:
+            self.closes = self.closes or closes
+            if self.listening or self.dispatching is not None:
+                self.start_or_stop(Event.STOP)
 
     def wait_for_listener(self, deadline: float) -> None:
         """Wait until no listener runs, or the session is started again, or the network is away."""

@@ -12,7 +12,7 @@ import time
 
 from broker_adapter import JMSException
 from sdk.receiving.consumer import Redeliver
-from sdk.session_state import SessionState
+from sdk.session_state import UNSTARTED_SECONDS, SessionState
 
 #: Messages that one consumer's listener gets before the next consumer has its turn.
 _TURN_MESSAGES = 32
@@ -20,8 +20,6 @@ _TURN_MESSAGES = 32
 _LINGER = 1.0
 #: How long a listener is paused whose next message could not be taken, in seconds.
 _AFTER_AN_ERROR = 1.0
-#: How long a listener waits for the start of its connection before the log says so, in seconds.
-_UNSTARTED_SECONDS = 5.0
 
 
 class SessionThread:
@@ -151,12 +149,12 @@ class SessionThread:
             return owned and any(consumer._has_work for consumer in list(state.listening.values()))
 
         unstarted = next(iter(list(state.listening.values())), None) if state.is_unstarted else None
-        warn_at = None if unstarted is None else self._began + _UNSTARTED_SECONDS
+        warn_at = None if unstarted is None else self._began + UNSTARTED_SECONDS
         instants = [due_at, end_at, warn_at]
         if owned:
             instants += [consumer._resumes_at for consumer in list(state.listening.values())]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
-        if unstarted is not None and time.monotonic() >= self._began + _UNSTARTED_SECONDS:
+        if unstarted is not None and time.monotonic() >= self._began + UNSTARTED_SECONDS:
             state.warn_unstarted(unstarted._lifecycle.name)
         with state.making_thread:
             if end_at is not None and time.monotonic() >= end_at and not self._is_needed():

@@ -37,7 +37,7 @@ from sdk.messages.message import Message
 from sdk.receiving.delivery_filter import DeliveryFilter
 from sdk.receiving.prefetch import Prefetch
 from sdk.receiving.receive_many import Several
-from sdk.session_state import SessionState, by_epoch, log
+from sdk.session_state import UNSTARTED_SECONDS, SessionState, by_epoch, log
 
 Listener = Callable[[Message], object]
 #: Gives back what the listener of a consumer raised on.
@@ -210,7 +210,7 @@ class MessageConsumer:
                     state.running
                     and prefetch.buffer
                     and (timeout is None or (type(timeout) in _SECONDS and timeout >= 0))
-                    and not (state.listening or prefetch.closing or prefetch.gives_back)
+                    and not (state.listening or state.dispatching or prefetch.closing or prefetch.gives_back)
                 ):
                     message = self._take()
                     if message is not None or self._ended():
@@ -304,12 +304,16 @@ class MessageConsumer:
         """``receive`` where the buffer was empty, or something else is to be said."""
         self._require_usable()
         prefetch = self._prefetch
-        if self._state.listening:
+        if self._state.listening or self._state.dispatching:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
-        if not self._state.running:
-            self._state.warn_unstarted(self._lifecycle.name)
         deadline = monotonic() + (timeout or 0)
+        if self._state.is_unstarted:
+            patience = UNSTARTED_SECONDS if timeout is None else min(timeout, UNSTARTED_SECONDS)
+            message = self._receive_before(monotonic() + patience)
+            if message is not None or self._ended():
+                return message
+            self._state.warn_unstarted(self._lifecycle.name)
         if prefetch.is_giving_back:
             prefetch.release_all()
         if prefetch.miscounted:

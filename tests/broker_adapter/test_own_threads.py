@@ -34,11 +34,20 @@ def writer() -> LogWriter:
     return LogWriter()
 
 
+def say(log: logging.Logger, text: str, *arguments: object) -> None:
+    """Log on a thread of the SDK."""
+    thread = threading.Thread(target=log.warning, args=(text, *arguments), name="holdfast-io")
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
 @pytest.fixture
 def log(writer: LogWriter) -> Iterator[logging.Logger]:
     """A logger that hands over to a thread which nothing else in this process uses."""
     logger = logging.getLogger("of this test")
     logger.propagate = False
+    writer.start()
     logger.addFilter(writer)
     yield logger
     logger.filters.clear()
@@ -56,8 +65,8 @@ def handler(log: logging.Logger) -> Iterator[Slow]:
 def test_a_record_is_written_by_a_thread_of_its_own_and_its_logger_does_not_wait(
     writer: LogWriter, log: logging.Logger, handler: Slow
 ) -> None:
-    log.warning("lost: %s", "the network")
-    log.warning("restored")
+    say(log, "lost: %s", "the network")
+    say(log, "restored")
     assert handler.entered.wait(WAIT)
     assert handler.written == []
     handler.go.set()
@@ -69,7 +78,7 @@ def test_a_record_is_written_as_its_arguments_were_when_it_was_logged(
     writer: LogWriter, log: logging.Logger, handler: Slow
 ) -> None:
     changing = ["before"]
-    log.warning("%s", changing)
+    say(log, "%s", changing)
     changing[0] = "after"
     handler.go.set()
     writer.flush(WAIT)
@@ -79,10 +88,16 @@ def test_a_record_is_written_as_its_arguments_were_when_it_was_logged(
 def test_records_beyond_the_limit_are_dropped_and_the_next_one_says_how_many(
     writer: LogWriter, log: logging.Logger, handler: Slow
 ) -> None:
-    log.warning("the first")
+    say(log, "the first")
     assert handler.entered.wait(WAIT)
-    for number in range(MAX_RECORDS + 5):
-        log.warning("%d", number)
+
+    def say_many() -> None:
+        for number in range(MAX_RECORDS + 5):
+            log.warning("%d", number)
+
+    thread = threading.Thread(target=say_many, name="holdfast-engine")
+    thread.start()
+    thread.join()
     handler.go.set()
     writer.flush(WAIT)
     texts = [text for _, text in handler.written]
@@ -100,8 +115,8 @@ def test_a_handler_that_raises_keeps_no_later_record_back(
 
     log.addHandler(Raises())
     handler.go.set()
-    log.warning("one")
-    log.warning("two")
+    say(log, "one")
+    say(log, "two")
     writer.flush(WAIT)
     assert [text for _, text in handler.written] == ["one", "two"]
     assert "a broken handler" in capsys.readouterr().err
@@ -115,7 +130,7 @@ def test_the_thread_that_writes_the_log_does_not_wait_for_the_network(writer: Lo
             found.append(may_wait())
 
     log.addHandler(Asks())
-    log.warning("x")
+    say(log, "x")
     writer.flush(WAIT)
     assert (found, may_wait()) == ([False], True)
 
@@ -133,22 +148,81 @@ def test_a_thread_says_of_itself_alone_that_it_does_not_wait() -> None:
     assert (found, may_wait()) == ([False], True)
 
 
-def test_a_record_is_written_at_once_where_no_thread_can_start(
-    writer: LogWriter, log: logging.Logger, handler: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_other_thread_writes_its_records_itself(log: logging.Logger, handler: Slow) -> None:
     handler.go.set()
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
     log.warning("x")
     assert handler.written == [(threading.current_thread().name, "x")]
 
 
+def test_what_an_engine_logs_is_handed_over_by_whatever_thread_runs_its_cycle(
+    writer: LogWriter, handler: Slow, log: logging.Logger
+) -> None:
+    handler.go.set()
+    engine = logging.getLogger("holdfast.broker_adapter.engine.of_this_test")
+    engine.addHandler(handler)
+    engine.addFilter(writer)
+    engine.warning("x")
+    writer.flush(WAIT)
+    engine.filters.clear()
+    engine.handlers.clear()
+    assert handler.written == [("holdfast-log", "x")]
+
+
+def test_a_filter_of_the_application_is_asked_once(writer: LogWriter, log: logging.Logger, handler: Slow) -> None:
+    asked: list[str] = []
+    handler.go.set()
+
+    def only_two(record: logging.LogRecord) -> bool:
+        asked.append(record.getMessage())
+        return record.getMessage() == "two"
+
+    log.addFilter(only_two)
+    say(log, "one")
+    say(log, "two")
+    writer.flush(WAIT)
+    assert [text for _, text in handler.written] == ["two"]
+    assert asked == ["one", "two"]
+
+
+def test_a_record_that_cannot_be_shown_is_left_to_the_handlers(writer: LogWriter) -> None:
+    class Bad:
+        def __str__(self) -> str:
+            raise RuntimeError("not to be shown")
+
+    writer.start()
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "%s", (Bad(),), None)
+    record.threadName = "holdfast-io"
+    assert writer.filter(record)
+
+
+def test_a_handler_that_ends_its_thread_ends_no_log(writer: LogWriter, log: logging.Logger, handler: Slow) -> None:
+    class Leaves(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit
+
+    handler.go.set()
+    log.addHandler(Leaves())
+    say(log, "one")
+    say(log, "two")
+    writer.flush(WAIT)
+    assert [text for _, text in handler.written] == ["one", "two"]
+
+
+def test_a_record_is_written_at_once_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer = LogWriter()
+    writer.start()
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "x", None, None)
+    record.threadName = "holdfast-io"
+    assert writer.filter(record)
+
+
 def test_a_process_made_by_fork_writes_its_own_records(writer: LogWriter, log: logging.Logger, handler: Slow) -> None:
     handler.go.set()
-    log.warning("of the parent")
+    say(log, "of the parent")
     writer.flush(WAIT)
     reading, writing = os.pipe()
     child = os.fork()
@@ -156,7 +230,8 @@ def test_a_process_made_by_fork_writes_its_own_records(writer: LogWriter, log: l
         status = 1
         try:
             writer.start_over()  # as the module has it done for its own
-            log.warning("of the child")
+            writer.start()
+            say(log, "of the child")
             writer.flush(WAIT)
             os.write(writing, handler.written[-1][1].encode())
             status = 0
@@ -171,9 +246,9 @@ def test_a_process_made_by_fork_writes_its_own_records(writer: LogWriter, log: l
 def test_each_logger_of_holdfast_that_there_is_hands_over_what_it_logs(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("holdfast.tests.own_threads")
     hand_over_log()
-    log.warning("x")
+    say(log, "x")
     flush_log(WAIT)
-    assert [each.threadName for each in caplog.records if each.name == log.name] == [threading.current_thread().name]
+    assert [each.threadName for each in caplog.records if each.name == log.name] == ["holdfast-io"]
     assert [type(each) for each in log.filters] == [LogWriter]
     hand_over_log()
     assert len(log.filters) == 1

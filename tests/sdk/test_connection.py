@@ -110,10 +110,25 @@ def test_the_log_says_once_that_a_receive_waits_for_a_connection_that_was_never_
     ]
 
 
+def test_a_receive_whose_connection_is_started_in_time_waits_without_a_warning(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = connection.create_session()
+    queue = session.create_queue("q")
+    session.create_producer(queue).send("x")
+    consumer = session.create_consumer(queue)
+    starter = threading.Thread(target=connection.start)
+    threading.Timer(0.05, starter.start).start()
+    message = consumer.receive(timeout=60)
+    starter.join()
+    assert message is not None
+    assert caplog.records == []
+
+
 def test_the_log_says_that_a_listener_waits_for_a_connection_that_was_never_started(
     connection: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_thread, "_UNSTARTED_SECONDS", 0.05)
+    monkeypatch.setattr(session_thread, "UNSTARTED_SECONDS", 0.05)
     session = connection.create_session()
     session.create_consumer(session.create_queue("q")).listener = print
     eventually(lambda: "gets no message before its connection is started" in caplog.text)

@@ -77,3 +77,29 @@ def test_a_child_that_drops_what_its_parent_made_leaves_it_to_the_parent(connect
 
     assert in_child(drop) == "nothing"
     assert str(consumer.receive(timeout=WAIT)) == "1"
+
+
+@pytest.mark.parametrize("mode", AcknowledgeMode)
+def test_what_a_parent_has_made_raises_in_its_child_also_for_what_was_prefetched(
+    connect: Connect, mode: AcknowledgeMode
+) -> None:
+    connection = connect()
+    connection.start()
+    send(connection, "1", "2")
+    session = connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue("q"))
+    assert str(consumer.receive(timeout=WAIT)) == "1"
+    calls: list[Callable[[], object]] = [
+        lambda: consumer.receive(timeout=1),
+        consumer.receive_nowait,
+        connection.create_session,
+        connection.start,
+        connection.stop,
+        session.recover if mode is not AcknowledgeMode.TRANSACTED else session.commit,
+        lambda: session.create_consumer(session.create_queue("q")),
+    ]
+    for call in calls:
+        said = in_child(call)
+        assert said.startswith("IllegalStateException: "), said
+        assert said.endswith("it was made by the parent of this process; make a connection after the fork"), said
+    assert str(consumer.receive(timeout=WAIT)) == "2"

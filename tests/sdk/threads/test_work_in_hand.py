@@ -242,3 +242,111 @@ def test_a_region_listener_changes_a_region_while_its_connection_is_closed(conne
 
     assert outcome == ["done"]
     assert other.get("second") == "1"
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "TRANSACTED"])
+@pytest.mark.parametrize("leave", ["consumer.close()", "consumer.listener = None"])
+@pytest.mark.parametrize("end", ["session", "connection", "stop"])
+def test_a_listener_that_has_closed_or_left_its_consumer_ends_its_delivery(
+    connect: Connect, end: str, leave: str, mode: str
+) -> None:
+    connection = connect()
+    session = connection.create_session(AcknowledgeMode[mode])
+    consumer = session.create_consumer(session.create_queue("q"))
+    left, ending, outcome = threading.Event(), threading.Event(), []
+
+    def listen(message: Message) -> None:
+        try:
+            if leave == "consumer.close()":
+                consumer.close()
+            else:
+                consumer.listener = None
+            left.set()
+            assert ending.wait(WAIT)
+            DONE[mode](session, message)
+            outcome.append("done")
+        except BaseException as error:
+            outcome.append(error)
+
+    consumer.listener = listen
+    connection.start()
+    looker = connect()
+    looker.start()
+    send(looker, "a")
+    assert left.wait(WAIT)
+    _, ended = in_thread(lambda: ENDS[end](connection, session, consumer))
+    eventually(lambda: not session._state.running)
+    ending.set()
+    assert ended.get(timeout=WAIT) is None
+    assert outcome == ["done"]
+    assert left_at(looker, "q") == []
+
+
+def test_a_start_of_the_connection_does_not_end_the_wait_of_a_closing_session(connect: Connect) -> None:
+    connection = connect()
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    started = threading.Event()
+
+    def act(message: Message) -> None:
+        assert started.wait(WAIT)
+        message.acknowledge()
+
+    working = Working(session, act)
+    connection.start()
+    send(connection, "a")
+    assert working.entered.wait(WAIT)
+    _, ended = in_thread(session.close)
+    eventually(lambda: session._state.closes)
+    connection.start()
+    started.set()
+    assert ended.get(timeout=WAIT) is None
+    assert working.outcome == ["done"]
+    assert left_at(connection, "q") == []
+
+
+def test_a_start_during_a_stop_that_waits_for_a_listener_of_a_region_is_the_last_word(connect: Connect) -> None:
+    connection = connect()
+    connection.start()
+    session = connection.create_session()
+    region = session.create_region("r")
+    entered, go = threading.Event(), threading.Event()
+
+    class Slow(RegionListener):
+        def after_create(self, event: object) -> None:
+            entered.set()
+            go.wait(WAIT)
+
+    region.add_listener(Slow())
+    region.register_interest(all_keys=True)
+    region.put("k", "v")
+    assert entered.wait(WAIT)
+    _, stopped = in_thread(connection.stop)
+    eventually(lambda: not connection._events._is_started)
+    connection.start()
+    go.set()
+    assert stopped.get(timeout=WAIT) is None
+    queue = session.create_queue("q")
+    session.create_producer(queue).send("x")
+    assert session.create_consumer(queue).receive(timeout=WAIT) is not None
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK"])
+def test_a_listener_whose_consumer_is_being_closed_receives_nothing_from_its_own_session(
+    connect: Connect, mode: str
+) -> None:
+    looker = connect()
+    looker.start()
+    connection = connect()
+    session = connection.create_session(AcknowledgeMode[mode])
+    other = session.create_consumer(session.create_queue("other"))
+    working = Working(session, lambda message: other.receive(timeout=WAIT))
+    connection.start()
+    send(looker, "a")
+    with looker.create_session() as sending:
+        sending.create_producer(sending.create_queue("other")).send("a")
+    assert working.entered.wait(WAIT)
+    working.consumer.close()
+    assert "has listeners, which take its messages" in str(working.outcome[0])
+    connection.close()
+    assert left_at(looker, "q") == []
+    assert [body for body, _ in left_at(looker, "other")] == ["a"]
