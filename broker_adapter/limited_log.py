@@ -35,6 +35,9 @@ class LimitedLog:
         log: gets the warnings.
         records: how many of a kind are written in a period.
         clock: returns seconds, and is never set back.
+
+    Attributes:
+        periods: the kinds of which something was written, by kind, those that began first ahead.
     """
 
     def __init__(
@@ -43,10 +46,10 @@ class LimitedLog:
         self._log = log
         self._records = records
         self._clock = clock
-        self._periods: dict[Hashable, _Period] = {}  #: by kind, those that began first ahead
+        self.periods: dict[Hashable, _Period] = {}
 
     def __repr__(self) -> str:
-        return f"<LimitedLog {list(self._periods)}>"
+        return f"<LimitedLog {list(self.periods)}>"
 
     def write(self, kind: Hashable, text: str, *arguments: object, records: int | None = None) -> None:
         """Log a warning, unless there were too many of its kind.
@@ -58,11 +61,11 @@ class LimitedLog:
             records: how many of this kind are written in a period; None: as many as of the others.
         """
         self.report()
-        period = self._periods.get(kind)
+        period = self.periods.get(kind)
         if period is None:
-            if len(self._periods) >= MAX_KINDS:
+            if len(self.periods) >= MAX_KINDS:
                 kind = None
-            period = self._periods.setdefault(kind, _Period(self._clock()))
+            period = self.periods.setdefault(kind, _Period(self._clock()))
         period.count += 1
         if period.count <= (self._records if records is None else records):
             self._log.warning(text, *arguments)
@@ -72,7 +75,7 @@ class LimitedLog:
 
     def report(self) -> None:
         """Log how many warnings were not written in the periods that are over.  To be called now and then."""
-        periods = self._periods
+        periods = self.periods
         while periods:
             kind, period = next(iter(periods.items()))
             if self._clock() - period.began < PERIOD_SECONDS:

@@ -48,7 +48,7 @@ from broker_adapter.engine.commands.selection import Read
 from broker_adapter.engine.cycle import check_state
 from broker_adapter.engine.cycle.background import Background
 from broker_adapter.engine.cycle.browsing import Browsing
-from broker_adapter.engine.cycle.command_inputs import CommandInputs
+from broker_adapter.engine.cycle.command_inputs import NEED_NOTHING, CommandInputs
 from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.cycle.event_reads import EventReads
 from broker_adapter.engine.cycle.inbox import CYCLE_MESSAGES, Inbox
@@ -134,6 +134,7 @@ class Broker:
             read_annotations=self._stores.annotations,
         )
         self._directory = directory = state.directory
+        self._waits = state.wait_queues
         self._inbox = Inbox(directory)
         self._commands = self._inbox.commands
         self._reads = EntryReads(self._stores, directory.queues, state.recounted)
@@ -431,26 +432,24 @@ class Broker:
             and self._unwritten is None
             and bool(
                 self._loading.has_more
-                or self._jobs
+                or self._jobs.moves
+                or self._jobs.trims
                 or self._browsing.waiting
                 or self._state.has_more
-                or (self._state.waits_engine_wide and self._room_checks.has_freed_memory)
+                or (self._waits.all and self._state.waits_engine_wide and self._room_checks.has_freed_memory)
             )
         )
 
     def _set_alarm(self) -> None:
         """Note when something is due without a command."""
-        alarms = [
-            self._state.next_deadline_ms(),
-            self._background.next_check_ms(),
-            self._background.next_event_check_ms(),
-        ]
-        if self._state.waits_engine_wide and self._state.admission.room is not None:
-            alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)
-        if self._by_itself and self._stores.due_ms is not None:
-            alarms.append(self._stores.due_ms - _now_ms() + _elapsed_ms())
-        before = self._alarm_ms
-        self._alarm_ms = min((alarm for alarm in alarms if alarm is not None), default=None)
+        state, before = self._state, self._alarm_ms
+        alarm_ms = self._background.next_check_ms()
+        if self._waits.all or state.endings.backing_off:
+            alarms = [alarm_ms, state.next_deadline_ms()]
+            if state.waits_engine_wide and state.admission.room is not None:
+                alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)
+            alarm_ms = min((each for each in alarms if each is not None), default=None)
+        self._alarm_ms = alarm_ms
         if self._is_sleeping and self._alarm_ms is not None and (before is None or self._alarm_ms < before):
             self._signal()
 
@@ -479,15 +478,18 @@ class Broker:
                 commands, CYCLE_MESSAGES if self._state.admission.room is None else LOW_CYCLE_MESSAGES
             )
             self._measure_room(elapsed_ms, incoming)
-            supplied = [each for each in map(self._supplied_safely, commands) if each is not None]
-            effects = self._state.decide(supplied, now_ms, elapsed_ms)
-            self._state.commits.trim()
-            self._state.published.trim()
+            if NEED_NOTHING.issuperset(map(type, commands)):
+                effects = self._state.decide(commands, now_ms, elapsed_ms)
+            else:
+                supplied = [each for each in map(self._supplied_safely, commands) if each is not None]
+                effects = self._state.decide(supplied, now_ms, elapsed_ms)
+                self._state.commits.trim()
+                self._state.published.trim()
             self._load(effects, now_ms)
             if effects.faults or self._state.matching.selector_fault is not None:
                 self._log_faults(effects)
             taken = self._read_what_is_taken(effects)
-            if not self._stores.set_messages_aside(effects.distrusted):
+            if effects.distrusted and not self._stores.set_messages_aside(effects.distrusted):
                 for number, key in effects.distrusted:
                     effects.durable.keep(number, key)
             if not self._write(effects, taken, now_ms):
@@ -576,7 +578,8 @@ class Broker:
             self._background.drop_oldest(queue)
         for kind, text, arguments in effects.warnings:
             self._warnings.write(kind, text, *arguments)
-        self._warnings.report()
+        if self._warnings.periods:
+            self._warnings.report()
 
     def _fail(self, error: Exception, commands: Sequence[c.Command], decided: Effects | None) -> None:
         """Stop, and answer all waiting callers; ``decided``: what the cycle would have written and reported."""

@@ -244,7 +244,8 @@ class BrokerState:
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
                 effects.answer(command, fault(command, error))
-        matching.is_late = matching.new_slice()  # for sends that are blocked already
+        if self.wait_queues.all:
+            matching.is_late = matching.new_slice()  # for sends that are blocked already
         self.settle_down(now_ms, effects)
         return effects
 
@@ -294,7 +295,7 @@ class BrokerState:
         if self.endings.backing_off:
             self.endings.end_back_off(effects)
         for _ in range(_ROUNDS):
-            tried = self.resumption.resume(now_ms, effects) if self.wait_queues.count else {}
+            tried = self.resumption.resume(now_ms, effects) if self.wait_queues.all else {}
             if self.admission.gave_way:
                 self._removal.give_way(self.totals, effects)
             if memory.limited:
@@ -349,7 +350,7 @@ class BrokerState:
         clients = self.events.clients
         return bool(
             self.directory.changed
-            or self.wait_queues.is_matching
+            or (self.wait_queues.all and self.wait_queues.is_matching)
             or clients.behind
             or clients.walks.walking
             or clients.walks.answers

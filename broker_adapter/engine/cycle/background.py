@@ -121,20 +121,28 @@ class Background:
         self.jobs.move(self._move_and_drop(queue))
 
     def next_check_ms(self) -> int | None:
-        """When a check is due whose result a client may wait for; None: no check is."""
+        """When something is due in the stores, or a check whose result a client may wait for; None: nothing is."""
         if not self._by_itself:
             return None
-        if not self._directory.staged:
-            return self._idle_check_ms if self._deletes_idle else None
-        return min(self._staged_check_ms, self._idle_check_ms) if self._deletes_idle else self._staged_check_ms
+        due: list[int | None] = []
+        if self._stores.due_ms is not None:
+            due.append(self._stores.due_ms - self._time.now_ms + self._time.elapsed_ms)
+        if self._directory.staged:
+            due.append(self._staged_check_ms)
+        if self._deletes_idle:
+            due.append(self._idle_check_ms)
+        if self._events.events is not None or self._events.clients.clients:
+            due.append(self.next_event_check_ms())
+        return min((each for each in due if each is not None), default=None) if due else None
 
     def add_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         """Add the commands for what is due now, and for the next part of a job."""
         if self._by_itself:
             self._add_checks(now_ms, elapsed_ms, commands)
-        part = self.jobs.next()
-        if part is not None:
-            commands.append(part)
+        if self.jobs.moves or self.jobs.trims:
+            part = self.jobs.next()
+            if part is not None:
+                commands.append(part)
         if self._events.events is not None or self._events.clients.clients:
             self._add_event_work(elapsed_ms, commands)
 

@@ -23,51 +23,53 @@ class BackgroundJobs:
     Attributes:
         moves_added: how many publications there were, since the engine began.
         moves_done: how many of them are in their queues.
+        moves: the parts of each publication that is not moved yet.
+        trims: the parts of each trim.
     """
 
     def __init__(self) -> None:
         self.moves_added = 0
         self.moves_done = 0
-        self._moves: deque[Iterator[c.Command]] = deque()
-        self._trims: deque[Iterator[c.Command]] = deque()
+        self.moves: deque[Iterator[c.Command]] = deque()
+        self.trims: deque[Iterator[c.Command]] = deque()
         self._moves_in_a_row = 0
 
     def __len__(self) -> int:
-        return len(self._moves) + len(self._trims)
+        return len(self.moves) + len(self.trims)
 
     def move(self, parts: Iterator[c.Command]) -> None:
         """Add the moving of a publication."""
-        self._moves.append(parts)
+        self.moves.append(parts)
         self.moves_added += 1
 
     def trim(self, parts: Iterator[c.Command]) -> None:
         """Add the trimming of a queue."""
-        self._trims.append(parts)
+        self.trims.append(parts)
 
     def trim_first(self, parts: Iterator[c.Command]) -> None:
         """Add the trimming of a queue that takes messages meanwhile: deleted ones wait for it."""
-        self._trims.appendleft(parts)
+        self.trims.appendleft(parts)
 
     def next(self) -> c.Command | None:
         """The next part; what the part before has decided must be written."""
-        if self._moves_in_a_row >= MOVES_IN_A_ROW and self._trims:
+        if self._moves_in_a_row >= MOVES_IN_A_ROW and self.trims:
             self._moves_in_a_row = 0
             part = self._next_trim()
             if part is not None:
                 return part
-        while self._moves:
-            part = next(self._moves[0], None)
+        while self.moves:
+            part = next(self.moves[0], None)
             if part is not None:
                 self._moves_in_a_row += 1
                 return part
-            self._moves.popleft()
+            self.moves.popleft()
             self.moves_done += 1
         return self._next_trim()
 
     def _next_trim(self) -> c.Command | None:
-        while self._trims:
-            part = next(self._trims[0], None)
+        while self.trims:
+            part = next(self.trims[0], None)
             if part is not None:
                 return part
-            self._trims.popleft()
+            self.trims.popleft()
         return None

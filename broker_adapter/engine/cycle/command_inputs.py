@@ -20,6 +20,10 @@ from broker_adapter.engine.store.stores import Stores
 MOVED_AT_ONCE: Final = 1000
 
 
+#: Commands that are carried out with what is in memory.
+NEED_NOTHING: Final = frozenset({c.Enqueue, c.Settle, c.Credit, c.TakeInHand})
+
+
 class CommandInputs:
     """Reads what a command asks for: entries, annotations, and the last numbers of names.
 

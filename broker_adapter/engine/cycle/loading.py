@@ -85,6 +85,8 @@ class Loading:
         What the batches are about to change is not in the stores yet: entries that they delete are left out, and those
         that they add are added.
         """
+        if not (effects.loads or effects.scans or effects.candidates or self.has_more):
+            return
         wanted, self._loads = self._loads + effects.loads, []
         effects.loads = []
         scans = self._scans + effects.scans

@@ -42,7 +42,8 @@ class RoomChecks:
 
     def measure(self, elapsed_ms: int, incoming: int) -> None:
         """Tell the admission whether producers have to be held back; ``incoming``: bytes of this cycle's messages."""
-        self._snapshots.expire(elapsed_ms)
+        if self._snapshots.by_token:
+            self._snapshots.expire(elapsed_ms)
         admission = self._admission
         admission.volatile_room = self._max_volatile_bytes - self._memory.bytes
         if self._disk is None:

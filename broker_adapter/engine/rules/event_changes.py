@@ -124,12 +124,15 @@ class EventChanges:
 
     def begin(self, effects: Effects) -> None:
         """A decision begins."""
-        self._state.begin(effects)
+        self._state.effects = effects
+        if self._state.started is not None:
+            self._state.take_started(effects)
         self._records.clear()
         self._payloads.clear()
         self._matched.clear()
         self._deferred.clear()
-        self._answer_drains(effects)
+        if self._clients.walks.answers:
+            self._answer_drains(effects)
 
     # Regions.
 

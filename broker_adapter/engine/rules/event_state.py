@@ -62,7 +62,7 @@ class EventState:
         self.by_number: dict[int, Region] = {}
         self.events: QueueState | None = None
         self.effects = Effects()
-        self._started: Effects | None = self.effects
+        self.started: Effects | None = self.effects
         self.next_stream = 1
         self.next_tombstone_ms: int | None = None
         self.waiting: list[ChangeKeys] = []
@@ -225,11 +225,10 @@ class EventState:
             return directory.new_queue(destination, record, self.effects)
         return directory.new_volatile_queue(destination, record)
 
-    def begin(self, effects: Effects) -> None:
-        """A decision begins."""
-        started, self.effects = self._started, effects
-        if started is not None:  # what a restart had to make
-            self._started = None
+    def take_started(self, effects: Effects) -> None:
+        """Take over what a restart had to make, which was not stored yet."""
+        started, self.started = self.started, None
+        if started is not None:
             effects.durable.tables |= started.durable.tables
 
     def _add(self, queue: QueueState, broad: BroadStream | None) -> Region:

@@ -199,6 +199,7 @@ class WaitQueues:
     Attributes:
         engine_wide: the wait queue of those that wait for no queue in particular.
         making_room: the commits among them that end messages: small ones, and large ones.
+        all: every one that waits.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class WaitQueues:
         self.making_room = MakingRoom(), MakingRoom()
         #: wait queues of those that are to be matched, by connection, in the order of their turns
         self._matching: dict[int, deque[BlockedSend]] = {}
-        self._all: dict[BlockedSend, None] = {}
+        self.all: dict[BlockedSend, None] = {}
         self._routes: dict[Route, deque[BlockedSend]] = {}
         self._of_clients: dict[int, dict[BlockedSend, None]] = {}
         self._of_sessions: dict[str, dict[BlockedSend, None]] = {}
@@ -217,12 +218,12 @@ class WaitQueues:
         self._timed: dict[int, BlockedSend] = {}
 
     def __iter__(self) -> Iterator[BlockedSend]:
-        return iter(self._all)
+        return iter(self.all)
 
     @property
     def count(self) -> int:
         """How many wait."""
-        return len(self._all)
+        return len(self.all)
 
     @property
     def waits_engine_wide(self) -> bool:
@@ -259,7 +260,7 @@ class WaitQueues:
             if others:
                 blocked.behind += 1
             others.append(blocked)
-        self._all[blocked] = None
+        self.all[blocked] = None
         if not isinstance(command, c.Publish):
             self._of_clients.setdefault(command.client, {})[blocked] = None
         if isinstance(command, c.Commit) and command.commit_id is not None:
@@ -402,7 +403,7 @@ class WaitQueues:
     def _remove(self, blocked: BlockedSend) -> None:
         command = blocked.command
         blocked.routes = blocked.wait_queue = None
-        del self._all[blocked]
+        del self.all[blocked]
         self._timed.pop(blocked.arrival, None)
         if not isinstance(command, c.Publish):
             _drop(self._of_clients, command.client, blocked)

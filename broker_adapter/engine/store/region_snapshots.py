@@ -192,11 +192,11 @@ class RegionSnapshots:
         self._disk = disk
         self._memory = memory
         self._number = 0
-        self._open: dict[str, RegionSnapshot] = {}  #: those that were used last at the end
+        self.by_token: dict[str, RegionSnapshot] = {}  #: those that were used last at the end
 
     def __len__(self) -> int:
         """How many are open."""
-        return len(self._open)
+        return len(self.by_token)
 
     def open(self, region: int, position: int, run: str, elapsed_ms: int) -> str:
         """Open one of what is committed now.
@@ -214,8 +214,8 @@ class RegionSnapshots:
             ResourceAllocationException: too many are open and in use.
         """
         self.expire(elapsed_ms)
-        if len(self._open) >= MAX_SNAPSHOTS:
-            token, unused = next(iter(self._open.items()))
+        if len(self.by_token) >= MAX_SNAPSHOTS:
+            token, unused = next(iter(self.by_token.items()))
             if elapsed_ms - unused.used_ms < _UNUSED_MS:
                 raise ResourceAllocationException(
                     f"{MAX_SNAPSHOTS} snapshots of regions are being read, which is the limit; try again later"
@@ -229,43 +229,43 @@ class RegionSnapshots:
             made = RegionSnapshot(region, position, source, partial(held.__exit__, None, None, None), elapsed_ms)
         self._number += 1
         token = f"{position}/{self._number}/{run}"
-        self._open[token] = made
+        self.by_token[token] = made
         return token
 
     def find(self, token: str, region: int, elapsed_ms: int) -> RegionSnapshot | None:
         """The snapshot of a token; None where it is gone, or is one of another region."""
         self.expire(elapsed_ms)
-        found = self._open.get(token)
+        found = self.by_token.get(token)
         if found is None or found.region != region:
             return None
-        del self._open[token]
-        self._open[token] = found
+        del self.by_token[token]
+        self.by_token[token] = found
         found.used_ms = elapsed_ms
         return found
 
     def drop(self, token: str) -> bool:
         """Close one; returns whether it was open."""
-        found = self._open.pop(token, None)
+        found = self.by_token.pop(token, None)
         if found is not None:
             found.close()
         return found is not None
 
     def expire(self, elapsed_ms: int) -> None:
         """Close those that are too old, or were not used for too long."""
-        if not self._open:
+        if not self.by_token:
             return
         unused, aged = elapsed_ms - self._most_unused_ms, elapsed_ms - _AGES * self._most_unused_ms
-        for token in [token for token, each in self._open.items() if each.used_ms < unused or each.opened_ms < aged]:
+        for token in [token for token, each in self.by_token.items() if each.used_ms < unused or each.opened_ms < aged]:
             self.drop(token)
 
     def disown(self) -> None:
         """In a child made by fork: they are the parent's, and must not be closed here."""
-        self._open = {}
+        self.by_token = {}
 
     def drop_all(self) -> int:
         """Close all; returns how many these were."""
-        count = len(self._open)
-        for token in list(self._open):
+        count = len(self.by_token)
+        for token in list(self.by_token):
             self.drop(token)
         return count
 
