@@ -258,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
                 if not data:
                     break
                 transport.write(data)
-                if self._protocol.is_postponed:  # it goes on in the next turn of the loop
+                if len(data) < _HIGH_WATER_BYTES or self._protocol.is_postponed:  # a wake-up tells of more
                     break
             if (self._protocol.wants_input and not self._input.rest) is not self._reads:
                 self._reads = not self._reads

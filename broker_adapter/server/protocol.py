@@ -221,8 +221,9 @@ class ServerProtocol:
         if (self._opening and self.calls.client is None) or self.calls.settles_too_much:
             return False
         output, budget = self._output, self._budget
-        waiting_bytes = output.waiting_bytes + budget.answers + budget.events + self._peer.unwritten_bytes
-        budget.output = waiting_bytes if output.is_paused else 0
+        budget.output = 0
+        if output.is_paused:
+            budget.output = output.waiting_bytes + budget.answers + budget.events + self._peer.unwritten_bytes
         return budget.allows_reading
 
     def receive_end(self) -> None:
@@ -280,6 +281,7 @@ class ServerProtocol:
         data = self._peer_output(limit_bytes)
         if self._consumers.postponed:
             self._consumers.grant_postponed()
+            data += self._peer_output(limit_bytes)
         if self._requests.answers or self._event_links.waiting:
             self._requests.send_answers()
             self._event_links.send()

@@ -69,7 +69,7 @@ class FrameInput:
         #: The fields of a disposition of fewer bytes are not read one by one.
         self._light_bytes = LIGHT_BYTES if self._bare_states else _SHORT_BYTES
         self._settled = 0  # deliveries of the ranges of the input under way, but for one of each
-        self._settles_first = False  # whether what is held waits until it was told what the input ahead of it settled
+        self.settles_first = False  #: whether what is held waits until it was told what the input ahead of it settled
         self._header_seen = False
         self._held = bytearray()
         self._wanted_bytes = 8
@@ -82,8 +82,8 @@ class FrameInput:
         connection = self._connection
         if connection.failure is not None or connection.tail_closed:
             return
-        if self._settles_first or self._events.has_more:
-            self._settles_first = True
+        if self.settles_first or self._events.has_more:
+            self.settles_first = True
             self._held += data
             return
         if self._held:
@@ -108,15 +108,10 @@ class FrameInput:
             if self._connection.failure is None and not self._connection.tail_closed:
                 self._take(data)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether ``go_on`` and then ``events()`` are to be called: something is held, or was not told yet."""
-        return self._events.has_more or self._settles_first
-
     def go_on(self) -> None:
         """Take what had to wait until ``events()`` has told of the dispositions ahead of it."""
-        if self._settles_first and not self._events.has_more:
-            self._settles_first = False
+        if self.settles_first and not self._events.has_more:
+            self.settles_first = False
             data = bytes(self._held)
             self._held.clear()
             if data:
@@ -136,7 +131,7 @@ class FrameInput:
             if connection.failure is not None or whole == len(data):
                 return
             if self._settled > self._most_settled:
-                self._settles_first = True
+                self.settles_first = True
                 self._held += data[whole:]
                 return
             if not (self._end_waits and connection.opened):
@@ -327,4 +322,4 @@ class FrameInput:
     def release(self) -> None:
         """Nothing is taken any more: the connection is released."""
         self._held.clear()
-        self._settles_first = self._events.has_more = False
+        self.settles_first = self._events.has_more = False

@@ -125,7 +125,7 @@ class Peer:
     @property
     def has_more(self) -> bool:
         """Whether ``go_on()`` and then ``events()`` are to be called in a later turn."""
-        return self._input.has_more
+        return self._events.has_more or self._input.settles_first
 
     @property
     def examined(self) -> int:

@@ -54,4 +54,5 @@ class Budget:
     @property
     def allows_reading(self) -> bool:
         """Whether more may be read from the client."""
-        return self.excess + self.unanswered + self.requests + self.output <= 0
+        kept = self.unfinished + self.transactions + self.unanswered + self.requests + self.output
+        return kept <= self.most_bytes
