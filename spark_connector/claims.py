@@ -6,6 +6,8 @@ Theory of operation
     has an offset with it, so the restart of a query has the id however the query has ended.  From then on the broker
     refuses other ids, in requests for positions and for settlement: also those of a query that was suspended meanwhile.
 
+    A restart claims it again, so that others are told which application runs the query now.
+
     A claim ends where Spark ends the query (:func:`watch_for_end`) while that waits for messages: there is no batch
     that Spark may run again.  What was killed, or has failed in a batch, keeps its queues.
 """
@@ -18,11 +20,12 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from sdk import Connection
-from spark_connector.batch_reader import range_reader
+from sdk import Connection, InvalidDestinationException
+from spark_connector.batch_reader import range_reader, source_of
 from spark_connector.connections import with_retries
 from spark_connector.offsets import Offset
 from spark_connector.options import SourceOptions
@@ -53,18 +56,23 @@ class Claim:
 
     Attributes:
         id: as given; a restart finds another one in its offsets.
+        takes_over: whether the queue is still to be taken from another query (option ``takeOver``).
     """
 
     def __init__(self, options: SourceOptions, application: str, claim: str) -> None:
         self.id = claim
         self._options = options
-        self._application = application
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._holder = f"{application or 'a Spark application'} on host {platform.node()}, since {now}"
         self._held: tuple[str, str, str] | None = None
+        self.takes_over = options.take_over and claim != NO_CLAIM
 
-    @property
-    def asked_under(self) -> str | None:
-        """The id to ask for positions with; None where that is not to be refused (yet)."""
-        return None if not self.id or (self._options.take_over and self._held is None) else self.id
+    def take_over(self, connection: Connection) -> None:
+        """Take the queue from another query, once, ahead of the first question that it would have refused."""
+        if self.takes_over:
+            with suppress(InvalidDestinationException):  # it is made when the broker is asked for its positions
+                range_reader(connection, self._options).claim(self.id, self._holder, take_over=True)
+            self.takes_over = False
 
     def hold(self, offset: Offset) -> None:
         """Claim the queue, once in each incarnation and run of the broker: it may have been restored from a backup.
@@ -80,30 +88,30 @@ class Claim:
         wanted = offset.claim, offset.incarnation, offset.run
         if not self.id or wanted == self._held:
             return
-        take_over = self._options.take_over and self._held is None
 
         def claim(connection: Connection) -> None:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            holder = f"{self._application or 'a Spark application'} on host {platform.node()}, since {now}"
-            range_reader(connection, self._options).claim(self.id, holder, take_over=take_over)
+            self.take_over(connection)
+            range_reader(connection, self._options).claim(self.id, self._holder)
 
         with_retries(self._options, claim)
         self._held = wanted
 
     def end(self) -> None:
-        """End the claim, also where an earlier run of the query has made it; raises as ``hold``."""
-        if self.id:
-            with_retries(self._options, lambda each: range_reader(each, self._options).end_claim(self.id), seconds=0)
+        """End the claim, also where an earlier run of the query has made it; never raises."""
+        try:
+            if self.id:
+                with_retries(self._options, lambda each: range_reader(each, self._options).end_claim(self.id), 0)
+        except InvalidDestinationException:
+            pass  # the queue was deleted, and its claim with it
+        except Exception as error:  # Spark would show it in place of why the query has ended
+            _log.warning("%r stays claimed by the query that has ended: %s", source_of(self._options).name, error)
 
 
 def end_claims(claims: Iterable[Claim]) -> None:
     """End the claims of a query that waits for messages, where Spark has ended it; never raises."""
     if _is_ended.is_set():
-        try:
-            for each in claims:
-                each.end()
-        except Exception as error:  # Spark would show it in place of why the query has ended
-            _log.warning("queues stay claimed by the query that has ended: %s", error)
+        for each in claims:
+            each.end()
 
 
 def watch_for_end() -> None:

@@ -244,11 +244,15 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return {}
 
         def ask(connection: Connection) -> dict[str, Bounds | None] | None:
-            return bounds_of_queues(connection, runs, make=make, claim=claim) if connection.is_holdfast else None
+            if not connection.is_holdfast:
+                return None
+            if must:
+                return bounds_of_queues(connection, runs, make=make)
+            for name in runs:
+                self._reader(name).claim.take_over(connection)
+            return bounds_of_queues(connection, runs, make=make, claim=self._claim)
 
         make = self._options.queue_pattern is None and not self._options.fail_on_missing
-        ids = {self._reader(name).claim.asked_under for name in runs}
-        claim = ids.pop() if len(ids) == 1 and not must else None
         try:
             answers = with_retries(self._options, ask, seconds)
         except (ConnectionLostException, OperationTimedOutException):

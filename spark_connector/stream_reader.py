@@ -172,8 +172,6 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def next_offset(self, start: dict[str, Any], limit: ReadLimit, bounds: Bounds) -> dict[str, Any]:
         """The same, where the queue is known to have this."""
         begin = offset_from(start)
-        if self._options.take_over:
-            self.claim.hold(begin)
         loss = lost(begin, begin, bounds)
         if loss is not None:
             self._tell(loss, begin)
@@ -279,7 +277,9 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def known_bounds(self, run: str) -> Bounds | None:
         """What the queue had, not longer than ``headRefreshSeconds`` ago; None where that is not known."""
-        if self._bounds is not None and time.monotonic() - self._refreshed < self._options.head_refresh_seconds:
+        if self._bounds is None or self.claim.takes_over:
+            return None
+        if time.monotonic() - self._refreshed < self._options.head_refresh_seconds:
             if run == self._asked:
                 return self._bounds
             if run == self._bounds.run:
@@ -307,7 +307,8 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return known
 
         def look(connection: Connection) -> Bounds:
-            return self._look(connection, run, self.claim.asked_under)
+            self.claim.take_over(connection)
+            return self._look(connection, run, self.claim.id or None)
 
         if self._frozen_head is not None:
             # To answer "nothing new" would end an AvailableNow query before its end.

@@ -89,6 +89,16 @@ def test_the_refusal_names_the_application_the_host_and_the_time(served: Served)
         planned(served.reader())
 
 
+def test_the_refusal_names_the_application_that_continues_a_query(served: Served) -> None:
+    served.fill(0, 1)
+    end = planned(JmsStreamReader(served.options, ("text",), application="the first one"))
+    again = JmsStreamReader(served.options, ("text",), application="the second one")
+    served.fill(1, 1)
+    again.partitions(end, again.latestOffset(end, ALL))
+    with pytest.raises(QueueClaimedException, match="the second one on host"):
+        planned(served.reader())
+
+
 @pytest.mark.parametrize("make", [Served.reader, several])
 def test_the_restart_of_a_killed_query_goes_on(served: Served, make: Any) -> None:
     served.fill(0, 5)
@@ -148,6 +158,30 @@ def test_a_queue_is_taken_over_also_where_nothing_is_to_be_read(served: Served) 
         first.latestOffset(end, ALL)
 
 
+@pytest.mark.parametrize("make", [Served.reader, several])
+def test_a_restart_takes_its_queue_over_ahead_of_all_that_may_be_refused(served: Served, make: Any) -> None:
+    """With availableNow the bounds are known, and nothing new is there: what was read is settled."""
+    served.fill(0, 3)
+    first = make(served, head_refresh_seconds=60)
+    end = planned(first)
+    planned(make(served, take_over=True))
+    again = make(served, take_over=True, head_refresh_seconds=60)
+    again.prepareForTriggerAvailableNow()
+    assert again.latestOffset(end, ALL) == end
+    assert served.left() == []
+
+
+def test_a_queue_that_was_deleted_is_not_taken_over_but_made_again(served: Served) -> None:
+    served.fill(0, 3)
+    end = planned(served.reader())
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        connection.request("delete", {"destination": "in", "kind": "queue"})
+    again = served.reader(take_over=True, fail_on_data_loss=False)
+    begin = again.latestOffset(end, ALL)
+    served.fill(3, 3)
+    assert again.partitions(begin, again.latestOffset(begin, ALL))
+
+
 def test_a_query_takes_a_queue_over_once(served: Served) -> None:
     served.fill(0, 3)
     first, second = served.reader(take_over=True), served.reader(take_over=True)
@@ -185,6 +219,21 @@ def test_a_query_that_spark_ends_while_it_waits_leaves_its_queue_to_others(serve
     first.stop()
     served.fill(3, 3)
     planned(make(served))
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_query_whose_first_queue_was_deleted_leaves_the_others_to_others(served: Served) -> None:
+    served.fill(0, 3)
+    served.fill_queue("deleted", ["a"])
+    first = JmsQueuesStreamReader(
+        attrs.evolve(served.options, queue=None, queue_pattern="deleted|in", fail_on_data_loss=False), ("text",)
+    )
+    assert first.latestOffset(end := planned(first), ALL) == end
+    with ConnectionFactory(served.options.url).create_connection() as connection:
+        connection.request("delete", {"destination": "deleted", "kind": "queue"})
+    first.stop()
+    served.fill(3, 3)
+    planned(served.reader())
 
 
 @pytest.mark.usefixtures("ended")
@@ -233,7 +282,7 @@ def test_a_claim_that_cannot_be_ended_is_logged(served: Served, caplog: pytest.L
     assert first.latestOffset(end := planned(first), ALL) == end
     served.listener.stop()
     first.stop()
-    assert "queues stay claimed by the query that has ended" in caplog.text
+    assert "'in' stays claimed by the query that has ended" in caplog.text
     served.start()
 
 

@@ -65,7 +65,7 @@ class Claims:
             raise InvalidDestinationException("the queue was deleted before it was claimed")
         if not command.take_over:
             check_claim(queue, command.claim, self._time.elapsed_ms)
-        if queue.record.claim != command.claim:
+        if (queue.record.claim, queue.record.holder) != (command.claim, command.holder):
             claim, holder = checked_name(command.claim, "claim"), checked_name(command.holder, "holder")
             queue.record = queue.record._replace(claim=claim, holder=holder)
             self._directory.put_record(queue, effects)

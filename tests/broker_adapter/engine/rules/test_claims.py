@@ -76,6 +76,13 @@ def test_a_queue_is_taken_over_on_demand_and_its_former_owner_is_refused(filled:
     assert ask(filled, "settle_through", destination="q", position=3, claim=OTHER) == 3
 
 
+def test_the_refusal_names_who_has_continued_the_query_last(filled: Broker) -> None:
+    claimed(filled)
+    ask(filled, "claim", destination="q", claim=MINE, holder="the application of today")
+    with pytest.raises(QueueClaimedException, match="of 'the application of today'"):
+        claimed(filled, OTHER)
+
+
 def test_a_claim_ends_by_its_own_word_only(filled: Broker) -> None:
     claimed(filled)
     ask(filled, "end_claim", destination="q", claim=OTHER)
