@@ -15,9 +15,11 @@ from sdk.session_state import SessionState, log
 
 #: Messages redelivered too often, of which one is in the log.
 _REJECTIONS_PER_LINE = 100
-#: Deliveries of a message that are rejected before it counts as one that the broker sends again after each rejection.
+#: Rejections of a message before it counts as one that the broker sends again after each rejection.
 #: More than the limits of deliveries that brokers have by themselves (10 and 20), at which it becomes a dead letter.
 _MAX_REJECTIONS = 20
+#: Rejections of other messages after which the remembered one is not expected to come again.
+_MAX_OTHERS = 1000
 
 
 class DeliveryFilter:
@@ -31,8 +33,12 @@ class DeliveryFilter:
         "_comes_again",
         "_expires",
         "_max_redeliveries",
+        "_others",
         "_prefetch",
         "_rejected",
+        "_rejected_count",
+        "_rejected_id",
+        "_rejections",
         "_source",
         "_state",
         "ended",
@@ -53,6 +59,10 @@ class DeliveryFilter:
         self._expires = state.settings.local_message_expiry  #: whether it checks for messages that have expired
         self._rejected = 0  #: messages that were redelivered too often
         self._comes_again = False  #: whether a message came again after each rejection
+        self._rejected_id: str | None = None  #: of the remembered message, if it has one
+        self._rejected_count = 0  #: the delivery count at its last rejection
+        self._rejections = 0  #: of it; 0: none is remembered
+        self._others = 0  #: rejections of others since
         self.ended = 0
 
     def opened(self, delivery: Delivery, tag: DeliveryTag) -> Envelope | None:
@@ -71,7 +81,7 @@ class DeliveryFilter:
             envelope = delivery.envelope
         except MessageFormatException as error:
             # No consumer can read it: the broker makes it a dead letter, and the exception listener is told.
-            self._reject(delivery, tag, 0)
+            self._reject(delivery, tag, None)
             state.report(error)
             return None
         acknowledgements = state.acknowledgements
@@ -88,7 +98,7 @@ class DeliveryFilter:
                     *(self._prefetch.name, envelope.message_id, self._max_redeliveries, self._rejected),
                 )
             self._rejected += 1
-            self._reject(delivery, tag, self._max_redeliveries + 1)
+            self._reject(delivery, tag, envelope.message_id)
             return None
         expires_at_ms = envelope.expires_at_ms if self._expires else None
         if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
@@ -101,24 +111,41 @@ class DeliveryFilter:
             return None
         return envelope
 
-    def _reject(self, delivery: Delivery, tag: DeliveryTag, first: int) -> None:
+    def _reject(self, delivery: Delivery, tag: DeliveryTag, message_id: str | None) -> None:
         """Reject a delivery, or leave it to other consumers if the broker sends it again after each rejection.
+
+        The rejections of one message are counted, as the delivery count has those by other consumers as well.  It is
+        recognised by its id and a greater delivery count than before.
 
         Args:
             delivery: what is rejected.
             tag: its tag.
-            first: the delivery count from which on it is rejected.
+            message_id: of the message; None: it has none that can be read.
         """
-        if delivery.delivery_count < first + _MAX_REJECTIONS:
-            self._settle(tag, Outcome.REJECTED)
-            return
+        count = delivery.delivery_count
+        if self._rejections and message_id == self._rejected_id and count > self._rejected_count:
+            self._rejected_count = count
+            self._rejections += 1
+            self._others = 0
+            if self._rejections > _MAX_REJECTIONS:
+                self._leave_to_others(tag)
+                return
+        else:
+            self._others += 1
+            if not self._rejections or self._others > _MAX_OTHERS:
+                self._rejected_id, self._rejected_count = message_id, count
+                self._rejections, self._others = 1, 0
+        self._settle(tag, Outcome.REJECTED)
+
+    def _leave_to_others(self, tag: DeliveryTag) -> None:
         if not self._comes_again:
             self._comes_again = True
             log.warning(
                 "! %s: a message comes again after each rejection, %d times up to now, so it is left to other consumers"
                 " (this is logged once); set a limit of deliveries and a dead-letter queue at the broker",
-                *(self._prefetch.name, delivery.delivery_count),
+                *(self._prefetch.name, _MAX_REJECTIONS),
             )
+        self._rejections = 0  # the next one is remembered
         self._settle(tag, Outcome.UNDELIVERABLE)
 
     def _settle(self, tag: DeliveryTag, outcome: Outcome) -> None:

@@ -103,6 +103,45 @@ def test_what_a_broker_sends_again_after_each_rejection_is_left_to_other_consume
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize("max_redeliveries", [3, None])
+def test_deliveries_that_others_have_failed_before_are_no_rejections(max_redeliveries: int | None) -> None:
+    """They made a message that was never rejected one that comes again after each rejection."""
+    broker = SmallBroker(max_redeliveries=max_redeliveries)
+    with started(broker) as connection:
+        connection.exception_listener = lambda error: None
+        session = connection.create_session()
+        fill(session, 1)
+        broker.waiting[Destination("q")][0].failures = 30
+        if max_redeliveries is None:
+            broker.unreadable = {1}
+        assert consumer_of(session).receive_nowait() is None
+    assert broker.outcomes() == [Outcome.REJECTED]
+
+
+def test_each_of_several_messages_that_come_again_is_left_to_other_consumers() -> None:
+    broker = SmallBroker(max_redeliveries=0, prefetch_messages=10)
+    broker.returns_rejected = True
+    with started(broker) as connection:
+        session = connection.create_session()
+        fill(session, 3)
+        for stored in broker.waiting[Destination("q")]:
+            stored.failures = 1
+        assert consumer_of(session).receive_nowait() is None
+    assert broker.outcomes().count(Outcome.UNDELIVERABLE) == 3
+    assert len(broker.outcomes()) <= 3 * (20 + 1) + 3 * 20
+
+
+def test_many_messages_that_are_rejected_once_are_none_that_come_again() -> None:
+    broker = SmallBroker(max_redeliveries=0, prefetch_messages=10)
+    with started(broker) as connection:
+        session = connection.create_session()
+        fill(session, 2500)
+        for number, stored in enumerate(broker.waiting[Destination("q")], 1):
+            stored.failures = number
+        assert consumer_of(session).receive_nowait() is None
+    assert broker.outcomes() == [Outcome.REJECTED] * 2500
+
+
 def test_unreadable_message_does_not_stop_a_listener(broker: SmallBroker) -> None:
     got: list[str] = []
     done = threading.Event()
