@@ -15,7 +15,7 @@ from typing import Final
 
 from asn1crypto import pem, x509
 
-from broker_adapter.amqp.security.tls_files import check_readable
+from broker_adapter.amqp.security.tls_files import check_readable, load_certificate
 from broker_adapter.server.access.users import identity_of
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -57,7 +57,7 @@ class Certificates:
         Args:
             elapsed: seconds of a clock that is never set.
         """
-        if elapsed < self._check_at:
+        if elapsed < min(self._check_at, self._warn_at):
             return
         self._check_at = elapsed + CHECK_SECONDS
         if self._identity() != self._seen:
@@ -86,8 +86,8 @@ class Certificates:
             check_readable(f"--tls-{name.replace('_', '-')} {path!r}", path)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            context.load_cert_chain(self._certificate, self._key)
-        except (OSError, ssl.SSLError) as error:
+            load_certificate(context, self._certificate, self._key)
+        except (OSError, ValueError) as error:
             key = "the same file" if self._key is None else repr(self._key)
             raise ValueError(
                 f"the certificate in {self._certificate!r}, with its key in {key}, cannot be used: {error}; both are"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,15 @@ def test_tls_files_that_cannot_be_read_are_told_before_anything_is_sent() -> Non
         AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
 
 
-def test_tls_files_that_hold_something_else_are_told_with_their_option(certificate: Path) -> None:
+def test_tls_files_that_cannot_be_used_are_told_with_their_option(certificate: Path, tmp_path: Path) -> None:
+    encrypted = tmp_path / "encrypted.key"
+    command = f"openssl genpkey -algorithm RSA -aes256 -pass pass:abc -out {encrypted}"
+    subprocess.run(command.split(), check=True, capture_output=True)
     for options, reason in (
         (f"tls_ca_file={__file__}", f"tls_ca_file='{__file__}' has no certificate"),
         (f"tls_certificate_file={certificate}.crt", f"tls_certificate_file='{certificate}.crt': "),
         (f"tls_certificate_file={certificate}&tls_key_file=nokey", "tls_key_file='nokey' cannot be read"),
+        (f"tls_certificate_file={certificate}&tls_key_file={encrypted}", "the key has a pass phrase"),
         (f"tls_certificate_file={certificate}&tls_key_file={__file__}", f"with tls_key_file='{__file__}': "),
     ):
         with pytest.raises(InvalidURLException, match=re.escape(reason)):

@@ -102,6 +102,38 @@ def test_a_certificate_whose_key_is_not_there_yet_is_read_when_it_is(made: Path)
     assert read.context is not first
 
 
+def encrypt_key(path: Path) -> None:
+    """Give the key a pass phrase."""
+    command = f"openssl ec -aes256 -passout pass:abc -in {path / 'server.key'} -out {path / 'encrypted'}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    (path / "encrypted").replace(path / "server.key")
+
+
+def test_a_key_with_a_pass_phrase_is_refused_and_not_asked_for_at_the_terminal(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = certificates(made)
+    context = read.context
+    encrypt_key(made)
+    with pytest.raises(ValueError, match="the key has a pass phrase.*openssl pkey"):
+        certificates(made)
+    read.reload()
+    assert read.context is context
+    assert "the certificates stay as they were: " in caplog.text
+    assert "the key has a pass phrase" in caplog.text
+
+
+def test_a_certificate_that_was_read_again_and_ends_soon_is_warned_of_at_once(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = certificates(made)
+    read.check(0.0)
+    make(made, "second", 2)
+    read.reload()
+    read.check(1.0)
+    assert "Name: second," in caplog.text
+
+
 @pytest.mark.parametrize(("days", "warns"), [(15, False), (13, True), (1, True)])
 def test_a_warning_is_logged_daily_from_14_days_before_a_certificate_ends(
     tmp_path: Path, days: int, warns: bool, caplog: pytest.LogCaptureFixture
