@@ -6,7 +6,7 @@ import ssl
 from functools import partial
 
 from broker_adapter.amqp.sasl import ClientLogin, Login
-from broker_adapter.amqp.security.tls_files import check_readable, load_certificate
+from broker_adapter.amqp.security.tls_files import check_readable, refuse_pass_phrase
 from broker_adapter.errors import InvalidURLException, JMSSecurityException
 from broker_adapter.mechanisms import Trust, usable_mechanisms
 from broker_adapter.transport import Credentials
@@ -71,7 +71,7 @@ def tls_context(url: AmqpURL) -> ssl.SSLContext:
         ) from error
     if settings.tls_certificate_file is not None:
         try:
-            load_certificate(context, settings.tls_certificate_file, settings.tls_key_file)
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file, refuse_pass_phrase)
         except (OSError, ValueError) as error:
             key = "" if settings.tls_key_file is None else f" with tls_key_file={settings.tls_key_file!r}"
             raise InvalidURLException(

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import ssl
-
 
 def check_readable(named: str, path: str | None) -> None:
     """Check whether a file can be read, since the errors of the ssl module do not say which file it was.
@@ -27,22 +22,12 @@ def check_readable(named: str, path: str | None) -> None:
         raise ValueError(f"{named} cannot be read: {error.strerror or error}") from error
 
 
-def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
-    """Load a certificate chain and its key.
-
-    Args:
-        context: into which they are loaded.
-        certificate: PEM file of the chain.
-        key: PEM file of the key; None: it is in the file of the certificate.
+def refuse_pass_phrase() -> str:
+    """Take the place of OpenSSL's question for a pass phrase at the terminal, which waits without limit.
 
     Raises:
-        OSError: a file cannot be read or used.
-        ValueError: the key has a pass phrase, which OpenSSL by itself asks for at the terminal, for ever.
+        ValueError: in every case, as the key has one.
     """
-    context.load_cert_chain(certificate, key, _refuse)
-
-
-def _refuse() -> str:
     raise ValueError(
         "the key has a pass phrase; write one without (openssl pkey -in KEY -out NEW) that only this user can read"
     )

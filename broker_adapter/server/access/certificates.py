@@ -15,7 +15,7 @@ from typing import Final
 
 from asn1crypto import pem, x509
 
-from broker_adapter.amqp.security.tls_files import check_readable, load_certificate
+from broker_adapter.amqp.security.tls_files import check_readable, refuse_pass_phrase
 from broker_adapter.server.access.users import identity_of
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -86,7 +86,7 @@ class Certificates:
             check_readable(f"--tls-{name.replace('_', '-')} {path!r}", path)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            load_certificate(context, self._certificate, self._key)
+            context.load_cert_chain(self._certificate, self._key, refuse_pass_phrase)
         except (OSError, ValueError) as error:
             key = "the same file" if self._key is None else repr(self._key)
             raise ValueError(

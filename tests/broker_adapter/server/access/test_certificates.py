@@ -115,7 +115,7 @@ def test_a_key_with_a_pass_phrase_is_refused_and_not_asked_for_at_the_terminal(
     read = certificates(made)
     context = read.context
     encrypt_key(made)
-    with pytest.raises(ValueError, match="the key has a pass phrase.*openssl pkey"):
+    with pytest.raises(ValueError, match=r"the key has a pass phrase.*openssl pkey"):
         certificates(made)
     read.reload()
     assert read.context is context
