@@ -39,6 +39,7 @@ _ENCODED = re.compile(rf"{_USER}|failover:\((?:\s*{_USER}@{_HOST}/?(?:\?[^@,]*|\
 _AHEAD = re.compile(r"\s*(?:failover:\(?\s*)?(?:[a-z][a-z0-9+.-]*://|amqps?:)?", re.IGNORECASE)
 #: Arguments that some take for options.
 _ARGUMENTS = ("client_id", "durable_timeout")
+_OF_EMBEDDED = frozenset(info.name for info in options_of(EmbeddedSettings))
 _OF_THE_ENGINE = frozenset(info.name for info in options_of(EngineSettings))
 _FORMS = (
     "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
@@ -235,6 +236,10 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
                 raise InvalidURLException(hint)
             if name in _ARGUMENTS:
                 raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
+            if name in _OF_EMBEDDED:
+                raise InvalidURLException(
+                    f"{name!r} is an option of embedded: URLs: it names an engine in the memory of this process"
+                )
             if name in _OF_THE_ENGINE:
                 raise InvalidURLException(
                     f"{name!r} is an option of the engine, and so of the server here: holdfast serve --option"

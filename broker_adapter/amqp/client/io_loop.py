@@ -296,7 +296,8 @@ class SocketConnection(Connection, asyncio.Protocol):
         except OSError as error:
             reason = str(error.strerror or error)
             if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason:
-                reason = f"nothing listens there; correct host and port, or start: holdfast serve --listen {where}"
+                command = f"holdfast serve --data DIR --listen {where}"
+                reason = f"nothing listens there; correct host and port, or start: {command}"
             self._fail(f"no connection to {where}: {reason}", error)
         except ValueError as error:  # a host name that cannot be one: no text, too long, or with a NUL
             self._fail(f"no connection to {where}: {error}", error)

@@ -33,6 +33,7 @@ from broker_adapter.amqp.sasl import Verifier, decoy
 from broker_adapter.engine.store.files import sync_directory
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_SHA_256
+from broker_adapter.wording import counted
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -100,7 +101,7 @@ class UsersFile:
         except JMSSecurityException as error:
             _log.error("! the users stay as they were: %s", error)
             return
-        _log.info("= users file %s was read again: %d users", self.path, len(self._known.users))
+        _log.info("= users file %s was read again: %s", self.path, counted(len(self._known.users), "user"))
 
     @property
     def names(self) -> list[str]:

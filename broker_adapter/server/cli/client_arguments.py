@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from broker_adapter.server.cli.on_demand import command
-from broker_adapter.server.cli.tools import text_argument
+from broker_adapter.server.cli.tools import add_yes, text_argument
 
 
 def add_client_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
@@ -33,7 +33,7 @@ def add_client_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> N
 
     closing = add("close-client", "close a durable client that is away, and drop the events that wait for it")
     closing.add_argument("id", type=text_argument, metavar="ID", help="client id of a durable client")
-    closing.add_argument("--yes", action="store_true", help="do not ask")
+    add_yes(closing)
     closing.set_defaults(run=command("client_commands", "close_client"))
 
     ending = add(
@@ -41,5 +41,5 @@ def add_client_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> N
     )
     ending.add_argument("id", type=text_argument, metavar="ID", help="client id of a durable client")
     ending.add_argument("name", type=text_argument, metavar="QUERY", help="name of the query")
-    ending.add_argument("--yes", action="store_true", help="do not ask")
+    add_yes(ending)
     ending.set_defaults(run=command("client_commands", "close_query"))

@@ -18,7 +18,13 @@ from uuid import uuid4
 from ack_modes import Outcome, Settlement
 from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, checked_name
-from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.envelope import (
+    DEAD_LETTER_EXCEPTION,
+    DEAD_LETTER_QUEUE,
+    DEAD_LETTER_REASON,
+    BodyKind,
+    Envelope,
+)
 from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,
@@ -177,6 +183,8 @@ def receive(options: argparse.Namespace) -> int:
             raise ValueError("--subscription is of a topic: give --topic as well")
         name = checked_name(options.subscription, "subscription")
         subscription = Subscription(name, durable=True, shared=True)
+    elif options.topic and options.create:
+        raise ValueError("--create makes a queue, or with --subscription a subscription; a topic needs none")
     waiting: _Waiting = queue.SimpleQueue()
 
     def listener(event: TransportEvent) -> None:
@@ -190,9 +198,11 @@ def receive(options: argparse.Namespace) -> int:
     wanted = options.count
     shown = _Shown(options)
     with connected(options, listener) as (transport, _):
-        missing = None if options.topic or options.create else _missing(transport, options.destination)
+        # A topic is there while it has subscriptions, such as that of this command.
+        is_made = options.create or (options.topic and subscription is None)
+        missing = None if is_made else _missing(transport, destination_of(options), subscription)
         if missing is not None:
-            warn(f"{missing}; --create makes a queue of this name")
+            warn(f"{missing}; --create makes it")
             return 1
         spec = ReceiverSpec(1, destination_of(options), selector=options.selector, subscription=subscription)
         link = transport.attach(spec, sink, None)
@@ -247,7 +257,7 @@ def _put_back(transport: Transport, link: int, waiting: _Waiting) -> None:
 def browse(options: argparse.Namespace) -> int:
     """Print the messages of a queue, and take nothing."""
     found: list[Delivery] = []
-    shown = _Shown(options)
+    shown = _Shown(options, explains=True)
     with connected(options) as (transport, _):
         spec = ReceiverSpec(1, Destination(options.destination), selector=options.selector, browse=True)
         link = transport.attach(spec, found.extend, None)
@@ -261,7 +271,7 @@ def browse(options: argparse.Namespace) -> int:
             if len(found) < _PREFETCH:
                 break
             found.clear()
-        missing = None if shown.count or shown.unreadable else _missing(transport, options.destination)
+        missing = None if shown.count or shown.unreadable else _missing(transport, Destination(options.destination))
     if not options.json:
         print(shown.text, file=sys.stderr)
     if missing is not None:
@@ -269,10 +279,14 @@ def browse(options: argparse.Namespace) -> int:
     return 1 if shown.unreadable or missing is not None else 0
 
 
-def _missing(transport: Transport, name: str) -> str | None:
-    """Return what is said of a queue that does not exist; None where it does, and where the broker does not tell."""
+def _missing(transport: Transport, destination: Destination, subscription: Subscription | None = None) -> str | None:
+    """Return what is said of a queue or a subscription that does not exist.
+
+    None where it does, and where the broker does not tell.
+    """
+    named = {"destination": destination.name, "kind": "topic" if destination.is_topic else "queue"}
     try:
-        transport.request("bounds", {"destination": name}, None)
+        transport.request("bounds", {**named, "subscription": subscription and subscription.name}, None)
     except InvalidDestinationException as error:
         return error.reason
     except JMSException:
@@ -283,8 +297,9 @@ def _missing(transport: Transport, name: str) -> str | None:
 class _Shown:
     """The messages that were printed, and those that could not be read."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, *, explains: bool = False) -> None:
         self._options = options
+        self._explains = explains  #: whether a line under a dead letter says why it is one
         self.count = 0
         self.unreadable = 0
 
@@ -303,6 +318,8 @@ class _Shown:
         """Print a message; returns False where it cannot be read, which is told with what happens ``otherwise``."""
         try:
             text = _as_json(delivery) if self._options.json else _as_text(delivery.envelope)
+            if self._explains and not self._options.json:
+                text += _why_dead(delivery.envelope)
         except MessageFormatException as error:
             self.unreadable += 1
             place = "a message" if delivery.position is None else f"the message at position {delivery.position}"
@@ -321,6 +338,15 @@ def _write(text: str) -> None:
 def _as_text(envelope: Envelope) -> str:
     is_text = envelope.body_kind is BodyKind.TEXT
     return printable_lines(str(envelope.body)) if is_text else printable(repr(envelope.body))
+
+
+def _why_dead(envelope: Envelope) -> str:
+    """Return a line that says why a message is a dead letter, or has expired; empty where it is neither."""
+    properties = envelope.properties or {}
+    if DEAD_LETTER_REASON not in properties:
+        return ""
+    why = [str(properties[each]) for each in (DEAD_LETTER_REASON, DEAD_LETTER_EXCEPTION) if each in properties]
+    return "\n" + printable(f"    from {properties.get(DEAD_LETTER_QUEUE)!r}: {'; '.join(why)}")
 
 
 def _as_json(delivery: Delivery) -> str:

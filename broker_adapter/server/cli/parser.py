@@ -15,7 +15,7 @@ from broker_adapter.selectors.language import checked_property_name
 from broker_adapter.server.cli.client_arguments import add_client_commands
 from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_arguments import add_store_commands
-from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
+from broker_adapter.server.cli.tools import add_option, add_yes, text_argument, url_argument
 from broker_adapter.version import own_version
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
@@ -108,7 +108,8 @@ def _make_parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a store to AMQP 1.0 clients",
         description=(
-            "Serve the queues of a store to AMQP 1.0 clients, until SIGINT or SIGTERM. Without --users every client may"
+            "Serve the queues of a store to AMQP 1.0 clients, until SIGINT or SIGTERM. SIGHUP: read the users and the"
+            " certificates again. Without --users every client may"
             " log in. On an address that other machines can reach, users and TLS are required, or --insecure."
         ),
     )
@@ -176,7 +177,9 @@ def _make_parser() -> argparse.ArgumentParser:
     receiving.add_argument(
         "--selector", type=text_argument, metavar="TEXT", help="only these, such as \"colour = 'red'\""
     )
-    receiving.add_argument("--create", action="store_true", help="make the queue where it does not exist")
+    receiving.add_argument(
+        "--create", action="store_true", help="make the queue, or the subscription, if there is none"
+    )
     receiving.set_defaults(run=command("message_commands", "receive"))
 
     browsing = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
@@ -198,13 +201,13 @@ def _make_parser() -> argparse.ArgumentParser:
 
     purging = _client(commands, "purge", "drop all waiting messages of a queue or a subscription")
     _add_subscription(purging, "with --topic: the subscription")
-    purging.add_argument("--yes", action="store_true", help="do not ask")
+    add_yes(purging)
     purging.set_defaults(run=command("server_commands", "purge"))
 
     deleting = _client(commands, "delete", "delete a queue, a topic or a subscription, with its messages")
     _add_subscription(deleting, "with --topic: only this subscription")
     deleting.add_argument("--force", action="store_true", help="also while it is in use: its consumers end")
-    deleting.add_argument("--yes", action="store_true", help="do not ask")
+    add_yes(deleting)
     deleting.set_defaults(run=command("server_commands", "delete"))
 
     announcing = _client(

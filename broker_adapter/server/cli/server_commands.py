@@ -45,7 +45,7 @@ def stat(options: argparse.Namespace) -> int:
 def _stat_of_one(options: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
     """Print the figures of what has one name: subscriptions of several clients may have the same."""
     if not found:
-        warn(f"there is no queue {options.destination!r}")
+        warn(f"there is no queue, topic or subscription {options.destination!r}; a subscription is TOPIC:NAME")
         return 1
     for number, each in enumerate(found):
         if options.json:

@@ -71,10 +71,7 @@ def _open(transport: Transport, credentials: Credentials, listener: Callable[[Tr
         transport.open(credentials, listener, None)
     except ConnectionLostException as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
-            raise ConnectionLostException(
-                f"{error.reason}; it was refused, so nothing listens there; start a server (holdfast serve), or say"
-                " where it is (--url, $HOLDFAST_URL)"
-            ) from error
+            raise ConnectionLostException(f"{error.reason} (--url or $HOLDFAST_URL names another server)") from error
         raise
     except JMSSecurityException as error:
         if not error.reason.endswith(GIVE_LOGIN):
@@ -208,6 +205,11 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
         options.parser.error(f"cannot ask without a terminal: {question} give --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add ``--yes``, for :func:`confirmed`."""
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
 
 
 def add_option(parser: argparse.ArgumentParser, more: str = "") -> None:

@@ -73,7 +73,7 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("embedded:?max_resting_messages=1", "'max_resting_messages' is called 'max_delayed_redeliveries' now"),
         ("amqp://h?max_resting_messages=1", "unknown option 'max_resting_messages'"),
         ("embedded:./data?memory=shop", "memory='shop' names an engine in memory, and './data' is a directory"),
-        ("amqp://h?memory=shop", "unknown option 'memory'"),
+        ("amqp://h?memory=shop", "'memory' is an option of embedded: URLs"),
         ("embedded:?max_logins=1", "unknown option 'max_logins'"),
         ("embedded:?prefetch_messages=1&prefetch_messages=2", "given twice"),
         ("embedded:?prefetch_messages", "not of the form name=value"),

@@ -30,7 +30,7 @@ def test_a_port_without_a_listener_is_a_lost_connection() -> None:
         Opened(port)
     assert str(told.value) == (
         f"no connection to 127.0.0.1:{port}: nothing listens there; correct host and port, or start: holdfast serve"
-        f" --listen 127.0.0.1:{port}"
+        f" --data DIR --listen 127.0.0.1:{port}"
     )
 
 

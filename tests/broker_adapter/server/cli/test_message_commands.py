@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_lines_of_the_standard_input_are_sent(server: ServerProcess) -> None:
 
 def test_a_topic_is_received_through_a_subscription(server: ServerProcess) -> None:
     arguments = ("news", "--topic", "--url", server.url)
-    assert done("receive", *arguments, "--subscription", "reader", "--timeout", "0.1") == ""
+    assert done("receive", *arguments, "--subscription", "reader", "--create", "--timeout", "0.1") == ""
     done("send", *arguments, "hello")
     assert done("receive", *arguments, "--subscription", "reader", "--timeout", "0.3") == "hello\n"
 
@@ -71,9 +72,44 @@ def test_a_misspelt_queue_is_told_and_not_made(server: ServerProcess, command: s
     assert "typo" not in names
 
 
+def test_a_misspelt_subscription_is_told_and_not_made(server: ServerProcess) -> None:
+    """It would keep all messages of its topic from then on."""
+    finished = holdfast("receive", "news", "--topic", "--subscription", "typo", "--url", server.url)
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert "there is no subscription 'typo'" in finished.stderr
+    assert "on 'news'" in finished.stderr
+    names = [each["name"] for each in json.loads(done("stat", "--url", server.url, "--json"))["queues"]]
+    assert "news:typo" not in names
+
+
+def test_a_plain_topic_is_not_created(server: ServerProcess) -> None:
+    finished = holdfast("receive", "news", "--topic", "--create", "--url", server.url)
+    assert finished.returncode == 1
+    assert "--create makes a queue, or with --subscription a subscription; a topic needs none" in finished.stderr
+
+
+def test_a_browser_shows_why_a_message_is_a_dead_letter(server: ServerProcess) -> None:
+    def fail(message: object) -> None:
+        raise ValueError(f"no such article{NASTY}")
+
+    done("send", "failing", "the body", "--url", server.url)
+    with ConnectionFactory(f"{server.url}?max_redeliveries=0").create_connection() as connection:
+        session = connection.create_session()
+        session.create_consumer(session.create_queue("failing")).listener = fail
+        connection.start()
+        deadline = time.monotonic() + WAIT
+        while "the body" not in (shown := done("browse", "DLQ", "--url", server.url)):
+            assert time.monotonic() < deadline
+    body, why = shown.splitlines()
+    assert body == "the body"
+    assert why.startswith("    from 'failing': rejected by a consumer; ValueError: no such article")
+    assert is_harmless(shown)
+    assert done("receive", "DLQ", "--url", server.url) == "the body\n", "what is piped on is the body"
+
+
 def test_receive_makes_a_queue_when_asked_to(server: ServerProcess) -> None:
     url = ("--url", server.url)
-    assert "--create makes a queue of this name" in holdfast("receive", "made", *url).stderr
+    assert "; --create makes it" in holdfast("receive", "made", *url).stderr
     assert done("receive", "made", *url, "--create", "--timeout", "0") == ""
     assert done("receive", "made", *url, "--timeout", "0") == "", "it is there now"
 
