@@ -275,8 +275,8 @@ class EngineSettings:
     )
     max_redelivery_delay_seconds: float = _option(
         30.0,
-        "longest pause before such a redelivery; a message that its consumers refuse (undeliverable-here) waits for"
-        " another one as long before it goes to the dead-letter queue",
+        "two limits: the longest pause before such a redelivery; and how long a message that its consumers refuse"
+        " (undeliverable-here) waits for another consumer before it goes to the dead-letter queue",
         least=0,
     )
     max_delayed_redeliveries: int = _option(

@@ -156,19 +156,28 @@ def test_the_programs_of_the_page_of_regions_show_what_it_says(tmp_path: Path) -
     page = (ROOT / "docs" / "regions.md").read_text(encoding="utf-8")
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     durable = next(each for each in programs if "keep_alive=True" in each)
-    finished = subprocess.run(
-        [sys.executable, "-c", programs[0] + durable],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    first, second, *durably = finished.stdout.splitlines()
-    assert {first, second} == {"IBM is now {'price': 93.0}", "{'price': 93.0} ['IBM']"}
-    assert durably == ["-2 events wait", "1 events wait", "IBM is now {'price': 94.0}"]
+    definitions = programs[0].partition("with ConnectionFactory")[0]
+
+    def lines(program: str, directory: str) -> list[str]:
+        (tmp_path / directory).mkdir(exist_ok=True)
+        finished = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path / directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout.splitlines()
+
+    assert sorted(lines(programs[0], "first")) == [
+        *("IBM is now {'price': 93.0}", "IBM is there with {'price': 92.5}", "{'price': 93.0} ['IBM']"),
+    ]
+    counts = ["events that wait: -2", "events that wait: 1"]
+    assert lines(definitions + durable, "fresh") == [*counts, "IBM is there with {'price': 94.0}"]
+    assert lines(definitions + durable, "first") == [*counts, "IBM is now {'price': 94.0}"]
 
 
 def test_importing_the_sdk_loads_neither_spark_nor_asks_for_java() -> None:

@@ -67,7 +67,9 @@ def subscription_of(name: str, source: Terminus) -> tuple[Subscription | None, T
             error_code="amqp:not-implemented",
         )
     found = Subscription(name, durable, shared, "global" not in source.capabilities) if durable or shared else None
-    return found, source if durable else source._replace(durable=0, expiry="link-detach", timeout=0)
+    # A timeout is of an expiring source (3.5.3), and none of these is one.
+    kept = source if durable else source._replace(durable=0, expiry="link-detach")
+    return found, kept._replace(timeout=0)
 
 
 def temporary_kind(terminus: Terminus) -> DestinationKind:

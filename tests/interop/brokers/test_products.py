@@ -191,7 +191,7 @@ def test_rabbitmq_has_no_queue_of_that_name_at_addresses_of_version_2(rabbitmq: 
             session.create_producer().send("x", missing)
 
 
-def test_rabbitmq_drops_what_was_recovered_twenty_times_from_a_quorum_queue(rabbitmq: Broker) -> None:
+def test_rabbitmq_drops_a_message_of_a_quorum_queue_as_its_21st_delivery_is_recovered(rabbitmq: Broker) -> None:
     with _session(rabbitmq, AcknowledgeMode.CLIENT, version_2=True) as session:
         again = session.create_queue("again")
         session.create_producer(again).send("x")

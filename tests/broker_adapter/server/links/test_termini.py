@@ -106,6 +106,15 @@ def test_a_subscription_with_link_detach_ends_with_its_link_and_the_answer_says_
     assert subscriptions(broker) == 0
 
 
+def test_a_subscription_that_never_expires_has_no_timeout_and_the_answer_says_so(broker: Broker) -> None:
+    """AMQP 1.0 part 3, 3.5.3: the timeout is of an expiring source."""
+    client = Client(broker).open("me")
+    source = Terminus("news", durable=2, expiry="never", timeout=60, capabilities=TOPIC)
+    answer = client.opened(client.receiver(source, name="reader")).source
+    assert answer is not None
+    assert (answer.durable, answer.expiry, answer.timeout) == (2, "never", 0)
+
+
 @pytest.mark.parametrize("timeout", [0, 60])
 @pytest.mark.parametrize("expiry", [None, "session-end", "connection-close", "link-detach"])
 def test_a_durable_subscription_that_would_not_be_kept_as_it_asks_is_refused(
