@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -19,6 +22,7 @@ import pytest
 
 import sdk
 from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics
+from broker_adapter.own_threads import flush_log
 from sdk import ConnectionFactory, JMSException, MessageFormatException
 from tests.interop.brokers.brokers import table
 
@@ -228,3 +232,48 @@ def test_the_pool_of_the_faq_sends_from_any_number_of_threads() -> None:
         session = connection.create_session()
         browser = session.create_browser(session.create_queue("pooled"))
         assert sorted(int(str(each)) for each in browser) == list(range(200))
+
+
+def test_the_loop_of_the_faq_ends_after_the_message_at_which_it_was_told_to_stop(tmp_path: Path) -> None:
+    url = f"embedded:{tmp_path}"
+    done: list[str] = []
+
+    def work(message: sdk.Message) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append(str(message))
+
+    with ConnectionFactory(url).create_connection() as connection:
+        session = connection.create_session()
+        session.create_producer(session.create_queue("orders")).send_all(["0", "1", "2"])
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            faq("Does a program that is told to stop")["run"](url, work)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        left = [str(each) for each in session.create_browser(session.create_queue("orders"))]
+    assert (done, left) == (["0"], ["1", "2"])
+
+
+def test_the_log_of_the_faq_is_sent_by_a_thread_of_its_own_without_what_holdfast_logs() -> None:
+    threads: list[str] = []
+
+    with ConnectionFactory("embedded:").create_connection() as connection:
+        session = connection.create_session()
+        producer = session.create_producer(session.create_queue("log"))
+
+        class Sends(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                threads.append(threading.current_thread().name)
+                producer.send(record.getMessage())
+
+        before = list(logging.getLogger().handlers)
+        listener = faq("Can a log handler")["send_log"](Sends())
+        try:
+            logging.getLogger("shop").warning("sold")
+            logging.getLogger("holdfast.sdk").warning("the connection is lost")
+            flush_log(60)
+        finally:
+            listener.stop()
+            logging.getLogger().handlers[:] = before
+        assert [str(each) for each in session.create_browser(session.create_queue("log"))] == ["sold"]
+    assert threading.current_thread().name not in threads

@@ -245,8 +245,8 @@ class CurrentTransport:
                 if not may_wait():
                     raise IllegalStateException(
                         f"{what} would wait for the network, which is away, in {threading.current_thread().name!r}, a"
-                        " thread of the SDK that others need: a log handler or exception listener that uses the"
-                        " connection does so in a thread of its own, or leaves it out meanwhile"
+                        " thread of the SDK that others need: let a log handler or exception listener that uses the"
+                        " connection do so in a thread of its own (QueueHandler and a filter: docs/faq.md)"
                     )
                 left = None if deadline is None else deadline - self.clock()
                 if left is not None and left <= 0:

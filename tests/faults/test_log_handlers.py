@@ -80,6 +80,7 @@ def test_a_send_of_a_handler_in_a_thread_of_the_sdk_is_refused_at_once_while_the
         logging.getLogger().removeHandler(handler)
     assert all(isinstance(error, IllegalStateException) for error in handler.refused)
     assert "'holdfast-log', a thread of the SDK that others need" in str(handler.refused[0])
+    assert "(QueueHandler and a filter: docs/faq.md)" in str(handler.refused[0])
 
 
 def test_a_call_of_an_exception_listener_is_refused_at_once_while_the_network_is_away(
