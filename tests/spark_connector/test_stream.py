@@ -282,8 +282,9 @@ def test_a_query_without_its_checkpoint_starts_again_after_it_was_stopped(
             eventually(lambda: texts(url, "in") == [], query)
         finally:
             query.stop()
-    with ConnectionFactory(url).create_connection() as connection:
-        eventually(lambda: not is_claimed(connection))
+        # Spark does not wait for the process of the source, which ends the claim.
+        with ConnectionFactory(url).create_connection() as connection:
+            eventually(lambda: not is_claimed(connection))
 
 
 def test_a_query_that_failed_in_a_batch_keeps_its_queue_until_another_takes_it_over(
