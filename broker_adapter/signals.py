@@ -7,14 +7,20 @@ the one for Ctrl-C does, and leave what they interrupt half done; or call back i
 from __future__ import annotations
 
 import _thread
+import atexit
+import os
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: How long a thread waits for more work, in seconds.
+_LINGER_SECONDS: Final = 1.0
 
 
 def may_be_interrupted() -> bool:
@@ -25,8 +31,8 @@ def may_be_interrupted() -> bool:
 def uninterrupted(function: Callable[[], T]) -> T:
     """Call a function where no handler of a signal runs, and wait for its end.
 
-    In the main thread it runs in a thread of its own.  Where a handler raises meanwhile, the caller waits no longer,
-    and the function goes on to its end, before that of the process.
+    In the main thread it runs in another thread.  Where a handler raises meanwhile, the caller waits no longer, and the
+    function goes on to its end, before that of the process.
 
     Args:
         function: called once.
@@ -40,12 +46,17 @@ def uninterrupted(function: Callable[[], T]) -> T:
     if not may_be_interrupted():
         return function()
     work = _Work(function)
-    # Thread.start() is no single step: a handler that raises there leaves a thread that never runs what it was made
-    # for.  So a bare thread, which nothing waits for when the process ends, starts the one that does the work.
     try:
-        _thread.start_new_thread(work.start, ())
-    except RuntimeError:
-        work.carry_out()  # no thread can start: the process has too many, or ends
+        worker = _idle.pop()
+    except IndexError:
+        # Thread.start() is no single step: a handler that raises there leaves a thread that never runs.  So a bare
+        # thread starts the one that does the work.
+        try:
+            _thread.start_new_thread(_Worker(work).start, ())
+        except RuntimeError:
+            work.carry_out()  # no thread can start: the process has too many, or ends
+    else:
+        worker.works.put(work)
     return work.result()
 
 
@@ -120,23 +131,18 @@ class _Work(Generic[T]):
         self._error: BaseException | None = None
         self._result: T
 
-    def start(self) -> None:
-        """Call the function in a thread of its own."""
-        try:
-            threading.Thread(target=self.carry_out, name="holdfast-uninterrupted", daemon=False).start()
-        except RuntimeError:
-            self.carry_out()
-
     def carry_out(self) -> None:
         """Call the function, unless that has been done or is under way."""
         if not self._unclaimed.acquire(blocking=False):
             return
+        _under_way.append(self._done)
         try:
             self._result = self._function()
         except BaseException as error:
             self._error = error
         finally:
             self._done.release()
+            _under_way.remove(self._done)
 
     def result(self) -> T:
         """Wait for the end of the call, and return or raise what it did."""
@@ -148,3 +154,60 @@ class _Work(Generic[T]):
             return self._result
         finally:
             del error  # it refers to this frame
+
+
+class _Worker:
+    """A thread that carries out one piece of work after the other, and ends when none has come for a while.
+
+    Args:
+        work: the first one.
+
+    Attributes:
+        works: those that are to come.
+    """
+
+    def __init__(self, work: _Work[Any]) -> None:
+        self.works: queue.SimpleQueue[_Work[Any]] = queue.SimpleQueue()
+        self.works.put(work)
+
+    def start(self) -> None:
+        """Begin."""
+        try:
+            threading.Thread(target=self._run, name="holdfast-uninterrupted", daemon=True).start()
+        except RuntimeError:
+            self.works.get().carry_out()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self.works.get(timeout=_LINGER_SECONDS)
+            except queue.Empty:
+                with suppress(ValueError):
+                    _idle.remove(self)
+                    return
+                continue  # the main thread has taken it out, and is about to give it work
+            work.carry_out()
+            del work  # it has the result
+            _idle.append(self)
+
+
+#: Workers without work.  The main thread takes one out, a worker itself.
+_idle: deque[_Worker] = deque()
+#: A lock for each piece of work under way, which is free at its end.
+_under_way: deque[threading.Lock] = deque()
+
+
+@atexit.register
+def _finish() -> None:
+    """Wait for what no caller waits for any more, as the process ends."""
+    for done in list(_under_way):
+        done.acquire()
+        done.release()
+
+
+def _after_fork() -> None:
+    _idle.clear()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -187,7 +187,7 @@ def test_a_forked_child_does_not_touch_its_parents_engine(tmp_path: Path) -> Non
         results = context.Queue()
         child = context.Process(target=_use_in_child, args=(connection, os.fspath(tmp_path), results))
         child.start()
-        assert "belongs to the process that this one was forked from" in results.get(timeout=WAIT)
+        assert "it was made by the parent of this process" in results.get(timeout=WAIT)
         assert results.get(timeout=WAIT) == "StoreLockedException"
         child.join(WAIT)
         with connection.create_session() as session:
