@@ -211,7 +211,8 @@ class Connection:
         not); the connection is gone for good (an InvalidClientIDException where another program has taken its client
         id meanwhile); the broker closed a producer or consumer; an asynchronous send of a
         non-persistent message failed; the acknowledgement after a listener failed; a message could not be read.
-        Without a listener these are logged.  It may close the connection, and what it raises is logged.
+        Without a listener these are logged.  It may close the connection, and what it raises is logged.  A call in it
+        that would wait for a network that is away raises IllegalStateException at once.
         """
         return self._exception_listener
 

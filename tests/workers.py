@@ -30,7 +30,7 @@ LONG: Final = (
     "spark_connector/test_histories.py",
     "spark_connector/test_row_properties.py",
     "broker_adapter/amqp/test_hostile_peers.py",
-    "sdk/test_dropped.py",
+    "sdk/test_finalizers.py",
     "sdk/test_clean_ends.py",
     "sdk/test_interrupted.py",
     "sdk/test_signals.py",
