@@ -25,7 +25,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import interpreter
+from benchmarks import interpreter, shape
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
@@ -285,6 +285,7 @@ def main() -> int:
             str(row.threads),
         )
     console.print(table)
+    console.print(shape.table(ROOT, ("ack_modes", "broker_adapter", "holdfast", "sdk", "spark_connector")))
     with tempfile.TemporaryDirectory() as directory:
         console.print(compare(Path(directory)) or f"no history with {OLD}: its CPU is not compared")
     return 0
