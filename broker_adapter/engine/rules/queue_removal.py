@@ -77,15 +77,22 @@ class QueueRemoval:
         self.end_queue(queue, effects)
 
     def give_way(self, totals: Totals, effects: Effects) -> None:
-        """Carry out what the option ``full_subscription`` says of the subscriptions that gave way in this decision."""
+        """Carry out what the option ``full_subscription`` says of the subscriptions that gave way in this decision.
+
+        A later command of the decision may have ended one of them, or attached a reader to it.
+        """
         way = self._directory.settings.full_subscription
         for queue, left_out in self._admission.gave_way.items():
-            if way == "drop_oldest":
-                effects.overfull.append(queue.id)  # the driver has to read what is to be dropped
+            if queue.record.kind != "subscription":
                 continue
-            note_dropped(queue, left_out, totals, effects)
-            if way == "end_subscription":
-                totals.dropped += queue.depth
+            is_read = queue.consumers or queue.leaving
+            if way == "drop_oldest":
+                if not is_read:
+                    effects.overfull.append(queue.id)  # the driver has to read what is to be dropped
+            elif way == "drop_new" or is_read:
+                note_dropped(queue, left_out, totals, effects)
+            else:
+                totals.dropped += left_out + queue.depth
                 totals.subscriptions_ended += 1
                 effects.warn(
                     ("ended", queue.id),

@@ -134,7 +134,7 @@ def test_it_is_deleted_and_that_is_told(how: str) -> None:
     news = Topic("end_subscription")
     news.publish(how, b"1", b"2", b"3")
     news.publish(how, b"4", b"5")
-    (warning,) = [each for each in news.warnings if "deleted" in each]
+    (warning,) = news.warnings
     assert warning == (
         "! subscription 'unread' on 'news' was full, and nobody read it: it was deleted, with 3 messages (option"
         " full_subscription)"
@@ -172,6 +172,42 @@ def test_it_does_not_give_way_while_somebody_reads_it(way: str, reader: str) -> 
         if reader != "consumer":
             rules.do(c.Detach(consumer))
     assert news.send(b"4") == "held"
+
+
+@pytest.mark.parametrize("how", ["send", "commit"])
+def test_a_reader_that_attaches_in_the_same_decision_keeps_the_subscription(how: str) -> None:
+    news = Topic("end_subscription")
+    news.send(b"1", b"2", b"3")
+    message = c.NewMessage(0, b"4")
+    send: c.Command = c.Enqueue(news.client, NEWS, [message])
+    if how == "commit":
+        send = c.Commit(news.client, c.CommitId("session", 1), [(NEWS, message)], [])
+    consumer = news.rules.do(send, c.Attach(news.client, NEWS, print, subscription=shared("unread")))
+    (warning,) = news.warnings
+    assert "1 message was dropped since the start" in warning
+    news.rules.do(c.Credit(consumer, 10))
+    assert [number for _, number in news.rules.placed[consumer]] == [1, 2, 3]
+    assert news.statistics.subscriptions_ended == 0
+
+
+def test_a_subscription_that_is_deleted_in_the_same_decision_ends_once() -> None:
+    news = Topic("end_subscription")
+    news.send(b"1", b"2", b"3")
+    news.rules.do(c.Enqueue(news.client, NEWS, [c.NewMessage(0, b"4")]), c.Delete(NEWS, "unread"))
+    assert len(news.rules.effects.ended) == 1
+    assert news.warnings == []
+    assert news.statistics.subscriptions_ended == 0
+
+
+def test_a_new_subscription_of_its_name_in_the_same_decision_stays() -> None:
+    news = Topic("end_subscription")
+    news.send(b"1", b"2", b"3")
+    attach = c.Attach(news.client, NEWS, print, subscription=shared("unread"), selector="TRUE = TRUE")
+    consumer = news.rules.do(c.Enqueue(news.client, NEWS, [c.NewMessage(0, b"4")]), attach)
+    assert len(news.rules.effects.ended) == 1
+    news.rules.do(c.Detach(consumer))
+    assert news.rules.do(c.Delete(NEWS, "unread")) == 0
+    assert news.of("unread") is None
 
 
 @pytest.mark.parametrize("way", WAYS)
