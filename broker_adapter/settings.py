@@ -276,7 +276,7 @@ class EngineSettings:
     max_redelivery_delay_seconds: float = _option(
         30.0,
         "two limits: the longest pause before such a redelivery; and how long a message that its consumers refuse"
-        " (undeliverable-here) waits for another consumer before it goes to the dead-letter queue",
+        " (undeliverable-here) waits for another consumer before it goes to the dead-letter queue; 0: not at all",
         least=0,
     )
     max_delayed_redeliveries: int = _option(

@@ -444,7 +444,7 @@ class Broker:
         """Note when something is due without a command."""
         state, before = self._state, self._alarm_ms
         alarm_ms = self._background.next_check_ms()
-        if self._waits.all or state.endings.backing_off:
+        if self._waits.all or state.endings.due:
             alarms = [alarm_ms, state.next_deadline_ms()]
             if state.waits_engine_wide and state.admission.room is not None:
                 alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)

@@ -292,8 +292,8 @@ class BrokerState:
         """
         touched: dict[int, QueueState] = {}
         changed, memory = self.directory.changed, self.directory.memory
-        if self.endings.backing_off:
-            self.endings.end_back_off(effects)
+        if self.endings.due:
+            self.endings.end_delays(effects)
         for _ in range(_ROUNDS):
             tried = self.resumption.resume(now_ms, effects) if self.wait_queues.all else {}
             if self.admission.gave_way:
@@ -314,6 +314,8 @@ class BrokerState:
                 if queue.consumers:
                     for entry in dispatch(queue, now_ms, effects):
                         self.endings.expire(queue, entry, effects)
+                    if queue.undeliverable.refusers:
+                        self.endings.note_refused(queue)
                     if effects.handouts >= memory.cycle_handouts:
                         changed[queue.id] = queue  # it may have more
                 elif queue.ready:

@@ -104,7 +104,6 @@ def _places(
 ) -> Iterator[str]:
     """Whether each message can be handed out, or loaded."""
     reserved = {place for consumer in queue.consumers for place in consumer.reserved}
-    reserved |= {place for waiting in queue.undeliverable.waiting.values() for place in waiting}
     if queue.kept != sum(len(consumer.reserved) for consumer in queue.consumers):
         yield f"{queue.kept} messages are counted as kept for the consumers of groups"
     heaps = {number: set(lane.heap) for number, lane in lanes.items()}
@@ -121,7 +120,7 @@ def _places(
             yield f"position {raw.position} is message {entry.number} of lane {entry.lane.number} in memory"
         if raw.position > lane.loaded_through and raw.position not in lane.early:
             yield f"position {raw.position} is in memory, and would be loaded again"
-        is_ready = raw.position in queue.ready
+        is_ready = raw.position in queue.ready and raw.position not in queue.undeliverable.refusers
         if is_ready and raw.position not in heaps[raw.lane] and (raw.lane, raw.position) not in reserved:
             yield f"position {raw.position} is ready, and has no turn"
     for consumer in queue.consumers:

@@ -31,7 +31,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     if queue.returning:
         return []
     turn = _Turn(queue, now_ms, effects)
-    if queue.undeliverable.waiting:
+    if queue.undeliverable.refusers:
         _hand_out_refused(queue, turn)
     if queue.exclusive:
         _serve(queue, queue.exclusive[0], turn)
@@ -144,14 +144,16 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:
     """Hand out what other consumers have refused; those with selectors find it as what came in."""
-    for consumer in list(queue.takers):
-        while turn.left > 0 and queue.is_served(consumer) and turn.room_of(consumer) > 0:
-            position = queue.undeliverable.take(consumer)
-            if position is None:
+    ready, kept_for, refusers = queue.ready, queue.kept_for, queue.undeliverable.refusers
+    waiting = [ready[position] for position in refusers if position in ready and position not in kept_for]
+    for entry in sorted(waiting, key=lambda each: (each.lane.number, each.position)):
+        for consumer in queue.takers:
+            if consumer in refusers[entry.position] or not queue.is_served(consumer):
+                continue
+            if turn.left > 0 and turn.room_of(consumer) > 0:
+                turn.give_unless_expired(consumer, ready.pop(entry.position))
+                queue.takers.rotate(-1)
                 break
-            entry = queue.ready.pop(position, None)
-            if entry is not None:
-                turn.give_unless_expired(consumer, entry)
 
 
 def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn) -> None:

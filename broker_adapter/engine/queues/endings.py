@@ -11,7 +11,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ack_modes import Failure, Outcome
@@ -52,7 +52,8 @@ class Endings:
     """Ends messages, or makes them available again.
 
     Attributes:
-        backing_off: a heap of (due, queue number): when the first message of a queue is due whose delivery is delayed.
+        due: a heap of (due, queue number): when the first back-off, or waiting of a refused message, of a queue is
+            over; those that are not so any more are skipped.
     """
 
     def __init__(self, directory: Directory, totals: Totals, time: DecisionTime, read: ReadAnnotations) -> None:
@@ -71,7 +72,9 @@ class Endings:
         self._totals = totals
         self._time = time
         self._read = read
-        self.backing_off: list[tuple[int, int]] = []
+        self._refused_ms = round(directory.settings.max_redelivery_delay_seconds * 1000)
+        self.due: list[tuple[int, int]] = []
+        self._due_ms: dict[int, int] = {}  #: queue number → what is so
 
     def not_accepted(
         self, queue: QueueState, entry: Entry, ending: Ending, effects: Effects, by: Consumer | None = None
@@ -93,6 +96,9 @@ class Endings:
             if modified.annotations:
                 added = with_annotations(self._annotations(entry, effects), modified.annotations)
                 self._annotate(entry, added, effects)
+            is_refused = modified.undeliverable and by is not None and by.attached
+            if is_refused and not queue.undeliverable.refuse(entry.position, by):
+                ending, by = Outcome.FAILED, None  # too many are noted: it may come to any consumer again
         released = ending is Outcome.RELEASED
         counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
         if entry.expires_at_ms and entry.expires_at_ms <= self._time.now_ms:
@@ -115,7 +121,7 @@ class Endings:
                 return
             if not counted:
                 queue.count(entry, 1, effects)
-        if modified is not None and self._goes_elsewhere(queue, entry, modified, by, effects):
+        if modified is not None and self._is_put_off(queue, entry, modified, effects):
             return
         if released:
             queue.release(entry, effects)
@@ -124,52 +130,39 @@ class Endings:
         else:  # its listener raised, or what was set aside is rejected again, which keeps no other from coming
             self._back_off(queue, entry, None if ending is Outcome.REJECTED else by, effects)
 
-    def _goes_elsewhere(
-        self, queue: QueueState, entry: Entry, modified: Modified, by: Consumer | None, effects: Effects
-    ) -> bool:
-        """Carry out what a consumer asks for that gives a message back; returns whether that is its place now."""
-        if modified.undeliverable:
-            if by is None or not by.attached:
-                return False
-            if queue.undeliverable.refuse(entry.position, by, self._wait_for_others(queue)):
-                queue.give_back(entry, effects)
-            else:
-                self.dead_letter(queue, entry, f"{NOT_HERE}, and so are many others, or at many consumers", effects)
-            return True
+    def _is_put_off(self, queue: QueueState, entry: Entry, modified: Modified, effects: Effects) -> bool:
+        """Delay a message if a consumer that gives it back asks for that; return whether it does."""
         due_ms = modified.deliver_at_ms
         if due_ms is None:
             due_ms = self._time.now_ms + modified.delay_ms
-        # A message that is delayed gets another position, at which it would not be known who has refused it.
-        if due_ms <= self._time.now_ms or entry.position in queue.undeliverable.refusers:
+        if due_ms <= self._time.now_ms:
             return False
-        self._move(entry, lambda: queue.put_off(entry, min(due_ms, LATEST_MS), effects), effects)
+        self._move(queue, entry, lambda: queue.put_off(entry, min(due_ms, LATEST_MS), effects), effects)
         return True
 
-    def _wait_for_others(self, queue: QueueState) -> int:
-        """When a message of a queue that a consumer has refused has waited long enough for another one."""
-        due_ms = self._time.elapsed_ms + max(1, round(self._settings.max_redelivery_delay_seconds * 1000))
-        heappush(self.backing_off, (due_ms, queue.id))
-        return due_ms
-
-    def _end_waiting(self, queue: QueueState, position: int, effects: Effects) -> None:
-        """A message that consumers have refused has waited for others."""
+    def note_refused(self, queue: QueueState) -> None:
+        """Note since when the messages that consumers have refused wait, and none of the others may have them."""
+        if self._is_for_dead_letters(queue):
+            return  # they stay
         undeliverable = queue.undeliverable
-        refusers = undeliverable.refusers[position]
-        others = [each for each in queue.consumers if each not in refusers and each.search is None]
-        entry = queue.ready.get(position)
-        if (
-            entry is None
-            or position in queue.kept_for
-            or self._is_for_dead_letters(queue)
-            or any(queue.is_served(each) for each in others)
-        ):
-            undeliverable.wait_until(position, self._wait_for_others(queue))
-            return
-        del queue.ready[position]
-        seconds = self._settings.max_redelivery_delay_seconds
-        reason = f"{NOT_HERE}, and no other took it within {seconds:g} s (option max_redelivery_delay_seconds)"
-        self.dead_letter(queue, entry, reason, effects)
-        self._changed[queue.id] = queue
+        since_ms = undeliverable.since_ms
+        for position, refusers in undeliverable.refusers.items():
+            entry = queue.ready.get(position)
+            if entry is None or any(queue.may_have(each, entry) for each in queue.consumers if each not in refusers):
+                since_ms.pop(position, None)
+            else:
+                since_ms.setdefault(position, self._time.elapsed_ms)
+        self._note_due(queue)
+
+    def _end_waiting(self, queue: QueueState, effects: Effects) -> None:
+        """Set aside what consumers have refused and no other could have for long enough."""
+        self.note_refused(queue)
+        for position, since_ms in list(queue.undeliverable.since_ms.items()):
+            if since_ms + self._refused_ms <= self._time.elapsed_ms:
+                seconds = self._settings.max_redelivery_delay_seconds
+                reason = f"{NOT_HERE}, and no other took it within {seconds:g} s (option max_redelivery_delay_seconds)"
+                self.dead_letter(queue, queue.ready.pop(position), reason, effects)
+                self._changed[queue.id] = queue
 
     def _is_for_dead_letters(self, queue: QueueState) -> bool:
         return queue.destination == self._dead_letters
@@ -183,36 +176,45 @@ class Endings:
         if not delay_ms or len(queue.backoff) >= most:
             queue.give_back_to(entry, consumer, effects)
             return
-        due_ms = self._time.elapsed_ms + delay_ms
-        first_ms = queue.backoff.first_due_ms()
-        queue.backoff.add(entry, due_ms, consumer)
-        if first_ms is None or due_ms < first_ms:
-            heappush(self.backing_off, (due_ms, queue.id))
+        queue.backoff.add(entry, self._time.elapsed_ms + delay_ms, consumer)
+        self._note_due(queue)
 
-    def end_back_off(self, effects: Effects) -> None:
+    def _note_due(self, queue: QueueState) -> None:
+        """Note when a back-off or a waiting of a queue is over next, if that is earlier than what is noted."""
+        since_ms = queue.undeliverable.since_ms
+        refused_ms = min(since_ms.values()) + self._refused_ms if since_ms else LATEST_MS
+        backoff_ms = queue.backoff.first_due_ms()
+        due_ms = refused_ms if backoff_ms is None else min(refused_ms, backoff_ms)
+        if due_ms >= self._due_ms.get(queue.id, LATEST_MS):
+            return
+        self._due_ms[queue.id] = due_ms
+        heappush(self.due, (due_ms, queue.id))
+        if len(self.due) > 2 * len(self._due_ms) + 64:
+            self.due = [(due_ms, number) for number, due_ms in self._due_ms.items()]
+            heapify(self.due)
+
+    def end_delays(self, effects: Effects) -> None:
         """Make the messages available again whose back-off is over, and end the waiting of refused ones."""
-        backing_off = self.backing_off
-        while backing_off and backing_off[0][0] <= self._time.elapsed_ms:
-            queue = self._directory.queues.get(heappop(backing_off)[1])
-            if queue is None:
-                continue
+        while (due_ms := self.next_due_ms()) is not None and due_ms <= self._time.elapsed_ms:
+            number = heappop(self.due)[1]
+            del self._due_ms[number]
+            queue = self._directory.queues[number]
             for entry, consumer in queue.backoff.due(self._time.elapsed_ms):
                 queue.give_back_to(entry, consumer, effects)
                 self._changed[queue.id] = queue
-            for position in queue.undeliverable.due(self._time.elapsed_ms):
-                self._end_waiting(queue, position, effects)
-            next_ms = queue.backoff.first_due_ms()
-            if next_ms is not None:
-                heappush(backing_off, (next_ms, queue.id))
+            self._end_waiting(queue, effects)
+            self._note_due(queue)
 
     def next_due_ms(self) -> int | None:
-        """When the next back-off is over, by ``elapsed_ms``; None where there is none."""
-        backing_off = self.backing_off
-        while backing_off:
-            queue = self._directory.queues.get(backing_off[0][1])
-            if queue is not None and (queue.backoff or queue.undeliverable.refusers):
-                return backing_off[0][0]
-            heappop(backing_off)
+        """When the next back-off or waiting is over, by ``elapsed_ms``; None where there is none."""
+        while self.due:
+            due_ms, number = self.due[0]
+            if self._due_ms.get(number) == due_ms:
+                queue = self._directory.queues.get(number)
+                if queue is not None and (queue.backoff or queue.undeliverable.refusers):
+                    return due_ms
+                del self._due_ms[number]
+            heappop(self.due)
         return None
 
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
@@ -269,12 +271,15 @@ class Endings:
 
     def now_due(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
         """Give a delayed message its place at the end of its lane."""
-        self._move(entry, lambda: queue.now_due(entry, effects), effects)
+        self._move(queue, entry, lambda: queue.now_due(entry, effects), effects)
 
-    def _move(self, entry: Entry, move: Callable[[], Entry], effects: Effects) -> None:
-        """Give a message another place, with what was added to it."""
+    def _move(self, queue: QueueState, entry: Entry, move: Callable[[], Entry], effects: Effects) -> None:
+        """Give a message another place in its queue, with what was added to it and who has refused it."""
         kept = self._annotations(entry, effects)
+        refusers = queue.undeliverable.refusers.get(entry.position)
         moved = move()
+        if refusers:
+            queue.undeliverable.refusers[moved.position] = refusers
         if kept:
             self._annotate(moved, kept, effects)
 

@@ -278,8 +278,13 @@ class QueueEntries:
     def _drop_early(self, effects: Effects) -> None:
         """No consumer searches any more: what came into memory for that is loaded again in its turn."""
         effects.touches_unloaded = True  # it may have changed in this cycle
+        stay = self.undeliverable.refusers  # no load brings them to those that may have them
         for lane in self.lanes:
-            early = [position for position in lane.early if position > lane.loaded_through and position in self.ready]
+            early = [
+                position
+                for position in lane.early
+                if position > lane.loaded_through and position in self.ready and position not in stay
+            ]
             for position in early:
                 self._put_behind(self.ready.pop(position))
             lane.early.difference_update(early)

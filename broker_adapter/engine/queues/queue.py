@@ -399,6 +399,7 @@ class QueueState(QueueEntries):
     def add_consumer(self, consumer: Consumer) -> None:
         """Let a consumer take part."""
         self.consumers[consumer] = None
+        self.undeliverable.since_ms.clear()
         if consumer.exclusive:
             self.exclusive.append(consumer)
         if consumer.search is not None:
@@ -407,6 +408,14 @@ class QueueState(QueueEntries):
     def is_served(self, consumer: Consumer) -> bool:
         """Whether a consumer may get something: an exclusive one that came first shuts out all others."""
         return not self.exclusive or self.exclusive[0] is consumer
+
+    def may_have(self, consumer: Consumer, entry: Entry) -> bool:
+        """Return whether a message that is ready may come to a consumer, which may be busy; a selector is not asked."""
+        if consumer.search is None or not self.is_served(consumer):
+            return self.is_served(consumer)
+        looking = consumer.search.lane(entry.lane.number)
+        is_asked = looking.has_passed(entry.position) and not self.pending_candidates
+        return not is_asked or entry.position in looking.found
 
     def offer(self, consumer: Consumer) -> None:
         """Let a consumer have its turn, if it has credit: it may get something now."""
@@ -428,9 +437,9 @@ class QueueState(QueueEntries):
             consumer.search = None
             del self.searching[consumer]
         self._let_go_of_kept(consumer, selector, effects)
-        if self.undeliverable.refusers:
-            for lane_number, position in self.undeliverable.consumer_gone(consumer):
-                heappush(self._by_number[lane_number].heap, position)
+        for position in self.undeliverable.consumer_gone(consumer):
+            if position in self.ready:
+                heappush(self.ready[position].lane.heap, position)
         if selector is not None and not self.searching:
             self._drop_early(effects)
         if not self.consumers:
@@ -607,10 +616,8 @@ class QueueState(QueueEntries):
             self._arrived(entry, effects)
 
     def _give_turn(self, lane_number: int, position: int) -> None:
-        """Let a message that is ready have its turn in its lane, or at a consumer that has not refused it."""
-        if position in self.undeliverable.refusers:
-            self.undeliverable.add(lane_number, position)
-        else:
+        """Let a message that is ready have its turn in its lane; one that was refused has none."""
+        if position not in self.undeliverable.refusers:
             heappush(self._by_number[lane_number].heap, position)
 
     def release(self, entry: Entry, effects: Effects) -> None:

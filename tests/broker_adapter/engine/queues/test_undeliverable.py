@@ -8,7 +8,19 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.undeliverable import MOST_CONSUMERS, MOST_MESSAGES, Undeliverable
+from broker_adapter.engine.records.layout import KIND_DELIVER, RawEntry
 from tests.broker_adapter.engine.decisions import Q, Rules, commit, positions
+from tests.broker_adapter.engine.driving import (
+    WAIT,
+    Engines,
+    attach,
+    come_to_rest,
+    connect,
+    depth,
+    eventually,
+    lettered,
+    send,
+)
 
 NOT_HERE = c.Modified(Outcome.MODIFIED, undeliverable=True)
 REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
@@ -200,14 +212,190 @@ def test_a_message_that_ends_meanwhile_is_forgotten() -> None:
     assert rules.depth("DLQ") == 0
 
 
-def test_too_many_messages_or_consumers_are_dead_letters_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.engine.queues.undeliverable.MOST_MESSAGES", 2)
+def test_beyond_the_limit_of_messages_it_counts_as_a_failed_delivery() -> None:
+    rules = Rules(max_deliveries=3)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10 + MOST_MESSAGES)
+    rules.send(client, Q, *[b"x"] * (1 + MOST_MESSAGES))
+    not_here = c.Modified(Outcome.RELEASED, undeliverable=True)
+    rules.do(c.Settle(consumer, list(range(1, 2 + MOST_MESSAGES)), not_here))
+    assert rules.depth("DLQ") == 0
+    assert rules.delivered[consumer][1 + MOST_MESSAGES :] == [(2 + MOST_MESSAGES, 1)], "it comes again"
+    other = rules.attach(client, Q, 10 + MOST_MESSAGES)
+    assert positions(rules, other) == list(range(1, 1 + MOST_MESSAGES))
+    for number in (2, 3):
+        rules.do(c.Settle(consumer, [number + MOST_MESSAGES], not_here))
+        rules.pass_time(1000)
+    (added,) = rules.added("DLQ")
+    assert added[REASON] == "delivered 3 times without success (option max_deliveries)"
+
+
+def test_beyond_the_limit_of_consumers_it_counts_as_a_failed_delivery() -> None:
     rules = Rules()
     client = rules.connect()
+    rules.send(client, Q, b"a")
+    for _ in range(MOST_CONSUMERS + 1):
+        consumer = rules.attach(client, Q, 10)
+        rules.do(c.Settle(consumer, [1], NOT_HERE))
+    assert positions(rules, consumer) == [1, 1]
+    assert rules.depth("DLQ") == 0
+
+
+def test_the_dead_letter_queue_sets_nothing_aside_however_many_messages_are_refused() -> None:
+    rules = Rules()
+    client = rules.connect()
+    dead = queue("DLQ")
+    rules.send(client, dead, *[b"x"] * (2 * MOST_MESSAGES))
+    consumer = rules.attach(client, dead, 1000)
+    for _ in range(20):
+        rules.do(c.Settle(consumer, list(rules.state.directory.consumers[consumer].unsettled), NOT_HERE))
+    assert rules.do(c.Statistics()).dead_lettered == 0
+    assert rules.added("DLQ") == []
+    assert len(rules.delivered[consumer]) == 3 * MOST_MESSAGES, "each further one comes once more, and then is delayed"
+
+
+# The waiting.
+
+
+def test_it_begins_when_the_last_consumer_that_may_have_it_has_gone() -> None:
+    rules = Rules()
+    first, busy = two(rules)
+    rules.do(c.Drain(busy))
+    rules.send(rules.connect(), Q, b"a")
+    rules.do(c.Settle(first, [1], NOT_HERE))
+    rules.pass_time(3 * WAIT_MS - 1)
+    rules.do(c.Detach(busy))
+    rules.pass_time(WAIT_MS - 1)
+    assert rules.depth("DLQ") == 0
+    rules.pass_time(1)
+    assert rules.depth("DLQ") == 1
+
+
+def test_it_begins_when_a_consumer_ends_that_had_it_in_hand() -> None:
+    rules = Rules()
+    first, other = two(rules)
+    rules.send(rules.connect(), Q, b"a")
+    rules.do(c.Settle(first, [1], NOT_HERE))
+    rules.pass_time(2 * WAIT_MS - 100)
+    assert positions(rules, other) == [1]
+    rules.do(c.Detach(other, give_back=True))
+    rules.pass_time(WAIT_MS - 1)
+    assert rules.depth("DLQ") == 0
+    rules.pass_time(1)
+    assert rules.depth("DLQ") == 1
+
+
+def test_it_begins_again_with_each_consumer_that_has_come_and_gone() -> None:
+    rules = Rules()
+    first, other = two(rules)
+    rules.do(c.Detach(other))
+    rules.send(rules.connect(), Q, b"a")
+    rules.do(c.Settle(first, [1], NOT_HERE))
+    rules.pass_time(WAIT_MS - 1)
+    rules.do(c.Detach(rules.attach(rules.connect(), Q)))
+    rules.pass_time(WAIT_MS - 1)
+    assert rules.depth("DLQ") == 0
+    rules.pass_time(1)
+    assert rules.depth("DLQ") == 1
+
+
+def test_without_a_pause_it_is_over_at_once() -> None:
+    rules = Rules(max_redelivery_delay_seconds=0)
+    client = rules.connect()
     consumer = rules.attach(client, Q, 10)
-    rules.send(client, Q, b"a", b"b", b"c")
-    rules.do(c.Settle(consumer, [1, 2, 3], NOT_HERE))
-    assert (rules.depth("q"), rules.depth("DLQ")) == (2, 1)
+    rules.send(client, Q, b"a")
+    rules.do(c.Settle(consumer, [1], NOT_HERE))
+    rules.pass_time(0)
+    assert rules.depth("DLQ") == 1
+
+
+def test_what_is_noted_of_it_does_not_grow_with_the_refusals() -> None:
+    rules = Rules()
+    client = rules.connect()
+    keeps = rules.attach(client, Q)
+    rules.send(client, Q, b"a")
+    for _ in range(1000):
+        consumer = rules.attach(client, Q, 1)
+        rules.pass_time(1)
+        rules.do(c.Settle(consumer, [1], c.Modified(Outcome.RELEASED, undeliverable=True)))
+        rules.do(c.Detach(keeps))
+        keeps = rules.attach(client, Q)
+        rules.do(c.Detach(consumer))
+    assert len(rules.state.endings.due) < 100
+
+
+# With a delay.
+
+
+def test_a_delay_that_comes_with_it_is_obeyed_and_it_does_not_come_to_the_same_consumer_again() -> None:
+    rules = Rules()
+    first, other = two(rules)
+    rules.send(rules.connect(), Q, b"a")
+    rules.do(c.Settle(first, [1], NOT_HERE._replace(delay_ms=1000)))
+    assert positions(rules, other) == []
+    become_due(rules, 1000)
+    assert (len(positions(rules, first)), len(positions(rules, other))) == (1, 1)
+
+
+def test_a_delay_that_another_consumer_asks_for_is_obeyed() -> None:
+    rules = Rules()
+    first, other = two(rules)
+    rules.send(rules.connect(), Q, b"a")
+    rules.do(c.Settle(first, [1], NOT_HERE))
+    for number in range(1, 4):
+        assert len(positions(rules, other)) == number
+        rules.do(c.Settle(other, [number], c.Modified(Outcome.RELEASED, delay_ms=1000)))
+        assert len(positions(rules, other)) == number
+        become_due(rules, 1000)
+    assert len(positions(rules, first)) == 1
+
+
+def become_due(rules: Rules, ms: int) -> None:
+    """What the schedule does once a delayed message of the queue is due."""
+    state = rules.state.directory.by_destination[Q]
+    (entry,) = [each for each in rules.effects.durable.entries.values() if each is not None]
+    rules.now_ms += ms
+    fields = entry.number, entry.delivery_count, entry.flags, entry.expires_at_ms, entry.size, entry.group
+    raw = RawEntry(state.id, entry.lane.number, entry.position, *fields)
+    rules.do(c.Due([(KIND_DELIVER, raw, b"")], []))
+
+
+# Selectors, with stores.
+
+
+def test_a_busy_consumer_counts_as_another_if_its_selector_matches(engines: Engines) -> None:
+    broker = engines.start(max_redelivery_delay_seconds=0.05)
+    client = connect(broker)
+    (body,) = lettered(1)
+    for name, selector in (("q", "third = TRUE"), ("not for it", "third = FALSE")):
+        send(broker, client, name, body)
+        refuser, inbox = attach(broker, client, name, 1)
+        (got,) = inbox.wait_for(1)
+        busy, its = attach(broker, client, name, 1, selector=selector)
+        broker.call(c.Settle(refuser, [got.number], NOT_HERE), WAIT)
+        if name == "q":
+            its.wait_for(1)
+            broker.call(c.Settle(busy, [1], Outcome.RELEASED), WAIT)  # it has no credit now
+    eventually(lambda: depth(broker, "not for it") == 0)  # as its consumer has looked at it
+    assert (depth(broker, "q"), depth(broker, "DLQ")) == (1, 1)
+
+
+def test_what_came_into_memory_for_a_selector_comes_to_those_that_may_have_it(engines: Engines) -> None:
+    broker = engines.start(window_messages=10)
+    client = connect(broker)
+    bodies = lettered(60)
+    send(broker, client, "q", *bodies)
+    chooser, chosen = attach(broker, client, "q", 60, selector="third = TRUE")
+    far = chosen.wait_for(20)[-1]
+    broker.call(c.Settle(chooser, [far.number], NOT_HERE), WAIT)
+    fresh, inbox = attach(broker, client, "q", 100)
+    assert far.position in [each.position for each in inbox.wait_for(41)]
+    broker.call(c.Settle(fresh, [each.number for each in inbox.handouts if each.position == far.position], NOT_HERE), 9)
+    broker.call(c.Detach(chooser, give_back=True), WAIT)
+    _, its = attach(broker, client, "q", 100)
+    assert far.position in [each.position for each in its.wait_for(1)]
+    come_to_rest(broker)
+    assert broker.check() == []
 
 
 # The table by itself.
@@ -215,31 +403,11 @@ def test_too_many_messages_or_consumers_are_dead_letters_at_once(monkeypatch: py
 
 def test_at_its_limits_it_notes_nothing_more() -> None:
     table: Undeliverable[int] = Undeliverable()
-    assert all(table.refuse(1, consumer, 0) for consumer in range(MOST_CONSUMERS))
-    assert not table.refuse(1, MOST_CONSUMERS, 0)
-    assert all(table.refuse(position, 0, 0) for position in range(2, MOST_MESSAGES + 1))
-    assert not table.refuse(MOST_MESSAGES + 1, 0, 0)
+    assert all(table.refuse(1, consumer) for consumer in range(MOST_CONSUMERS))
+    assert not table.refuse(1, MOST_CONSUMERS)
+    assert all(table.refuse(position, 0) for position in range(2, MOST_MESSAGES + 1))
+    assert not table.refuse(MOST_MESSAGES + 1, 0)
     table.remove(1)
-    assert table.refuse(MOST_MESSAGES + 1, 0, 0)
-
-
-def test_messages_that_others_have_taken_without_a_look_at_it_do_not_pile_up() -> None:
-    table: Undeliverable[int] = Undeliverable()
-    for position in range(10_000):
-        assert table.refuse(position, 0, position)
-        table.add(4, position)
-        table.remove(position)
-    assert sum(map(len, table.waiting.values())) < 100
-    assert table.take(1) is None
-    assert table.first_due_ms() is None
-
-
-def test_a_waiting_that_was_set_twice_for_the_same_time_ends_once() -> None:
-    table: Undeliverable[int] = Undeliverable()
-    for consumer in range(2):
-        assert table.refuse(1, consumer, 10)
-    assert table.due(9) == []
-    assert table.due(10) == [1]
-    assert table.due(10) == []
-    table.wait_until(1, 20)
-    assert table.first_due_ms() == 20
+    assert table.refuse(MOST_MESSAGES + 1, 0)
+    assert table.consumer_gone(0) == list(range(2, MOST_MESSAGES + 2))
+    assert table.refusers == {}
