@@ -152,8 +152,9 @@ class EventChanges:
             return
         sizes = [len(change.message.payload) for change in command.changes[:-1]]
         for queue in self._directory.topics.get(_topic(region), ()):
-            refusal = self._admission.limits.refusal(queue, len(sizes), sum(sizes))
-            if refusal is not None:
+            more = len(sizes), sum(sizes)
+            refusal = self._admission.limits.refusal(queue, *more)
+            if refusal is not None and not self._admission.gives_way(queue, *more):
                 raise ResourceAllocationException(refusal)
         self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
         effects.answer(command, [self._change(region, change, now_ms, effects, asked) for change in command.changes])
@@ -304,14 +305,19 @@ class EventChanges:
         self._intake.note_stream(stream, seen, now_ms, effects)
         return True
 
-    def _subscriptions(self, region: Region, message: NewMessage, annotations: Mapping[str, Any]) -> list[QueueState]:
-        """The subscriptions of the topic of this name that want an event."""
+    def _subscriptions(
+        self, region: Region, message: NewMessage, annotations: Mapping[str, Any]
+    ) -> Sequence[QueueState]:
+        """The subscriptions of the topic of this name that want an event; those that are full give way to it."""
         found = self._directory.topics.get(_topic(region), ())
         if not found:
             return []
         fields = Selectable(self._matching.formats, message.format, message.payload, annotations=annotations)
-        is_selected = self._matching.is_selected
-        return [each for each in found if each.selector is None or is_selected(each.selector, fields)]
+        is_selected, admission = self._matching.is_selected, self._admission
+        wanting = [each for each in found if each.selector is None or is_selected(each.selector, fields)]
+        full = [each for each in wanting if admission.limits.refusal(each) is not None]
+        admission.note_gave_way(full)
+        return admission.takers(full, wanting)
 
     def _drop_value(self, region: Region, place: int, value: RawEntry | None, effects: Effects) -> None:
         """The value of a key ends, which may have come in this decision."""

@@ -27,14 +27,17 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.desks import Desk, change, make, put
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
     come_to_rest,
     connect,
+    drained,
     eventually,
     message,
+    payloads,
     subscribe,
 )
 from tests.broker_adapter.engine.regions.values import values_of
@@ -203,6 +206,22 @@ def test_a_subscription_that_is_full_takes_no_event_and_the_change_is_refused(en
         with pytest.raises(ResourceAllocationException, match="max_queue_messages"):
             change(broker, "quotes", "IBM", wanted)
     assert values_of(broker) == {("quotes", "IBM"): b"2"}
+
+
+@pytest.mark.parametrize("way", ["drop_oldest", "drop_new", "end_subscription"])
+def test_a_subscription_that_is_full_and_not_read_gives_way_to_events(engines: Engines, way: str) -> None:
+    broker = engines.start(max_queue_messages=3, full_subscription=way, blocked_send_timeout_seconds=0)
+    make(broker, "quotes")
+    client = connect(broker, "me")
+    subscribe(broker, client, "quotes", "plain")
+    changes = [e.KeyChange("IBM", Wanted.PUT, message(number)) for number in range(5)]
+    broker.call(e.ChangeKeys("quotes", changes[:3]), WAIT)
+    assert len(broker.call(e.ChangeKeys("quotes", changes[3:]), WAIT)) == 2
+    eventually(lambda: not broker._jobs)
+    assert broker.call(c.Statistics(), WAIT).dropped == (5 if way == "end_subscription" else 2)
+    left = drained(broker, client, topic("quotes"), subscription=Subscription("plain", durable=True, shared=False))
+    expected = {"drop_oldest": [b"2", b"3", b"4"], "drop_new": [b"0", b"1", b"2"], "end_subscription": []}
+    assert payloads(left) == expected[way]
 
 
 # Durable clients.
