@@ -104,7 +104,7 @@ def without_reserved(payload: bytes) -> bytes | None:
     """A message without properties that a client may not send, which is else as it came; None: it has none such.
 
     Raises:
-        MessageFormatException: the message cannot be decoded.
+        MessageFormatException: its sections cannot be told apart.
     """
     if RESERVED_BYTES not in payload:
         return None
@@ -115,7 +115,7 @@ def without_reserved(payload: bytes) -> bytes | None:
         while reader.position < size:
             start, code, _ = section_start(reader)
             if code != APPLICATION_PROPERTIES:
-                reader.value()
+                reader.skip()
                 continue
             pairs, end = _pairs(reader)
             kept = [pair for name, pair in pairs if not isinstance(name, str) or name not in RESERVED]
@@ -144,7 +144,7 @@ def _pairs(reader: Reader) -> tuple[list[tuple[Any, bytes]], int]:
     while reader.position < end:
         first = reader.position
         name = reader.value()
-        reader.value()
+        reader.skip()
         pairs.append((name, data[first : reader.position]))
     if reader.position != end:
         raise ValueError("the pairs do not end where their map does")

@@ -94,6 +94,10 @@ _f32: Final = struct.Struct(">f").unpack_from
 _f64: Final = struct.Struct(">d").unpack_from
 
 
+#: The first digit of a type code → the bytes of its values (AMQP 1.0 part 1, 1.2).
+_SIZES: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+
+
 class Reader:
     """Reads values one after the other from untrusted bytes.
 
@@ -122,6 +126,30 @@ class Reader:
         code = self.data[position]
         self.position = position + 1
         return self._body(code, depth)
+
+    def skip(self, depth: int = MAX_DEPTH) -> None:
+        """Step over the next value, by its size: what is in it is not decoded.
+
+        Raises:
+            ValueError: the bytes are not an AMQP value.
+        """
+        code = self.data[self._take(1)]
+        if code == 0x00:
+            if depth <= 0:
+                raise ValueError(f"nested deeper than the limit of {MAX_DEPTH}")
+            self.skip(depth - 1)
+            self.skip(depth - 1)
+            return
+        kind = code >> 4
+        if kind in (0xA, 0xC, 0xE):
+            size = self.data[self._take(1)]
+        elif kind in (0xB, 0xD, 0xF):
+            size = _u32(self.data, self._take(4))[0]
+        elif kind in _SIZES:
+            size = _SIZES[kind]
+        else:
+            raise ValueError(f"unknown type code 0x{code:02x}")
+        self._take(size)
 
     def _take(self, size: int) -> int:
         """Step over ``size`` bytes; returns where they start."""

@@ -139,6 +139,20 @@ def test_no_order_of_sections_brings_in_what_only_the_engine_says(parts: list[by
     assert all(part in stored for part in parts[:count] if part not in FORMS)
 
 
+def test_a_body_is_skipped_by_its_size_however_many_values_it_has() -> None:
+    count = 1_000_000
+    for body in (
+        b"\x00\x53\x77\xd0" + (4 + count).to_bytes(4) + count.to_bytes(4) + b"\x43" * count,
+        b"\x00\x53\x77\x00\xa3\x01x\xb0" + count.to_bytes(4) + bytes(count),
+    ):
+        ahead = b"\x00\x53\x74" + encode({"note": "JMS_Holdfast_"})
+        assert sections.without_reserved(ahead + body) is None
+        assert read_head(ahead + body, 0).allowed is None
+        assert sections.without_reserved(body + FORMS[0]) == body + named(
+            {"own": UInt(1), "other": Timestamp(2)}, long=True
+        )
+
+
 def test_a_name_that_is_none_stays_as_it_came() -> None:
     assert sections.without_reserved(ODD_NAME) == b"\x00\x53\x74\xd1\x00\x00\x00\x06\x00\x00\x00\x02\x45\x41"
 

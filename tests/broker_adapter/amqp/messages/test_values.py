@@ -132,6 +132,22 @@ def test_values_have_the_encoding_of_the_standard(value: Any, encoded: str) -> N
     assert decode(bytes.fromhex(encoded)) == value
 
 
+@given(st.binary(max_size=40))
+def test_what_can_be_read_is_skipped_by_its_size(data: bytes) -> None:
+    reader, skipping = Reader(data), Reader(data)
+    try:
+        reader.value()
+    except ValueError:
+        try:
+            skipping.skip()
+        except ValueError:
+            return
+        assert 0 < skipping.position <= len(data)
+        return
+    skipping.skip()
+    assert skipping.position == reader.position
+
+
 def test_symbols_are_an_array() -> None:
     data = proton.Data()
     data.decode(encode(Symbols(("queue", "topic"))))
