@@ -303,11 +303,10 @@ def _boolean(data: bytes, start: int) -> bool:
 
 
 def _char(data: bytes, start: int) -> str:
-    return chr(_u32(data, start)[0]) if _u32(data, start)[0] < 0x110000 else _no_char(_u32(data, start)[0])
-
-
-def _no_char(number: int) -> str:
-    raise ValueError(f"0x{number:x} is no Unicode character")
+    number = _u32(data, start)[0]
+    if number >= 0x110000 or 0xD800 <= number < 0xE000:  # half of a surrogate pair has no UTF-8
+        raise ValueError(f"0x{number:x} is no Unicode character")
+    return chr(number)
 
 
 #: Keys of maps whose hashes are salted, and numbers: whoever chooses numbers can choose their hashes as well.

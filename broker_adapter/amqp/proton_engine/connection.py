@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -13,6 +14,7 @@ from cproton_ffi import ffi, lib
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import RemoteOpen, State
+from broker_adapter.amqp.messages.values import ULong
 from broker_adapter.amqp.proton_engine import frames
 from broker_adapter.amqp.proton_engine.dispositions import KEPT
 from broker_adapter.amqp.proton_engine.memory import (
@@ -119,6 +121,7 @@ class ProtonConnection:
         self.output_closed = False
         self.released = False
         self.kept_annotations: dict[int, dict[Any, Any]] = {}
+        self._first_kept = 1 + secrets.randbits(60)  #: a peer may send a number in this place, and cannot guess it
         self.tick_ms = 0
         self.failure: AmqpError | None = None
         self.stuck = ""
@@ -190,7 +193,7 @@ class ProtonConnection:
 
     def keep_annotations(self, annotations: dict[Any, Any]) -> int:
         """Keep the annotations of a disposition, of which proton gets the number that this returns."""
-        number = len(self.kept_annotations) + 1
+        number = self._first_kept + len(self.kept_annotations)
         self.kept_annotations[number] = annotations
         return number
 
@@ -199,7 +202,9 @@ class ProtonConnection:
         if state.outcome is not None:
             return state._replace(outcome=self._with_kept(state.outcome))
         number = (state.annotations or {}).get(KEPT)
-        return state._replace(annotations=self.kept_annotations.get(number)) if number is not None else state
+        if number is None:
+            return state
+        return state._replace(annotations=self.kept_annotations.get(number) if type(number) is ULong else None)
 
     def open(
         self,

@@ -252,7 +252,8 @@ def _outcome(value: Any) -> State | None:
         error = [*getattr(fields[0], "value", ()), None, None, None]
         return State(REJECTED, error=AmqpError(str(error[0]), None if error[1] is None else str(error[1]), error[2]))
     if code == MODIFIED:
-        return State(MODIFIED, failed=fields[0] is True, undeliverable=fields[1] is True, annotations=fields[2])
+        annotations = fields[2] if isinstance(fields[2], dict) else None
+        return State(MODIFIED, failed=fields[0] is True, undeliverable=fields[1] is True, annotations=annotations)
     return State(code) if code == REJECTED else PLAIN_STATES[code]
 
 

@@ -190,11 +190,44 @@ def test_annotations_of_several_states_and_of_one_in_a_transaction_are_told_apar
     ]
 
 
-def test_annotations_that_name_what_is_kept_of_others_find_nothing() -> None:
+@pytest.mark.parametrize("number", [ULong(1), [1], "1", {"a": 1}])
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_annotations_that_name_what_is_kept_of_others_find_nothing(number: Any, in_transaction: bool) -> None:
+    pair = outgoing(3, bare_states=True)
+    kept = Described(ULong(MODIFIED), [True, False, {Symbol("k"): "x" * 100}])
+    forged = Described(ULong(MODIFIED), [True, False, {ULong(0): number}])
+    if in_transaction:
+        forged = Described(ULong(TRANSACTIONAL), [b"t", forged])
+    pair.server.receive(
+        frame(0, DISPOSITION, True, UInt(0), None, True, kept)
+        + frame(0, DISPOSITION, True, UInt(1), None, True, forged)
+    )
+    _, told = every(pair.server.events(), Dispositions)
+    state = told.state.outcome if in_transaction else told.state
+    assert state is not None
+    assert state.annotations is None
+
+
+def test_annotations_in_a_transaction_that_are_no_map_are_left_out() -> None:
+    pair = outgoing(2, bare_states=True)
+    kept = Described(ULong(MODIFIED), [True, False, {Symbol("k"): "x" * 100}])
+    odd = Described(ULong(TRANSACTIONAL), [b"t", Described(ULong(MODIFIED), [True, False, "no map"])])
+    pair.server.receive(
+        frame(0, DISPOSITION, True, UInt(0), None, True, kept) + frame(0, DISPOSITION, True, UInt(1), None, True, odd)
+    )
+    _, told = every(pair.server.events(), Dispositions)
+    assert told.state.outcome == State(MODIFIED, failed=True)
+
+
+def test_an_annotation_that_is_no_character_is_a_decode_error() -> None:
     pair = outgoing(1, bare_states=True)
-    forged = Described(ULong(MODIFIED), [True, False, {ULong(0): ULong(1)}])
-    pair.server.receive(frame(0, DISPOSITION, True, UInt(0), UInt(0), True, forged))
-    assert last(pair.server.events(), Dispositions).state.annotations in (None, {0: 1})
+    sent = frame(
+        0, DISPOSITION, True, UInt(0), None, True, Described(ULong(MODIFIED), [True, False, {"a": UInt(0xD800)}])
+    )
+    pair.server.receive(sent.replace(b"\x70\x00\x00\xd8\x00", b"\x73\x00\x00\xd8\x00"))
+    (failed,) = every(pair.server.events(), TransportFailed)
+    assert failed.error.condition == "amqp:decode-error"
+    assert "0xd800 is no Unicode character" in str(failed.error.description)
 
 
 def in_a_transaction() -> list[bytes]:
