@@ -29,7 +29,6 @@ from broker_adapter.envelope import (
     unpack,
     unpack_further,
     unpack_properties,
-    without_reserved,
 )
 from broker_adapter.errors import (
     MESSAGE_TOO_LARGE,
@@ -102,7 +101,6 @@ __all__ = [
     "block_of",
     "unpack_further",
     "unpack_properties",
-    "without_reserved",
     "unpacked_block",
     "AmqpSettings",
     "BodyKind",

@@ -273,8 +273,8 @@ def read_head(data: bytes) -> Head:
         if data[0] != ENVELOPE_OCTET:
             envelope = _unpack_1(data)
             routing = [getattr(envelope, name) for name in Head._fields[1:-1]]
-            left = without_reserved(envelope.properties)
-            allowed = None if left is envelope.properties else pack(envelope._replace(properties=left), 1)
+            left = without_reserved(envelope)
+            allowed = None if left is envelope else pack(left, 1)
             return Head._make((ENVELOPE_FORMAT_1, *routing, allowed))
         # fmt: off
         (
@@ -330,11 +330,16 @@ def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, 
     return ENVELOPE_FORMAT_1, pack(unpack(payload), 1)
 
 
-def without_reserved(properties: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return properties without those that a client may not send; the same object where there are none such."""
+def without_reserved(envelope: Envelope) -> Envelope:
+    """Return a message without properties that a client may not send; the same object where it has none such."""
+    properties = envelope.properties
     if not properties or RESERVED.isdisjoint(properties):
-        return properties
-    return {name: value for name, value in properties.items() if name not in RESERVED} or None
+        return envelope
+    return envelope._replace(properties=_own(properties) or None)
+
+
+def _own(properties: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in properties.items() if name not in RESERVED}
 
 
 def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
@@ -536,8 +541,8 @@ def _unpacked_map(data: bytes, what: str) -> dict[str, Any]:
 def _allowed(data: bytes, begin: int, end: int) -> bytes | None:
     """A packed envelope without properties that a client may not send; its properties are between two places."""
     properties = _unpacked_map(data[begin:end], "properties")
-    left = without_reserved(properties)
-    if left is properties:
+    left = _own(properties)
+    if len(left) == len(properties):
         return None
     packed = _packed(left) if left else b""
     head = list(_read_head(data))

@@ -13,7 +13,6 @@ from broker_adapter import (
     Envelope,
     Identity,
     MessageFormatException,
-    without_reserved,
 )
 from sdk.messages.message import Acknowledge, DeliveryMode, Message
 from sdk.messages.types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
@@ -50,8 +49,6 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         InvalidDestinationException: ``reply_to`` is no destination.
     """
     correlation_id, reply_to, values = message.correlation_id, message.reply_to, message._property_values
-    if values:
-        values = without_reserved(values)  # those of an event that is sent on
     if correlation_id is not None:
         check_correlation_id(correlation_id)
     if reply_to is not None:

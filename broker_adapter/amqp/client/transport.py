@@ -40,7 +40,7 @@ from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH
 from broker_adapter.answers import Answer, SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
+from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack, without_reserved
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -202,16 +202,15 @@ class AmqpTransport:
 
     @staticmethod
     def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
-        addresses = protocol.addresses
-        if protocol.traits.needs_duplicate_ids:
-            encode = partial(encode_amqp, has_duplicate_id=True)
-            return (lambda envelope: encode(addresses.outward(envelope))) if addresses else encode
+        addresses, version = protocol.addresses, protocol.envelope_version
+        is_foreign = protocol.traits.needs_duplicate_ids or bool(addresses) or not version
+        if not is_foreign:
+            return pack if version == ENVELOPE_VERSION else partial(pack, version=version)
+        # Our own server takes out by itself what only it may say, of an event that is sent on.
+        encode = partial(encode_amqp, has_duplicate_id=protocol.traits.needs_duplicate_ids)
         if addresses:
-            return lambda envelope: encode_amqp(addresses.outward(envelope))
-        version = protocol.envelope_version
-        if version == ENVELOPE_VERSION:
-            return pack
-        return partial(pack, version=version) if version else encode_amqp
+            return lambda envelope: encode(addresses.outward(without_reserved(envelope)))
+        return lambda envelope: encode(without_reserved(envelope))
 
     def _give_up(self) -> None:
         self._closed = True

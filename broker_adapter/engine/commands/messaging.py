@@ -18,7 +18,7 @@ from broker_adapter.engine.commands.regions import EventCommand
 from broker_adapter.engine.records.layout import MAX_SHORT_NAME, RawEntry, short_name
 from broker_adapter.engine.records.new_message import NewMessage as NewMessage
 from broker_adapter.engine.records.new_message import Reply as Reply
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity, check_identity, pack, without_reserved
+from broker_adapter.envelope import ENVELOPE_FORMAT, RESERVED, Envelope, Head, Identity, pack, without_reserved
 from broker_adapter.transport import Subscription
 
 
@@ -64,11 +64,8 @@ def incoming(
         persistent: whether it survives the engine.
         expires_at_ms: when it expires, milliseconds since the epoch; None: never.
         deliver_at_ms: when it may be delivered; None: at once.
-        identity: of its producer; None: unknown.
+        identity: of its producer, that :func:`broker_adapter.envelope.check_identity` accepts; None: unknown.
         group_id: ``JMSXGroupID``.
-
-    Raises:
-        MessageFormatException: the identity is none: its thread or its sequence does not fit into 63 bits, for example.
     """
     if expires_at_ms is not None:
         expires_at_ms = min(max(expires_at_ms, 1), LATEST_MS)
@@ -77,11 +74,9 @@ def incoming(
     if not 0 <= priority <= 9:
         priority = 0 if priority < 0 else 9
     group = group_number(group_id) if group_id else 0
-    if identity is not None:
-        check_identity(*identity)
-        if len(identity[0]) > MAX_SHORT_NAME:
-            # The whole id is in the payload: where a message waits, or is part of a transaction, one copy is enough.
-            identity = identity._replace(producer_id=short_name(identity.producer_id))
+    if identity is not None and len(identity[0]) > MAX_SHORT_NAME:
+        # The whole id is in the payload: where a message waits, or is part of a transaction, one copy is enough.
+        identity = identity._replace(producer_id=short_name(identity.producer_id))
     return _new(
         NewMessage, (message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
     )
@@ -89,11 +84,8 @@ def incoming(
 
 def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
     """A message that comes in, from its envelope, of which ``pack`` has made the payload; see :func:`incoming`."""
-    properties = envelope.properties
-    if properties:
-        properties = without_reserved(properties)
-        if properties is not envelope.properties:
-            payload = pack(envelope._replace(properties=properties))
+    if envelope.properties and not RESERVED.isdisjoint(envelope.properties):
+        payload = pack(without_reserved(envelope))
     return incoming(
         ENVELOPE_FORMAT,
         payload,

@@ -284,6 +284,16 @@ def test_messages_are_sent_in_the_highest_version_that_the_broker_knows(version:
     assert decode_payload(payload, QUEUE).body == "hello"
 
 
+def test_an_event_that_is_sent_on_to_a_foreign_broker_loses_what_says_that_it_is_one(server: BrokerServer) -> None:
+    opened = Opened(server.port, "?envelope=false")
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    event = MESSAGE._replace(properties={"JMS_Holdfast_Key": "a", "own": 1})
+    opened.transport.send(link, event, None, WAIT)
+    opened.transport.close(WAIT)
+    ((_, payload, _),) = [each for event in server.brokers[0].of(Transfers) for each in event.deliveries]
+    assert decode_payload(payload, QUEUE).properties == {"own": 1}
+
+
 # Outages.
 
 
