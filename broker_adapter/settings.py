@@ -150,7 +150,10 @@ class AmqpSettings:
     """What a connection over the network needs beside that (``amqp://`` and ``amqps://``)."""
 
     idle_timeout_seconds: float = _option(
-        60.0, "time without any data from the broker after which the connection counts as lost; 0: no limit", least=0
+        60.0,
+        "time without any data from the broker after which the connection counts as lost; 0: no limit; the least other"
+        " value that our server keeps is 0.5",
+        least=0,
     )
     max_frame_bytes: int = _option(MIB, "largest AMQP frame that the client accepts", least=512, most=16 * MIB)
     sasl_mechanisms: str | None = _option(
@@ -425,7 +428,10 @@ class ServerSettings:
         least=0,
     )
     idle_timeout_seconds: float = _option(
-        60.0, "time without any data from a client after which it is dropped; 0: no limit", least=0
+        60.0,
+        "time without any data from a client after which it is dropped; 0: no limit; the least other value that our SDK"
+        " keeps is 0.5",
+        least=0,
     )
     max_frame_bytes: int = _option(
         MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB

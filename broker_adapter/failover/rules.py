@@ -184,7 +184,7 @@ class Reconnect:
         self._attempts = 0
         self._connected_at = 0.0
         self._idle_seconds = 0.0  #: that the broker has announced
-        self._refused: tuple[AmqpURL, float] | None = None  #: where, and since when, the client id is refused
+        self._refused: dict[AmqpURL, float] = {}  #: where, and since when, the client id is refused
 
     def __repr__(self) -> str:
         return f"<Reconnect {self.method}, {self.state.name}, {self._attempts} attempts, at {self.address}>"
@@ -222,7 +222,7 @@ class Reconnect:
         self.state = State.CONNECTED
         self._connected_at = now
         self._idle_seconds = event.idle_seconds
-        self._refused = None
+        self._refused.clear()
         return None
 
     def _failed(self, event: AttemptFailed, now: float) -> Action:
@@ -295,13 +295,14 @@ class Reconnect:
         if isinstance(error, InvalidURLException):
             return self._give_up(error, self.address)
         if not isinstance(error, InvalidClientIDException):
-            if self._refused is not None and self._refused[0] == self.address:
-                self._refused = None  # the broker may have got a connection of ours that is lost since
+            self._refused.pop(self.address, None)  # the broker may have got a connection of ours that is lost since
             return self._next(error, now)
-        if self._refused is None:
-            self._refused = self.address, now
+        if len(self._refused) >= MAX_ADDRESSES:
+            self._refused.clear()  # redirects lead to ever other ones
         own = self.address.amqp.idle_timeout_seconds
-        until = self._refused[1] + _IDLE_TIMEOUTS * (self._idle_seconds or own or _USUAL_IDLE_SECONDS)
+        until = self._refused.setdefault(self.address, now) + _IDLE_TIMEOUTS * (
+            self._idle_seconds or own or _USUAL_IDLE_SECONDS
+        )
         if self.state is State.CONNECTING or now >= until:
             return self._give_up(error, self.address)
         following = self._next(error, now)

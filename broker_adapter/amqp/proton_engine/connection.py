@@ -238,6 +238,8 @@ class ProtonConnection:
         if 0 < idle_timeout_ms < LEAST_IDLE_TIMEOUT_MS:  # AMQP 1.0 section 2.4.5: none has to support any value
             reason = (
                 f"an idle-time-out of {idle_timeout_ms} ms is not kept; ask for {LEAST_IDLE_TIMEOUT_MS} ms at least"
+                " (option idle_timeout_seconds, of which half is announced:"
+                f" {2 * LEAST_IDLE_TIMEOUT_MS / 1000:g} at least)"
             )
             refusal = AmqpError("amqp:not-implemented", reason)
         return RemoteOpen(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
-import cproton_ffi
 import proton
 from cproton_ffi import ffi, lib
 
@@ -65,15 +62,6 @@ def check_engine(engine: Any = lib) -> None:
 
 
 check_engine()
-
-
-@cache
-def may_lend_credit() -> bool:
-    """Whether proton lets us raise the credit of a sender's link, which it assumes to be for receivers.
-
-    It does unless it was built with assertions, which the build from PyPI is not: they would end the process.
-    """
-    return b"pn_link_is_receiver(receiver)" not in Path(cproton_ffi.__file__).read_bytes()
 
 
 wrap_session: Any = proton.Session.wrap

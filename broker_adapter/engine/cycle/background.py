@@ -299,23 +299,29 @@ class Background:
         yield c.Drop(queue)
 
     def _drop_oldest(self, number: int) -> Iterator[c.Command]:
-        """Drop messages until the queue is within its limits, those that are due first."""
+        """Drop messages until the queue is within its limits, or somebody reads it; delayed ones as all others."""
         self._dropping.discard(number)  # what it takes from now on has a job of its own
-        for delayed in (False, True):
-            position: int | None = 0
-            while position is not None and (queue := self._directory.queues.get(number)) is not None:
-                messages, size = self._rules.admission.limits.excess(queue)
-                if messages <= 0 and size <= 0:
-                    break
-                limit = min(messages, CHUNK_ENTRIES) if size <= 0 else CHUNK_ENTRIES
-                wanted = c.Range(number, position, LAST_POSITION, limit, delayed=delayed)
-                found, position = self._reads.of_range(wanted)
-                count = 0
-                while count < len(found) and (count < messages or size > 0):
-                    size -= found[count].size
-                    count += 1
-                if count:
-                    yield c.Trim(wanted, found[:count], of_full=True)
+        position: int | None = 0
+        while position is not None and (queue := self._directory.queues.get(number)) is not None:
+            messages, size = self._rules.admission.limits.excess(queue)
+            if (messages <= 0 and size <= 0) or queue.consumers or queue.leaving:
+                break
+            limit = min(messages, CHUNK_ENTRIES) if size <= 0 else CHUNK_ENTRIES
+            wanted = c.Range(number, position, LAST_POSITION, limit)
+            found, position = self._of_all_lanes(wanted)
+            count = 0
+            while count < len(found) and (count < messages or size > 0):
+                size -= found[count].size
+                count += 1
+            if count:
+                yield c.Trim(wanted, found[:count], of_full=True)
+
+    def _of_all_lanes(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
+        """Read the entries of a range with the delayed ones, by position; and the first position that is left."""
+        parts = [self._reads.of_range(wanted._replace(delayed=each)) for each in (False, True)]
+        left = min((position for _, position in parts if position is not None), default=None)
+        found = sorted((each for entries, _ in parts for each in entries), key=lambda each: each.position)
+        return [each for each in found if left is None or each.position < left], left
 
     def _move_and_drop(self, queue: int) -> Iterator[c.Command]:
         for _, entries in self._chunks(queue):

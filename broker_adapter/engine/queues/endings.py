@@ -117,7 +117,7 @@ class Endings:
                 return
             if limit is not None and failures >= limit:
                 entry.delivery_count = failures
-                self.dead_letter(queue, entry, TOO_OFTEN.format(limit), effects)
+                self.failed_too_often(queue, entry, effects)
                 return
             if not counted:
                 queue.count(entry, 1, effects)
@@ -217,11 +217,16 @@ class Endings:
             heappop(self.due)
         return None
 
-    def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
+    def failed_too_often(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
+        """Put a message into the dead-letter queue, with what was raised last, after as many failures as may be."""
+        raised = self._annotations(entry, effects).get(EXCEPTION_ANNOTATION)
+        self.dead_letter(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects, raised)
+
+    def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects, raised: Any = None) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
         name = self._settings.dead_letter_queue
-        self._set_aside(queue, entry, name, reason, effects)
+        self._set_aside(queue, entry, name, reason, effects, raised)
         effects.warn(
             ("dead letters", queue.id),
             "! a message of %s %s went to the dead-letter queue %r: %s",
@@ -237,7 +242,9 @@ class Endings:
         else:
             self._set_aside(queue, entry, name, "expired", effects)
 
-    def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
+    def _set_aside(
+        self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects, raised: Any = None
+    ) -> None:
         """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
         if entry.delivery_count:
             queue.note_ended(entry, effects)
@@ -247,7 +254,6 @@ class Endings:
             DEAD_LETTER_QUEUE: queue.destination.name,
             DEAD_LETTER_COUNT: entry.delivery_count,
         }
-        raised = self._annotations(entry, effects).get(EXCEPTION_ANNOTATION)
         if raised is not None:
             annotations[DEAD_LETTER_EXCEPTION] = raised[0] if type(raised) is list else raised
         if queue.record.kind == "subscription":
@@ -260,9 +266,10 @@ class Endings:
     ) -> None:
         """Move a message to the end of another queue, where it does not expire, with properties added.
 
-        Of what was added to it before, it keeps the annotations of consumers.
+        Of what was added to it before, it keeps the annotations of consumers, but for what one has raised.
         """
         kept = self._annotations(entry, effects)
+        kept.pop(EXCEPTION_ANNOTATION, None)
         annotations |= {name: value for name, value in kept.items() if name.startswith(ANNOTATION_PREFIX)}
         queue.remove(entry, effects, keep_message=True)
         lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))

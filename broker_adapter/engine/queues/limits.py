@@ -20,9 +20,8 @@ class Filled(Protocol):
     depth: int
     bytes: int
 
-    @property
-    def label(self) -> str:
-        """What it is called in errors."""
+    def called(self) -> tuple[str, str]:
+        """Return what it is called in errors, and the command that purges it."""
 
     @property
     def consumers(self) -> Sized:
@@ -32,8 +31,6 @@ class Filled(Protocol):
 #: Messages and bytes that a subscription may have beyond its limits until its oldest messages are dropped.
 OVER_MESSAGES: Final = 10_000
 OVER_BYTES: Final = 64 * 1024 * 1024
-#: What errors advise where a queue is full.
-_WHAT_TO_DO = "receive its messages or purge it (holdfast purge), or raise the option"
 
 
 @attrs.frozen
@@ -58,13 +55,13 @@ class QueueLimits:
         """
         if self.messages is not None and queue.depth + more >= self.messages:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.depth, more, 'message')}, limit {self.messages} (option"
-                f" max_queue_messages), {counted(len(queue.consumers), 'consumer')}; {_WHAT_TO_DO}"
+                f"{queue.called()[0]} is full: {_with(queue.depth, more, 'message')}, limit {self.messages} (option"
+                f" max_queue_messages), {counted(len(queue.consumers), 'consumer')}; {_what_to_do(queue)}"
             )
         if self.bytes is not None and queue.bytes + more_bytes >= self.bytes:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes, 'byte')}, limit {self.bytes} (option"
-                f" max_queue_bytes); {_WHAT_TO_DO}"
+                f"{queue.called()[0]} is full: {_with(queue.bytes, more_bytes, 'byte')}, limit {self.bytes} (option"
+                f" max_queue_bytes); {_what_to_do(queue)}"
             )
         return None
 
@@ -88,6 +85,12 @@ class QueueLimits:
         if self.bytes is not None and size >= self.bytes:
             return f"{what} has more than {size} bytes for one queue, limit {self.bytes} (option max_queue_bytes)"
         return None
+
+
+def _what_to_do(queue: Filled) -> str:
+    name, purge = queue.called()
+    give_way = "; option full_subscription says what gives way" if name.startswith("subscription") else ""
+    return f"receive its messages or purge it ({purge}), or raise the option{give_way}"
 
 
 def _with(now: int, more: int, noun: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
 from itertools import groupby
 from math import inf
+from shlex import quote
 from typing import Any
 
 from broker_adapter.destination import Destination
@@ -260,9 +261,31 @@ class QueueState(QueueEntries):
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"
 
+    def called(self) -> tuple[str, str]:
+        """Return what it is called in errors, and the command that purges it."""
+        record = self.record
+        if record.kind != "subscription" or not record.name:
+            return f"queue {self.label!r}", f"holdfast purge {quote(self.label)}"
+        client_id = record.client_id
+        whose, option = (
+            ("", "") if client_id is None else (f" of client id {client_id!r}", f" --client-id {quote(client_id)}")
+        )
+        return (
+            f"subscription {record.name!r}{whose} on topic {self.destination.name!r}",
+            f"holdfast purge --topic {quote(self.destination.name)} --subscription {quote(record.name)}{option}",
+        )
+
     def note_use(self, elapsed_ms: int) -> None:
         """The queue or subscription is in use now, also without a consumer: it is not idle."""
         self.used_ms = self.left_ms = elapsed_ms
+
+    def left_since(self, elapsed_ms: int) -> int:
+        """Return since when it has had no consumer or reader of ranges, by the clock that is never set.
+
+        The time before a restart does not count: clients that used it need time to come back.
+        """
+        self.left_ms = self.left_ms or elapsed_ms
+        return self.left_ms
 
     # Messages come in.
 

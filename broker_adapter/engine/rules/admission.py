@@ -57,6 +57,7 @@ class Admission:
         room: what the store on disk may still take; None: more than is worth counting.
         volatile_room: bytes of volatile messages that may still be taken; None: no limit.
         publishing: published transactions whose messages are still to be moved, by their target's name.
+        may_give_way: whether a subscription may give way.
         gave_way: the subscriptions that gave way in this decision, with how many messages they were left out of.
     """
 
@@ -64,6 +65,7 @@ class Admission:
         self._directory = directory
         self._time = time
         self._way = settings.full_subscription
+        self.may_give_way = self._way != "block"
         self._unread_ms = int(settings.blocked_send_timeout_seconds * 1000)
         self._max_volatile_bytes = settings.max_volatile_bytes
         self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
@@ -100,18 +102,21 @@ class Admission:
             more: messages that it will have beside those that it has.
             more_bytes: the same in bytes.
         """
-        if self._way == "block" or queue.record.kind != "subscription" or is_volatile(queue):
-            return False
-        if queue.consumers or queue.leaving:
-            return False
-        # The time before a restart does not count: clients that used it need time to come back.
-        queue.left_ms = queue.left_ms or self._time.elapsed_ms
-        if self._time.elapsed_ms - queue.left_ms < self._unread_ms:
+        from_ms = self.gives_way_from_ms(queue)
+        if from_ms is None or self._time.elapsed_ms < from_ms:
             return False
         return (
             self._way != "drop_oldest"
             or self.limits.refusal(queue, more - OVER_MESSAGES, more_bytes - OVER_BYTES) is None
         )
+
+    def gives_way_from_ms(self, queue: QueueState) -> int | None:
+        """Return from when on a subscription gives way if nobody comes to read it, by ``elapsed_ms``; None: never."""
+        if self._way == "block" or queue.record.kind != "subscription" or is_volatile(queue):
+            return None
+        if queue.consumers or queue.leaving:
+            return None
+        return queue.left_since(self._time.elapsed_ms) + self._unread_ms
 
     def takers(self, full: Sequence[QueueState], queues: Sequence[QueueState]) -> Sequence[QueueState]:
         """Return those of some queues that take a message to which these subscriptions, which are full, give way."""

@@ -15,7 +15,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.queues.consumers import Consumers
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.endings import TOO_OFTEN, Endings
+from broker_adapter.engine.queues.endings import Endings
 from broker_adapter.engine.queues.entries import Entry
 from broker_adapter.engine.queues.losses import Losses, Place
 from broker_adapter.engine.queues.queue import Consumer
@@ -153,7 +153,7 @@ class Deliveries:
             may_be_given = queue.take_in_hand(entry, effects)
             if not may_be_given:
                 del consumer.unsettled[command.number]
-                self._endings.dead_letter(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects)
+                self._endings.failed_too_often(queue, entry, effects)
                 self._holds_less(consumer, 1, effects)
         effects.answer(command, may_be_given)
 

@@ -188,13 +188,12 @@ class Destinations:
         kind = queue.record.kind
         # The time before a restart does not count: clients that used it need time to come back.
         queue.used_ms = queue.used_ms or self._time.elapsed_ms
-        queue.left_ms = queue.left_ms or self._time.elapsed_ms
         if kind == "queue":
             seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
             if queue.depth or queue.destination in self._directory.permanent:
                 return False
         elif kind == "subscription":
-            seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_ms
+            seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_since(self._time.elapsed_ms)
         else:
             return False
         return seconds is not None and since_ms + int(seconds * 1000) <= self._time.elapsed_ms

@@ -114,10 +114,14 @@ class Resumption:
         self._pauses = _Pause(), _Pause()  #: of what is small, and of what is large
 
     def next_try_ms(self) -> int | None:
-        """When something that was put off is tried again; None where there is nothing."""
+        """When something that was put off is tried again, or a subscription gives way; None where there is nothing."""
         if not self._wait_queues.count:
             return None  # what was put off has ended
-        return min([pause.next_try_ms for pause in self._pauses if pause.put_off], default=None)
+        due_ms = [pause.next_try_ms for pause in self._pauses if pause.put_off]
+        if self._admission.may_give_way:
+            from_ms = map(self._admission.gives_way_from_ms, self._wait_queues.queues())
+            due_ms += [each for each in from_ms if each is not None and each > self._time.elapsed_ms]
+        return min(due_ms, default=None)
 
     def end_session(self, command: c.EndSession, now_ms: int, effects: Effects) -> None:
         """Carry out an EndSession."""
@@ -146,6 +150,9 @@ class Resumption:
                         tried[number] = self._resume_place(put_off_queue, now_ms, effects)
         for queue in list(self._changed.values()):
             if queue.wait_queue and queue.id not in tried:
+                tried[queue.id] = self._resume_place(queue, now_ms, effects)
+        for queue in list(wait_queues.queues()) if self._admission.may_give_way else ():
+            if queue.id not in tried and self._admission.gives_way(queue):
                 tried[queue.id] = self._resume_place(queue, now_ms, effects)
         if _ENGINE_WIDE not in tried:
             self._resume_place(None, now_ms, effects)

@@ -158,6 +158,18 @@ def test_it_does_not_give_way_before_nobody_has_read_it_for_as_long_as_a_send_ma
     assert news.statistics.refused == 0
 
 
+@pytest.mark.parametrize("how", ["send", "commit"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_waits_is_taken_as_soon_as_it_gives_way(way: str, how: str) -> None:
+    news = Topic(way, 10)
+    news.send(b"1", b"2", b"3")
+    news.rules.pass_time(5_000)
+    assert news.publish(how, b"4") == "held"
+    assert news.rules.state.next_deadline_ms() == news.rules.now_ms + 5_000
+    news.rules.pass_time(5_000)
+    assert news.got == LIMIT + 1
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reader", ["consumer", "one that holds messages", "reader of ranges"])
 def test_it_does_not_give_way_while_somebody_reads_it(way: str, reader: str) -> None:
@@ -298,14 +310,15 @@ def test_the_last_messages_are_kept_and_the_oldest_are_dropped(
     assert len([each for each in caplog.messages if "dropped since the start" in each]) == 1
 
 
-def test_delayed_messages_are_dropped_where_there_are_no_others(engines: Engines) -> None:
+def test_delayed_messages_are_dropped_like_others(engines: Engines) -> None:
     broker, client = start(engines, "drop_oldest", max_queue_messages=5)
     for number in range(20):
-        send(broker, client, NEWS, number, deliver_at_ms=1 << 47)
+        send(broker, client, NEWS, number, deliver_at_ms=1 << 47 if number % 2 else None)
     eventually(lambda: (found := unread(broker)) is not None and found.messages == 5)
     found = unread(broker)
     assert found is not None
-    assert (found.delayed, found.dropped) == (5, 15)
+    assert (found.delayed, found.dropped) == (3, 15)
+    assert left(broker, client) == [b"16", b"18"]
 
 
 def test_what_a_consumer_that_comes_meanwhile_holds_is_not_dropped(engines: Engines) -> None:
@@ -321,6 +334,20 @@ def test_what_a_consumer_that_comes_meanwhile_holds_is_not_dropped(engines: Engi
     found = unread(broker)
     assert found is not None
     assert found.messages + found.dropped == 6
+
+
+def test_nothing_more_is_dropped_once_it_is_read(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.cycle.background.CHUNK_ENTRIES", 1)
+    broker, client = start(engines, "drop_oldest", max_queue_messages=5)
+    sends = [(NEWS, c.NewMessage(0, b"%d" % number)) for number in range(3_000)]
+    broker.call(c.Commit(client, c.CommitId("s", 1), sends, []), WAIT)
+    eventually(lambda: (found := unread(broker)) is not None and found.dropped > 0)
+    attach(broker, client, NEWS, subscription=shared("unread"))
+    eventually(lambda: not broker._jobs)
+    found = unread(broker)
+    assert found is not None
+    assert found.messages > 5
+    assert found.messages + found.dropped == 3_000
 
 
 def test_a_large_transaction_leaves_its_last_messages(engines: Engines) -> None:

@@ -362,6 +362,16 @@ def test_a_client_id_that_is_in_use_again_after_another_failure_may_be_our_own()
     assert rules.process(AttemptFailed(IN_USE), LATE + 4000) == GiveUp(IN_USE)
 
 
+def test_how_long_a_client_id_is_in_use_is_counted_for_each_address() -> None:
+    rules = connected("failover:(amqp://h:1,amqp://h:2)?reconnect_delay_seconds=10&max_reconnect_delay_seconds=10")
+    first, now = rules.address, LATE
+    rules.process(Lost(LOST), now)
+    while rules.address == first:
+        assert isinstance(rules.process(AttemptFailed(IN_USE), now), Try)
+        now += 1
+    assert isinstance(rules.process(AttemptFailed(IN_USE), LATE + 200), Try), "it is refused here for the first time"
+
+
 def test_a_client_id_that_is_in_use_at_one_of_several_addresses_ends_the_attempts_as_well() -> None:
     rules = connected(f"{THREE}{PLAIN}")
     action, now = rules.process(Lost(LOST), LATE), LATE

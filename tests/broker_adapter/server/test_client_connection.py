@@ -377,6 +377,9 @@ def test_too_short_an_idle_time_out_refuses_the_open_and_costs_no_ticks(broker: 
 
     assert client.of(RemoteOpen)[0].properties["amqp:connection-establishment-failed"] is True
     assert error.condition == "amqp:not-implemented"
-    assert error.description == "an idle-time-out of 1 ms is not kept; ask for 250 ms at least"
+    assert error.description == (
+        "an idle-time-out of 1 ms is not kept; ask for 250 ms at least"
+        " (option idle_timeout_seconds, of which half is announced: 0.5 at least)"
+    )
     assert not client.server.is_open
     assert client.server.tick(1) is None

@@ -68,7 +68,10 @@ def test_an_idle_time_out_that_is_too_short_is_to_be_refused(idle_timeout_ms: in
     refusal = last(pair.server_events, RemoteOpen).refusal
     assert (refusal is None) == is_kept
     if refusal is not None:
-        asked = f"an idle-time-out of {idle_timeout_ms // 2} ms is not kept; ask for 250 ms at least"
+        asked = (
+            f"an idle-time-out of {idle_timeout_ms // 2} ms is not kept; ask for 250 ms at least"
+            " (option idle_timeout_seconds, of which half is announced: 0.5 at least)"
+        )
         assert refusal == AmqpError("amqp:not-implemented", asked)
 
 

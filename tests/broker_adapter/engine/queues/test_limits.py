@@ -10,12 +10,13 @@ import attrs
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter.destination import queue
+from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.limits import QueueLimits
 from broker_adapter.errors import ResourceAllocationException, TransactionRolledBackException
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.decisions import Rules
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send, settle
 
@@ -27,8 +28,10 @@ FULL = 5
 class Some:
     depth: int
     bytes: int
-    label: str = "some"
     consumers: tuple[object, ...] = ()
+
+    def called(self) -> tuple[str, str]:
+        return "queue 'some'", "holdfast purge some"
 
 
 @pytest.mark.parametrize(
@@ -208,3 +211,20 @@ def test_a_commit_does_not_overtake_a_send_of_its_connection_that_waits() -> Non
     assert rules.depth("q") == 2
     rules.pass_time(100_001)
     assert rules.depth("q") == 1, "the send was refused in the end, and the commit went on"
+
+
+def test_a_subscription_that_is_full_is_named_with_the_command_that_purges_it() -> None:
+    rules = Rules(max_queue_messages=1)
+    client = rules.connect("my app")
+    rules.attach(client, topic("news"), subscription=Subscription("reader", durable=True, shared=False))
+    rules.send(client, topic("news"), b"1")
+    (full,) = rules.state.directory.topics[topic("news")]
+    assert rules.state.admission.refusal(full) == (
+        "subscription 'reader' of client id 'my app' on topic 'news' is full: 1 message, limit 1 (option"
+        " max_queue_messages), 1 consumer; receive its messages or purge it (holdfast purge --topic news --subscription"
+        " reader --client-id 'my app'), or raise the option; option full_subscription says what gives way"
+    )
+    rules.send(client, Q, b"1")
+    assert "purge it (holdfast purge q), or raise" in str(
+        rules.state.admission.refusal(rules.state.directory.by_destination[Q])
+    )
