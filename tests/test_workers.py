@@ -29,7 +29,9 @@ def test_every_long_file_exists_once() -> None:
 
 
 def test_the_files_with_a_spark_session_are_those_that_workers_share() -> None:
-    files = [path for path in (HERE / "spark_connector").rglob("test_*.py") if "spark: SparkSession" in path.read_text()]
+    files = [
+        path for path in (HERE / "spark_connector").rglob("test_*.py") if "spark: SparkSession" in path.read_text()
+    ]
     assert {str(path.relative_to(HERE.parent)) for path in files} == set(SHARED)
 
 
