@@ -68,6 +68,8 @@ _i64: Final = struct.Struct(">q").unpack_from
 _BYTES: Final = BodyKind.BYTES
 #: What a named tuple does, without the call of a function of Python.
 _new: Final = tuple.__new__
+#: Bytes of a message up to which a search is faster than finding out where its properties end.
+_SEARCHED_WHOLE: Final = 1024
 #: What is wrong with data that is cut short, malformed or means nothing: it is left to the general reader.
 _FAULTS: Final = (ValueError, TypeError, IndexError, struct.error, MessageFormatException)
 
@@ -139,9 +141,12 @@ def head(payload: bytes, now_ms: int) -> Head | None:
 def _may_be_reserved(payload: bytes, position: int) -> bool:
     """Whether the sections from here on may have a property that a client may not send.
 
-    A message with more sections than the properties and a body may have them in any order, and is searched whole.
+    A small message is searched whole, as is one with more sections than the properties and a body, which may have them
+    in any order: text in a body costs the general reader, and no message.
     """
     size, begin = len(payload), position
+    if size <= _SEARCHED_WHOLE:
+        return payload.find(RESERVED_BYTES, position) >= 0
     if position == size:
         return False
     if payload[position + 2] == APPLICATION_PROPERTIES:
