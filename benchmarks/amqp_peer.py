@@ -1,7 +1,6 @@
 """What the AMQP peer and the codec cost per message: CPU time, in memory, without sockets.
 
-Expected on one core of a small machine: at most 8 µs per message and side for a 1 KiB transfer and its disposition by
-the C functions; 25 to 35 µs by proton's public classes.
+Expected on one core of a small machine: at most 8 µs per message and side for a 1 KiB transfer and its disposition.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 Row = tuple[str, float, str]
 
 
-def peer_costs(messages: int, body_bytes: int, *, public_classes: bool) -> tuple[float, float]:
+def peer_costs(messages: int, body_bytes: int) -> tuple[float, float]:
     """CPU microseconds per message of the sending and of the receiving side, transfer and disposition."""
-    client = Peer(PeerLimits(), public_classes=public_classes)
-    server = Peer(PeerLimits(), server=True, public_classes=public_classes)
+    client = Peer(PeerLimits())
+    server = Peer(PeerLimits(), server=True)
     client.open("client")
     server.open("server")
     link = client.attach_sender(client.begin_session(), "s", Terminus("s"), Terminus("q"))
@@ -74,10 +73,9 @@ def cost(call: Callable[[], object], times: int) -> float:
 def main(messages: int = 50_000) -> list[Row]:
     """Measure; returns rows of (name, value, unit)."""
     rows: list[Row] = []
-    for name, public_classes, count in (("C functions", False, messages), ("public classes", True, messages // 5)):
-        sender, receiver = peer_costs(count, 1024, public_classes=public_classes)
-        rows.append((f"peer, {name}, 1 KiB, sending side", sender, "µs/message"))
-        rows.append((f"peer, {name}, 1 KiB, receiving side", receiver, "µs/message"))
+    sender, receiver = peer_costs(messages, 1024)
+    rows.append(("peer, 1 KiB, sending side", sender, "µs/message"))
+    rows.append(("peer, 1 KiB, receiving side", receiver, "µs/message"))
     envelope = Envelope(
         queue("q"), BodyKind.TEXT, "x" * 1024, {"a": 1, "b": "c"}, "ID:1", sent_at_ms=1, identity=Identity("p", 1, 2)
     )

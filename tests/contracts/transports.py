@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ack_modes import Failure, Outcome, Settlement
-from broker_adapter.amqp.client.io_loop import MemoryConnection
 from broker_adapter.amqp.client.login import login_for
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.messages.amqp_message import decode_ahead
@@ -39,6 +38,7 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
+from tests.memory_connection import MemoryConnection
 
 WAIT = 120.0  #: seconds; longer than anything takes
 KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory", "failover over loopback")

@@ -106,8 +106,6 @@ class ClientProtocol:
         login: Login | None,
         listener: Callable[[TransportEvent], None],
         on_sends_done: Callable[[int], None],
-        *,
-        public_classes: bool = False,
     ) -> None:
         """A protocol that has sent nothing yet.
 
@@ -116,13 +114,12 @@ class ClientProtocol:
             login: the SASL exchange to go through first, if any.
             listener: told of LinkLost and Failed.
             on_sends_done: told how many sends got their answer, after their callbacks.
-            public_classes: whether the peer uses proton's public classes only.
         """
         self._options = options
         self._login = login
         self._listener = listener
         self._on_sends_done = on_sends_done
-        self._peer = peer = Peer(options.limits, public_classes=public_classes)
+        self._peer = peer = Peer(options.limits)
         self._phase = Phase.NEW
         self._opened: Done | None = None
         self._closed: Done | None = None

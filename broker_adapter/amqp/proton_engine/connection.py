@@ -28,7 +28,6 @@ from broker_adapter.amqp.proton_engine.memory import (
     write_mapping,
     write_names,
 )
-from broker_adapter.amqp.proton_engine.public_engine import PublicEngine
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.settings import GIB, KIB, MIB
 
@@ -91,13 +90,12 @@ class ProtonConnection:
         stuck: why proton writes nothing more, in its own words.
     """
 
-    def __init__(self, limits: PeerLimits, *, server: bool, public_classes: bool) -> None:
+    def __init__(self, limits: PeerLimits, *, server: bool) -> None:
         """A connection that has neither sent nor received anything.
 
         Args:
             limits: what is accepted from the other side.
             server: whether this end waits for the other's header.
-            public_classes: whether the functions that are called for each message use proton's public classes.
         """
         self.limits = limits
         self.is_server = server
@@ -110,7 +108,7 @@ class ProtonConnection:
         self._collector: Any = proton.Collector()
         self.connection.collect(self._collector)
         self.transport.bind(self.connection)
-        self.engine: Any = PublicEngine(self.transport, self._collector) if public_classes else lib
+        self.engine: Any = lib
         self.c_transport = self.transport._impl
         self.c_collector = self._collector._impl
         self.scratch = ffi.new("char[]", 64 * KIB)
@@ -269,8 +267,6 @@ class ProtonConnection:
         self.scratch = b""
         self.transport.unbind()
         self._collector.release()
-        if isinstance(self.engine, PublicEngine):
-            self.engine.release()
         # They free what they hold as they go.
         self.transport = self.connection = self._collector = self.engine = None
         self.c_transport = self.c_collector = None

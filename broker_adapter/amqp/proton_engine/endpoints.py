@@ -18,6 +18,7 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import Event, LinkRemoteOpen, SessionRemoteOpen, State, Terminus
 from broker_adapter.amqp.messages.consumer_records import RECORDS_ADDRESS
 from broker_adapter.amqp.proton_engine import frames
+from broker_adapter.amqp.proton_engine.c_functions import wrap_link, wrap_session
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.memory import (
     c_text,
@@ -30,7 +31,6 @@ from broker_adapter.amqp.proton_engine.memory import (
     write_mapping,
     write_terminus,
 )
-from broker_adapter.amqp.proton_engine.public_engine import wrap_link, wrap_session
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import MIB

@@ -7,7 +7,7 @@ Theory of operation
 
     The AMQP work is done by proton's C engine.  Connections, sessions and links are made with proton's public
     Python classes.  What happens per message (transfers, dispositions, the event pump) calls the C functions
-    below them, which costs a tenth; ``PublicEngine`` offers the same functions on the public classes.
+    below them, which costs a tenth (:mod:`broker_adapter.amqp.proton_engine.c_functions`).
 
     Sessions and links have numbers that are never reused within a peer, and so have the deliveries of each
     direction.  A delivery is named by its link and number; the C object behind it is held in its link's tables from
@@ -56,15 +56,14 @@ class Peer:
     described where it stands.  No part refers to the peer, so that it is freed without the garbage collector.
     """
 
-    def __init__(self, limits: PeerLimits, *, server: bool = False, public_classes: bool = False) -> None:
+    def __init__(self, limits: PeerLimits, *, server: bool = False) -> None:
         """A peer that has neither sent nor received anything.
 
         Args:
             limits: what is accepted from the other side.
             server: whether this end waits for the other's header.
-            public_classes: whether the hot path, too, uses proton's public classes; slower.
         """
-        self._connection = connection = ProtonConnection(limits, server=server, public_classes=public_classes)
+        self._connection = connection = ProtonConnection(limits, server=server)
         self._rules = rules = frames.FrameRules(
             max_sessions=limits.max_sessions, max_links=limits.max_links + limits.extra_links + _MAX_REFUSED
         )

@@ -1,4 +1,4 @@
-"""A pair of peers, once by the C functions and once by the public classes of proton."""
+"""A pair of peers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.broker_adapter.amqp.pair import Pair
 
 
-@pytest.fixture(params=[False, True], ids=["c", "public"])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    """An open pair, once by each engine."""
-    return Pair(public_classes=request.param).opened()
+@pytest.fixture
+def pair() -> Pair:
+    """An open pair."""
+    return Pair().opened()

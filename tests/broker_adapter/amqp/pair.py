@@ -19,11 +19,10 @@ class Pair:
         client: PeerLimits | None = None,
         server: PeerLimits | None = None,
         *,
-        public_classes: bool = False,
         chunk_bytes: int | None = None,
     ) -> None:
-        self.client = Peer(client or PeerLimits(), public_classes=public_classes)
-        self.server = Peer(server or PeerLimits(), server=True, public_classes=public_classes)
+        self.client = Peer(client or PeerLimits())
+        self.server = Peer(server or PeerLimits(), server=True)
         self.client_events: list[Event] = []
         self.server_events: list[Event] = []
         self.client_sent = b""

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from broker_adapter.amqp.client.io_loop import MemoryConnection, SocketConnection
+from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.destination import queue
 from broker_adapter.envelope import pack
@@ -22,6 +22,7 @@ from broker_adapter.errors import ConnectionLostException, IllegalStateException
 from broker_adapter.transport import Credentials, Delivery, ReceiverSpec, SenderSpec
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, address_of, refused_port, url_of
+from tests.memory_connection import MemoryConnection
 
 
 def test_a_port_without_a_listener_is_a_lost_connection() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.client.io_loop import MemoryConnection
 from broker_adapter.amqp.client.login import login_for
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.conditions import AmqpError
@@ -46,6 +45,7 @@ from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, in_thread, url_of
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.contracts.transports import eventually
+from tests.memory_connection import MemoryConnection
 
 
 def test_it_implements_the_port(opened: Opened) -> None:

@@ -39,11 +39,10 @@ def test_messages_arrive_in_order_in_one_batch_and_are_settled_in_one_frame(pair
     assert pair.server.unsettled(server) == []
 
 
-@pytest.mark.parametrize("public_classes", [False, True])
 @pytest.mark.parametrize("chunk_bytes", [None, 1, 7, 1000])
-def test_messages_of_many_frames_and_chunks_are_put_together(public_classes: bool, chunk_bytes: int | None) -> None:
+def test_messages_of_many_frames_and_chunks_are_put_together(chunk_bytes: int | None) -> None:
     limits = PeerLimits(max_frame_bytes=512)
-    pair = Pair(limits, limits, public_classes=public_classes, chunk_bytes=chunk_bytes).opened()
+    pair = Pair(limits, limits, chunk_bytes=chunk_bytes).opened()
     client, _ = pair.sender()
     payloads = [bytes([index]) * size for index, size in enumerate((0, 1, 400, 512, 5_000, 20_000, 0))]
     for payload in payloads:
@@ -64,15 +63,12 @@ def test_messages_larger_than_the_read_buffer_arrive_whole(pair: Pair) -> None:
 SIZES = (0, 1, 31_000, 33_000, 64_000, 66_000, 130_000, 200_000, 131_072, 131_073, 3_000_000, 5)
 
 
-@pytest.mark.parametrize("public_classes", [False, True], ids=["c", "public"])
 @pytest.mark.parametrize("frame_bytes", [512, 40_000, 1 << 20])
 @pytest.mark.parametrize("chunk_bytes", [None, 100_000])
-def test_messages_of_every_size_arrive_whole_and_in_order(
-    public_classes: bool, frame_bytes: int, chunk_bytes: int | None
-) -> None:
+def test_messages_of_every_size_arrive_whole_and_in_order(frame_bytes: int, chunk_bytes: int | None) -> None:
     """Also those that proton gets in parts, or without their payload, and those behind them."""
     limits = PeerLimits(max_frame_bytes=frame_bytes)
-    pair = Pair(limits, limits, public_classes=public_classes, chunk_bytes=chunk_bytes).opened()
+    pair = Pair(limits, limits, chunk_bytes=chunk_bytes).opened()
     client, server = pair.sender()
     state = State(TRANSACTIONAL, txn_id=b"t1")
     payloads = [bytes((index + 1,)) * size for index, size in enumerate(SIZES)]

@@ -98,9 +98,8 @@ def test_messages_of_many_transactions_at_once_keep_their_own_states(pair: Pair)
     )
 
 
-@pytest.mark.parametrize("public_classes", [False, True])
-def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame(public_classes: bool) -> None:
-    pair = Pair(server=PeerLimits(max_frame_bytes=512), public_classes=public_classes).opened()
+def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame() -> None:
+    pair = Pair(server=PeerLimits(max_frame_bytes=512)).opened()
     client, _ = pair.sender()
     longest = State(TRANSACTIONAL, txn_id=b"t" * 256)
     pair.client.send(client, b"x" * 10_000, state=longest)

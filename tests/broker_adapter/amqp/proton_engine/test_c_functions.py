@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker_adapter.amqp.proton_engine.public_engine import check_engine
+from broker_adapter.amqp.proton_engine.c_functions import check_engine
 
 
 def test_a_proton_without_the_functions_of_the_hot_path_is_refused_by_name() -> None:
