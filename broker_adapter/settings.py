@@ -6,8 +6,7 @@ The classes are the single source: connection URLs and the command line are pars
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -484,30 +483,6 @@ def options_of(*classes: type) -> list[OptionInfo]:
         for cls in classes
         for f in attrs.fields(cls)
     ]
-
-
-#: Options by the names that they had in earlier versions.
-_FORMER_NAMES: Final = {
-    "hold_timeout_seconds": "blocked_send_timeout_seconds",
-    "max_held_messages": "max_blocked_sends",
-    "max_logins": "max_login_connections",
-    "max_logins_per_address": "max_login_connections_per_address",
-    "max_resting_messages": "max_delayed_redeliveries",
-}
-
-
-def renamed(name: str, known: Container[str]) -> str | None:
-    """What to say of an option that had another name in an earlier version.
-
-    Args:
-        name: the one that was given.
-        known: the names of the options that may be given.
-
-    Returns:
-        None where none of these had that name.
-    """
-    new = _FORMER_NAMES.get(name)
-    return f"option {name!r} is called {new!r} now" if new is not None and new in known else None
 
 
 def parse_option(info: OptionInfo, text: str) -> Any:

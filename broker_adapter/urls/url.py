@@ -18,7 +18,6 @@ from broker_adapter.settings import (
     EngineSettings,
     FailoverSettings,
     options_of,
-    renamed,
     settings_from,
 )
 from broker_adapter.urls.qpid_url import is_qpid_url, parse_qpid_url
@@ -232,8 +231,6 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            if (hint := renamed(name, known)) is not None:
-                raise InvalidURLException(hint)
             if name in _ARGUMENTS:
                 raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
             if name in _OF_EMBEDDED:

@@ -24,7 +24,6 @@ from broker_adapter.settings import (
     EngineSettings,
     ServerSettings,
     options_of,
-    renamed,
     settings_from,
 )
 from broker_adapter.transport import Credentials, Transport, TransportEvent
@@ -237,8 +236,6 @@ def settings_of(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
     known = [info.name for info in options_of(EngineSettings, ServerSettings)]
     for pair in pairs:
         name, separator, value = pair.partition("=")
-        if (hint := renamed(name, known)) is not None:
-            raise ValueError(hint)
         if not separator or name not in known:
             similar = get_close_matches(name, known, 1)
             names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]
