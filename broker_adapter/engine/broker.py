@@ -331,11 +331,7 @@ class Broker:
             with ExitStack() as stack:
                 if self._stores.disk is not None:
                     stores.append(stack.enter_context(self._stores.disk.snapshot()))
-                found = [
-                    attrs.evolve(each, changes=())
-                    for tables in stores
-                    for each in Check(tables, now_ms=_now_ms()).findings()
-                ]
+                found = [attrs.evolve(each, changes=()) for tables in stores for each in Check(tables).findings()]
                 return found + list(check_state.findings(self._directory, stores))
 
     def check_may_wait(self) -> None:

@@ -38,7 +38,6 @@ from broker_adapter.engine.check.schedule_lines import delivery_ms, fits, in_wor
 from broker_adapter.engine.commands.selection import Formats
 from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
-    DUE_AGAIN_MS,
     ENTRY_KEY_BYTES,
     FIRST_STAGED_QUEUE,
     FLAG_ANNOTATED,
@@ -47,7 +46,6 @@ from broker_adapter.engine.records.layout import (
     KIND_DELIVER,
     KIND_EXPIRE,
     LAST_MESSAGE,
-    LATEST_EXPIRY_MS,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -71,7 +69,7 @@ from broker_adapter.engine.records.layout import (
     unpack_message_key,
     unpack_queue_key,
 )
-from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1
+from broker_adapter.envelope import ENVELOPE_FORMAT
 from broker_adapter.errors import StoreCorruptException
 
 #: Positions that are skipped where it is not known which ones were used.
@@ -81,9 +79,6 @@ _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
 #: What the engine makes itself.
-_OWN_FORMATS: Final = (ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
-#: A message of another format may name a delay, which counts from its arrival, not known to the millisecond.
-_FOREIGN_SLACK_MS: Final = 3_600_000
 
 
 class _Queue:
@@ -124,7 +119,6 @@ class Check:
         tables: its records.
         progress: called with the number of records checked so far and how many there are.
         formats: reads messages for the time at which they are to be delivered; None: those of our own format.
-        now_ms: the time of the day; None: unknown.
 
     Attributes:
         summary: what was seen; complete when ``findings`` has come to its end.
@@ -135,12 +129,10 @@ class Check:
         tables: Tables,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
         formats: Formats | None = None,
-        now_ms: int | None = None,
     ) -> None:
         self._tables = tables
         self._formats = formats or Formats()
         self._progress = progress
-        self._now_ms = LATEST_EXPIRY_MS if now_ms is None else now_ms
         self._done = 0
         self._total = sum(tables.count(table) for table in ("catalog", "queues", "entries", "messages", "schedule"))
         self.summary = Summary()
@@ -337,7 +329,7 @@ class Check:
             if words:
                 wanted = next(references, None)
             try:
-                decode_message(number, value, old=tables.has_old)
+                decode_message(number, value)
             except StoreCorruptException as error:
                 self._lost_messages.add(number)
                 yield Finding(
@@ -417,7 +409,7 @@ class Check:
                 )
                 continue
             entry = self._entry(key)
-            right_ms = None if entry is None else self._contradicted(due_ms, kind, entry, bool(value))
+            right_ms = None if entry is None else self._contradicted(due_ms, kind, entry)
             if entry is not None and right_ms is not None:
                 yield Finding(
                     "wrong time in the schedule",
@@ -460,35 +452,31 @@ class Check:
                 (("schedule", *schedule_line(due_ms, KIND_DELIVER, key)),),
             )
 
-    def _contradicted(self, due_ms: int, kind: int, entry: RawEntry, has_checksum: bool) -> int | None:
+    def _contradicted(self, due_ms: int, kind: int, entry: RawEntry) -> int | None:
         """The time that a line of the schedule ought to have; None where it is right, or no better one is known.
 
         Args:
             due_ms: of the line.
             kind: of the line.
             entry: that it names.
-            has_checksum: whether it has one, which is right; lines of earlier versions have none.
         """
         if kind == KIND_EXPIRE and entry.expires_at_ms and entry.lane != DELAYED_LANE:
-            # Where it expired in a consumer's hands, it is due again a minute later at most.
-            latest_ms = (LATEST_EXPIRY_MS if has_checksum else self._now_ms) + DUE_AGAIN_MS
-            is_right = due_ms == entry.expires_at_ms or entry.expires_at_ms < due_ms <= latest_ms
-            return None if is_right else entry.expires_at_ms
+            # Where it expired in a consumer's hands, it is due again later.
+            return None if due_ms >= entry.expires_at_ms else entry.expires_at_ms
         if kind != KIND_DELIVER or entry.lane != DELAYED_LANE:
             return None
         message = self._message(entry)
         right_ms = delivery_ms(self._formats, message)
         if message is None or right_ms is None or right_ms == due_ms:
             return None
-        if message[0] not in _OWN_FORMATS and (has_checksum or abs(due_ms - right_ms) <= _FOREIGN_SLACK_MS):
-            return None
-        return right_ms
+        # A foreign message may name a delay, which counts from its arrival.
+        return right_ms if message[0] == ENVELOPE_FORMAT else None
 
     def _message(self, entry: RawEntry) -> tuple[int, bytes] | None:
         """Format and payload of the message of an entry; None where they cannot be trusted."""
         value = self._tables.get("messages", message_key(entry.number))
         try:
-            return None if value is None else decode_message(entry.number, value, old=self._tables.has_old)
+            return None if value is None else decode_message(entry.number, value)
         except StoreCorruptException:
             return None
 

@@ -240,7 +240,7 @@ class EventCheck:
         try:
             entry = decode_entry(key, value or b"")
             message = self._tables.get("messages", message_key(entry.number))
-            decode_message(entry.number, message or b"", old=self._tables.has_old)
+            decode_message(entry.number, message or b"")
         except StoreCorruptException:
             return False
         return number is None or entry.number == number

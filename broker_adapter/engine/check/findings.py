@@ -18,11 +18,9 @@ class Tables(Protocol):
     """The records of a store at one moment.
 
     Attributes:
-        has_old: whether there may be messages that a version before 3 has written.
         persistent: whether the records survive a restart: those of the store in memory do not.
     """
 
-    has_old: bool
     persistent: bool
 
     def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:

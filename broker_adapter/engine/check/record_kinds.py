@@ -74,7 +74,7 @@ def tables_of(key: bytes, value: bytes) -> Sequence[str]:
 
 
 def _is_message(key: bytes, value: bytes) -> bool:
-    return len(key) == 8 and decode_message(unpack_message_key(key)[0], value, old=True) is not None
+    return len(key) == 8 and decode_message(unpack_message_key(key)[0], value) is not None
 
 
 def _is_queue(key: bytes) -> bool:
@@ -91,7 +91,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("entries",), lambda key, value: decode_entry(key, value)),
     (
         ("annotations",),
-        lambda key, value: len(key) == ENTRY_KEY_BYTES and isinstance(decode_annotations(key, value, old=True), dict),
+        lambda key, value: len(key) == ENTRY_KEY_BYTES and isinstance(decode_annotations(key, value), dict),
     ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
@@ -107,14 +107,14 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("clients",), lambda key, value: key[:1] in b"=#" and isinstance(decode_client(key, value).client_id, str)),
     (("cursors",), lambda key, value: key[:1] in b"=#" and decode_cursor(key, value)),
     (("audiences",), lambda key, value: len(key) == 4 and _is_audience(decode_audience(key, value))),
-    (("catalog",), lambda key, value: _is_queue(key) and decode_catalog(key, value, old=True)),
-    (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value, old=True)),
+    (("catalog",), lambda key, value: _is_queue(key) and decode_catalog(key, value)),
+    (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value)),
     # Nothing tells these two apart; a number too many in one of them is never asked for.
     (("commits", "published"), lambda key, value: decode_last(key, value)),
-    (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
+    (("producers",), lambda key, value: decode_sequences(key, value)),
     (
         ("meta",),
-        lambda key, value: key in META_NAMES or (is_run_key(key) and decode_run(key, value, old=True)),
+        lambda key, value: key in META_NAMES or (is_run_key(key) and decode_run(key, value)),
     ),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )

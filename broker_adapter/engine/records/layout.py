@@ -8,7 +8,7 @@ references  number u64                             count u32, crc u32 (only for 
 entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
                                                    expiry u48, size u32, crc u32
 annotations as in entries                          crc u32, msgpack map: what was added to the properties
-schedule    due u64, kind u8, entry key            crc u32 (empty in stores of earlier versions)
+schedule    due u64, kind u8, entry key            crc u32
 queues      queue u32                              crc u32, msgpack: next position, bytes, lanes (:class:`Counters`)
 catalog     queue u32                              crc u32, msgpack: what the queue is (:class:`CatalogRecord`)
 producers   msgpack: the stream's name, or its     last u64, solid i64, last used u64 (ms), crc u32,
@@ -53,14 +53,8 @@ import msgpack
 
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
-#: Version of the layout above; a store with a greater one is refused, an older one is read as it is.  Version 1 had no
-#: groups.  Versions 1 and 2 had no tables ``commits`` and ``published`` (their records were in ``producers``), no
-#: checksums in ``references`` and ``producers``, and those of messages did not cover the number.  Up to version 3, the
-#: checksums of ``catalog``, ``queues``, ``annotations`` and starts did not cover the key, and the rest of ``meta`` had
-#: none.  Up to version 4, packed envelopes were of version 1 (:mod:`broker_adapter.envelope`).  Up to version 5, there
-#: were no regions and durable clients.  Up to version 6, a region did not note who changed a key last, and what a
-#: client wanted could not change in place.
-STORE_VERSION = 7
+#: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).
+STORE_VERSION = 1
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -125,12 +119,9 @@ NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
 NEXT_RUN = b"next_run"  #: the number of the next start of an engine
 NEXT_STREAM = b"next_stream"  #: the number of the next audience, or of the next stream of what many want
-HAS_OLD = b"has_old"
 AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
-META_NAMES = frozenset(
-    (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, HAS_OLD, AGE, REBUILT)
-)
+META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, AGE, REBUILT))
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 #: Numbers of messages do not get there; a key with a greater one is damaged.
@@ -295,21 +286,18 @@ def encode_message(number: int, message_format: int, payload: bytes) -> bytes:
     return _message_head.pack(crc32(payload, (message_format ^ number) & 0xFFFFFFFF), message_format) + payload
 
 
-def decode_message(number: int, value: bytes, *, old: bool = False) -> tuple[int, bytes]:
+def decode_message(number: int, value: bytes) -> tuple[int, bytes]:
     """(message-format, payload) of a stored message; raises StoreCorruptException where its checksum is wrong.
 
     Args:
         number: the message's, which the checksum covers.
         value: the record.
-        old: whether a checksum that does not cover the number will do, as versions before 3 wrote it.
     """
     if len(value) < _MESSAGE_HEAD_BYTES:
         raise StoreCorruptException(f"message record of {len(value)} bytes is too short")
     crc, message_format = _read_message_head(value)
     payload = value[_MESSAGE_HEAD_BYTES:]
-    if crc32(payload, (message_format ^ number) & 0xFFFFFFFF) != crc and not (
-        old and crc32(payload, message_format) == crc
-    ):
+    if crc32(payload, (message_format ^ number) & 0xFFFFFFFF) != crc:
         raise StoreCorruptException("message record fails its checksum")
     return message_format, payload
 
@@ -320,9 +308,7 @@ def encode_reference(key: bytes, count: int) -> bytes:
 
 
 def decode_reference(key: bytes, value: bytes) -> int:
-    """The count; raises StoreCorruptException where its checksum is wrong.  Versions before 3 wrote none."""
-    if len(value) == 4:
-        return int.from_bytes(value)
+    """Return the count; raises StoreCorruptException where its checksum is wrong."""
     if len(value) != _reference.size:
         raise StoreCorruptException(f"reference record of {len(value)} bytes")
     count, crc = _reference.unpack(value)
@@ -350,11 +336,8 @@ def schedule_line(due_ms: int, kind: int, key: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_schedule_line(line: bytes, value: bytes) -> tuple[int, int, bytes]:
-    """(due, kind, entry key); raises StoreCorruptException where the checksum or the length of the key is wrong.
-
-    A line of an earlier version has no checksum.
-    """
-    if value and value != _crc.pack(crc32(line)):
+    """(due, kind, entry key); raises StoreCorruptException where the checksum or the length of the key is wrong."""
+    if value != _crc.pack(crc32(line)):
         raise StoreCorruptException(f"line {line.hex()} of the schedule fails its checksum")
     return decode_schedule_key(line)
 
@@ -391,10 +374,7 @@ def encode_sequences(key: bytes, record: SequencesRecord) -> bytes:
 
 
 def decode_sequences(key: bytes, value: bytes) -> SequencesRecord:
-    """The record of a stream; raises StoreCorruptException.  Versions before 3 wrote the highest number only."""
-    if len(value) == _last.size:
-        last, used_ms = _last.unpack(value)
-        return SequencesRecord(last, 0, used_ms)
+    """Return the record of a stream; raises StoreCorruptException."""
     if len(value) < _sequences.size + 4:
         raise StoreCorruptException(f"producer record of {len(value)} bytes")
     head, mask = value[: _sequences.size], value[_sequences.size + 4 :]
@@ -408,7 +388,7 @@ class LastRecord(NamedTuple):
     """The last number of a name, and when it was done."""
 
     number: int
-    used_ms: int  #: by the age of the store; by the time of the day, if a version wrote it that did not count the age
+    used_ms: int  #: by the age of the store
 
 
 def encode_last(key: bytes, record: LastRecord) -> bytes:
@@ -473,9 +453,9 @@ def encode_counters(key: bytes, counters: Counters) -> bytes:
     return _with_crc(key, msgpack.packb(counters))
 
 
-def decode_counters(key: bytes, value: bytes, *, old: bool = False) -> Counters:
-    """The counters; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
-    counters = Counters(*_fields(Counters, key, _checked(key, value, old)))
+def decode_counters(key: bytes, value: bytes) -> Counters:
+    """Return the counters; raises StoreCorruptException."""
+    counters = Counters(*_fields(Counters, key, _checked(key, value)))
     lanes = (LaneCounters(*_fields(LaneCounters, key, lane)) for lane in counters.lanes)
     return counters._replace(lanes=tuple(lanes))
 
@@ -485,19 +465,18 @@ def encode_catalog(key: bytes, record: CatalogRecord) -> bytes:
     return _with_crc(key, msgpack.packb(record))
 
 
-def decode_catalog(key: bytes, value: bytes, *, old: bool = False) -> CatalogRecord:
+def decode_catalog(key: bytes, value: bytes) -> CatalogRecord:
     """The catalog record.
 
     Args:
         key: of the record.
         value: of the record.
-        old: whether a checksum that does not cover the key will do.
 
     Raises:
         StoreCorruptException: it cannot be trusted.
         StoreVersionException: newer software has written it.
     """
-    record = CatalogRecord(*_fields(CatalogRecord, key, _checked(key, value, old)))
+    record = CatalogRecord(*_fields(CatalogRecord, key, _checked(key, value)))
     if not isinstance(record.kind, str) or record.kind not in CATALOG_KINDS:
         raise newer(f"queue {record.name!r} is of the kind {record.kind!r}, which this software does not know")
     if not isinstance(record.name, str):
@@ -521,7 +500,7 @@ def refuse_newer(table: str, key: bytes, value: bytes) -> None:
     else:
         return
     with suppress(StoreCorruptException, TypeError, ValueError, msgpack.UnpackException):
-        decode(key, value, old=True)
+        decode(key, value)
 
 
 def encode_annotations(key: bytes, annotations: dict[str, Any]) -> bytes:
@@ -529,9 +508,9 @@ def encode_annotations(key: bytes, annotations: dict[str, Any]) -> bytes:
     return _with_crc(key, msgpack.packb(annotations))
 
 
-def decode_annotations(key: bytes, value: bytes, *, old: bool = False) -> dict[str, Any]:
-    """The annotations; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
-    annotations: dict[str, Any] = _checked(key, value, old)
+def decode_annotations(key: bytes, value: bytes) -> dict[str, Any]:
+    """Return the annotations; raises StoreCorruptException."""
+    annotations: dict[str, Any] = _checked(key, value)
     return annotations
 
 
@@ -557,9 +536,9 @@ def encode_run(key: bytes, record: RunRecord) -> bytes:
     return _with_crc(key, msgpack.packb(record))
 
 
-def decode_run(key: bytes, value: bytes, *, old: bool = False) -> RunRecord:
-    """The start of the engine; raises StoreCorruptException.  ``old``: as :func:`decode_catalog`."""
-    return RunRecord(*_fields(RunRecord, key, _checked(key, value, old)))
+def decode_run(key: bytes, value: bytes) -> RunRecord:
+    """Return the start of the engine; raises StoreCorruptException."""
+    return RunRecord(*_fields(RunRecord, key, _checked(key, value)))
 
 
 def encode_meta(key: bytes, value: int | str | dict[str, Any]) -> bytes:
@@ -569,13 +548,7 @@ def encode_meta(key: bytes, value: int | str | dict[str, Any]) -> bytes:
 
 def decode_meta(key: bytes, value: bytes) -> Any:
     """A number or a name of ``meta``; raises StoreCorruptException."""
-    return _checked(key, value, False)
-
-
-def with_key_covered(key: bytes, value: bytes) -> bytes | None:
-    """A record of version 3 with the checksum of version 4; None where it fails the one that it has."""
-    body = value[4:]
-    return _with_crc(key, body) if value[:4] == crc32(body).to_bytes(4, "big") and body else None
+    return _checked(key, value)
 
 
 def stream_key(*name: Any) -> bytes:
@@ -645,9 +618,8 @@ def newer(what: str) -> StoreVersionException:
     )
 
 
-def _checked(key: bytes, value: bytes, old: bool) -> Any:
+def _checked(key: bytes, value: bytes) -> Any:
     body = value[4:]
-    found = int.from_bytes(value[:4])
-    if not body or (found != crc32(body, crc32(key)) and not (old and found == crc32(body))):
+    if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
         raise StoreCorruptException("record fails its checksum")
     return msgpack.unpackb(body, strict_map_key=False)

@@ -7,7 +7,7 @@ Theory of operation
     would be given a second time, and no check would find that one is missing.
 
     A note that cannot be trusted does not say how many were given.  Then numbers are skipped, as if one were missing.
-    A store of an earlier version has no note; there the next number follows from the last record.
+    Where the note is missing, the next number follows from the last record.
 """
 
 from __future__ import annotations

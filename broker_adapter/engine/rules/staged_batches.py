@@ -71,7 +71,7 @@ class StagedBatches:
         """Take over a staged transaction that the durable store has."""
         record = queue.record
         if not record.publishing:
-            # What a crash took of the age of the store, or a version that did not count it, must not count for it.
+            # What a crash took of the age of the store must not count for it.
             self.staging.begin(record.name, min(record.created_ms, self._time.age_ms))
         else:
             self._admission.begin_publishing(queue)

@@ -84,13 +84,12 @@ def by_position_of(lanes: Iterable[Loaded], limit: int) -> Loaded:
     return Loaded(entries[:limit], corrupt, known is None and len(entries) <= limit)
 
 
-def messages_of(cursor: Any, numbers: Iterable[int], *, old: bool) -> Iterator[tuple[int, bytes] | None]:
+def messages_of(cursor: Any, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
     """(format, payload) of each message; None where there is none or its checksum is wrong.
 
     Args:
         cursor: of the messages.
         numbers: of those wanted.
-        old: see :func:`broker_adapter.engine.records.layout.decode_message`.
     """
     rest = iter(numbers)
     while part := list(islice(rest, _MESSAGES_AT_ONCE)):
@@ -101,7 +100,7 @@ def messages_of(cursor: Any, numbers: Iterable[int], *, old: bool) -> Iterator[t
             values = [(key, found.get(key)) for key in keys]
         for number, (_, value) in zip(part, values, strict=True):
             try:
-                yield None if value is None else decode_message(number, value, old=old)
+                yield None if value is None else decode_message(number, value)
             except StoreCorruptException:
                 yield None
 

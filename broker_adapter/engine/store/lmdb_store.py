@@ -197,7 +197,7 @@ class LmdbStore:
                 (self.path / DATA).unlink(missing_ok=True)
             raise
         if self._is_kept:
-            # What an older version wrote is upgraded there, and seen as it will be.
+            # A store of an older version is converted there, and seen as it will be.
             self._trial = self._env.begin(write=True)
         self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
         self._writes = Writes(self._env, self._db, self.path, self._settings.max_store_bytes)
@@ -211,7 +211,6 @@ class LmdbStore:
 
     def _take_over(self, txn: Any) -> None:
         found = take_over(txn, self._db, self.path, epoch_ms())
-        self._has_old = found.has_old
         self.repaired_version = found.repaired_version
         self.unique = self._noted(UNIQUE, found.unique) or ""  # a store that is refused stays as it was
 
@@ -307,9 +306,9 @@ class LmdbStore:
         return self._noted(NEXT_QUEUE, noted) or 1
 
     def age_ms(self) -> int | None:
-        """For how long engines have run on the store, as noted last; where that is not, when a name was last used.
+        """Return for how long engines have run on the store, as noted last, or else when a name was last used.
 
-        Takes a second or two for a million names where it is not noted, as in stores of earlier versions.
+        Takes a second or two for a million names where the note is lost.
         """
         with self._env.begin() as txn:
             value = txn.get(AGE, db=self._db["meta"])
@@ -461,7 +460,7 @@ class LmdbStore:
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
         with self._env.begin() as txn, txn.cursor(db=self._db["messages"]) as cursor:
-            yield from messages_of(cursor, numbers, old=self._has_old)
+            yield from messages_of(cursor, numbers)
 
     def read_columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
         """The same messages fast, without annotations; None: ``read_entries`` and ``read_messages`` are to be asked."""
@@ -516,7 +515,7 @@ class LmdbStore:
     def snapshot(self) -> Snapshot:
         """All records as of the last commit; writing goes on meanwhile, in pages that this one does not use."""
         txn = self._env.begin() if self._trial is None else self._trial
-        return Snapshot(txn, self._db, has_old=self._has_old, is_own=self._trial is None)
+        return Snapshot(txn, self._db, is_own=self._trial is None)
 
     def copy(self, path: Path) -> None:
         """Write all records into a new file in another directory, without free pages."""
@@ -561,11 +560,10 @@ class Snapshot:
 
     persistent = True
 
-    def __init__(self, txn: Any, tables: Mapping[str, Any], *, has_old: bool, is_own: bool) -> None:
+    def __init__(self, txn: Any, tables: Mapping[str, Any], *, is_own: bool) -> None:
         self._txn = txn
         self._tables = tables
         self._is_own = is_own
-        self.has_old = has_old
 
     def __enter__(self) -> Snapshot:
         return self

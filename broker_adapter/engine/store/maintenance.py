@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import attrs
 import lmdb
 
-from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.check.checks import Check
 from broker_adapter.engine.check.findings import Finding, Summary
 from broker_adapter.engine.check.pages import Damage, File, Meta, contradiction, metas, newest
@@ -267,7 +266,7 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
     trees = file.tables()
     for table in TABLES:
         if table not in trees:
-            continue  # an older version had fewer; where its record is damaged, the main tree says so
+            continue  # its record is damaged: the main tree says so
         report.counted[table] = trees[table].entries
         count = sum(1 for _ in file.records(table, trees[table]))
         if count < trees[table].entries:
@@ -442,7 +441,7 @@ def _check_records(
     store: DurableStore, report: Report, repair: bool, progress: Progress, formats: Formats | None = None
 ) -> None:
     with store.snapshot() as tables:
-        check = Check(tables, lambda done, of: progress("records", done, of), formats, epoch_ms())
+        check = Check(tables, lambda done, of: progress("records", done, of), formats)
         changes = _noted(check.findings(), report)
         if repair:
             store.apply(changes)
@@ -560,7 +559,7 @@ class Quarantined(NamedTuple):
     def is_sound(self) -> bool:
         """Whether it is a message that is as it was written, and only its entry was lost."""
         try:
-            return self.payload is not None and bool(decode_message(self.number, self.value, old=True))
+            return self.payload is not None and bool(decode_message(self.number, self.value))
         except StoreCorruptException:
             return False
 

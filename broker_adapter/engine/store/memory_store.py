@@ -260,7 +260,6 @@ class Snapshot:
     """The records of a store in memory; see :class:`broker_adapter.engine.check.findings.Tables`."""
 
     persistent = False
-    has_old = False
 
     def __init__(self, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
         self._tables = tables

@@ -90,7 +90,7 @@ class _DiskSource:
     def message(self, number: int) -> Message | None:
         value = self._records.get("messages", message_key(number))
         try:
-            return None if value is None else decode_message(number, value, old=self._records.has_old)
+            return None if value is None else decode_message(number, value)
         except StoreCorruptException:
             return None
 

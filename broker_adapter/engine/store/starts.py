@@ -51,7 +51,7 @@ class Link(NamedTuple):
 def new_run(now_ms: int, token: str) -> str:
     """The word for a run that begins now; ``token`` is random.
 
-    The time is for people, and for earlier versions, which put runs in order by it.
+    The time is for people.
     """
     return f"{now_ms:012x}-{token}"
 
@@ -62,22 +62,19 @@ def text_of(links: Sequence[Link]) -> str:
 
 
 def links_of(text: str) -> list[Link]:
-    """The links that a client has kept; what earlier versions gave it is the word of a run alone."""
+    """Return the links that a client has kept, as far as they can be read."""
     links = []
     for part in text.split("<", LINKS)[:LINKS]:
         run, _, start = part.rpartition("@")
-        if not run:
-            links.append(Link(start, 0))
-        elif start.isdecimal() and len(start) <= 20:
-            links.append(Link(run, int(start)))
-        else:
+        if not run or not start.isdecimal() or len(start) > 20:
             break
+        links.append(Link(run, int(start)))
     return links
 
 
 def run_of(text: str) -> str:
-    """The run that a client names by links, or by its word alone."""
-    return next(iter(links_of(text)), Link("", 0)).run
+    """Return the run that a client names, by its word alone or by links."""
+    return text.partition("@")[0]
 
 
 def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[Link]:
@@ -185,7 +182,7 @@ class Runs:
 
         Args:
             queue: its number.
-            seen: what ``seen`` has answered there, or a version before.
+            seen: what ``seen`` has answered there.
             next_position: the one that the queue will give next.
         """
         known = [*self._earlier, self.word]

@@ -1,10 +1,10 @@
-"""Versions of a store: which version wrote it, and how what an older version wrote is taken over."""
+"""The version of a store: which one wrote it, and how a store of an older version is converted."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,45 +13,34 @@ import msgpack
 
 from broker_adapter.engine.records.layout import (
     AGE,
-    HAS_OLD,
-    NEXT_MESSAGE,
     NEXT_QUEUE,
-    QUEUE_KEY_BYTES,
-    RUN_PREFIX,
     STORE_VERSION,
     UNIQUE,
     VERSION,
     VERSION_CHECK,
-    LastRecord,
     decode_meta,
-    decode_sequences,
-    decode_stream_key,
-    encode_last,
     encode_meta,
-    last_key,
     refuse_newer,
-    with_key_covered,
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: The first version that notes itself with a checksum.
-_FIRST_CHECKED: Final = 4
-#: Bytes of what a store is known by, as versions before that wrote it.
-_PLAIN_NAME_BYTES: Final = 16
+#: Rewrites the records of a store, in a transaction that writes, with the tables by name.
+Conversion = Callable[[Any, Mapping[str, Any]], None]
+#: By each version that can be converted, what makes a store of the next version of it.
+CONVERSIONS: Final[dict[int, Conversion]] = {}
 
 
 class TakenOver(NamedTuple):
     """What is known of a store that was taken over."""
 
     unique: bytes  #: the record of what it is known by
-    has_old: bool  #: whether there may be messages that a version before 3 has written
     repaired_version: bytes | None  #: what stood where the version is noted, if that was damaged and is repaired
 
 
 def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> TakenOver:
-    """Find out which version wrote a store, upgrade what an older version wrote, and write what a new one needs.
+    """Find out which version wrote a store, convert that of an older version, and write what a new one needs.
 
     Args:
         txn: a transaction that writes.
@@ -60,124 +49,79 @@ def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> T
         now_ms: the time of the day, with which the age of a new store begins.
 
     Raises:
-        StoreVersionException: a newer version wrote it, or one of its records; nothing was changed.
+        StoreVersionException: a newer version wrote it, or one of its records, or an older one for which there is no
+            conversion; nothing was changed.
         StoreCorruptException: the record of its version is damaged.
     """
-    return _TakeOver(txn, tables, path, now_ms).carry_out()
+    meta = tables["meta"]
+    version, repaired = _version(txn, meta, path)
+    if version is not None and version < STORE_VERSION:
+        _convert(txn, tables, path, version)
+    for table in ("catalog", "queues", "meta"):
+        for key, value in txn.cursor(db=tables[table]):
+            refuse_newer(table, key, value)
+    if version is None:
+        if any(txn.stat(table)["entries"] for table in tables.values()):
+            # Its record is lost, and a repair could not save it.  Records of another version fail their checksums.
+            _log.warning("! the store in %s has lost the record of its version", path)
+        else:
+            txn.put(AGE, encode_meta(AGE, now_ms), db=meta)
+        txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
+    again = encode_meta(VERSION_CHECK, STORE_VERSION)
+    for key, value in ((VERSION, msgpack.packb(STORE_VERSION)), (VERSION_CHECK, again)):
+        if txn.get(key, db=meta) != value:  # nothing is written that is there: the disk may be full
+            txn.put(key, value, db=meta)
+    unique = txn.get(UNIQUE, db=meta)
+    if unique is None:
+        if version is not None:
+            _log.warning("! the store in %s has lost what it is known by, and gets a new name", path)
+        unique = encode_meta(UNIQUE, secrets.token_hex(8))
+        txn.put(UNIQUE, unique, db=meta)
+    return TakenOver(unique, repaired)
 
 
-class _TakeOver:
-    def __init__(self, txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> None:
-        self._txn = txn
-        self._tables = tables
-        self._path = path
-        self._now_ms = now_ms
-        self._repaired_version: bytes | None = None
+def _version(txn: Any, meta: Any, path: Path) -> tuple[int | None, bytes | None]:
+    """Return the version that wrote the store, and its plain record if one of the two was damaged.
 
-    def carry_out(self) -> TakenOver:
-        """See :func:`take_over`."""
-        meta = self._tables["meta"]
-        version = self._version()
-        for table in ("catalog", "queues", "meta"):
-            for key, value in self._txn.cursor(db=self._tables[table]):
-                refuse_newer(table, key, value)
-        if version is None:
-            if any(self._txn.stat(table)["entries"] for table in self._tables.values()):
-                # Its record is lost, and a repair could not save it: what any version may have written is taken over.
-                _log.warning("! the store in %s has lost the record of its version", self._path)
-                self._upgrade(0)
-            else:
-                self._txn.put(AGE, encode_meta(AGE, self._now_ms), db=meta)
-            self._txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
-        elif version < _FIRST_CHECKED:
-            self._upgrade(version)
-        again = encode_meta(VERSION_CHECK, STORE_VERSION)
-        for key, value in ((VERSION, msgpack.packb(STORE_VERSION)), (VERSION_CHECK, again)):
-            if self._txn.get(key, db=meta) != value:  # nothing is written that is there: the disk may be full
-                self._txn.put(key, value, db=meta)
-        unique = self._txn.get(UNIQUE, db=meta)
-        if unique is None:
-            if version is not None:
-                _log.warning("! the store in %s has lost what it is known by, and gets a new name", self._path)
-            unique = encode_meta(UNIQUE, secrets.token_hex(8))
-            self._txn.put(UNIQUE, unique, db=meta)
-        return TakenOver(unique, self._txn.get(HAS_OLD, db=meta) is not None, self._repaired_version)
+    It is there twice, the second time with a checksum.  None: it is not there at all.
+    """
+    plain, checked = (txn.get(key, db=meta) for key in (VERSION, VERSION_CHECK))
+    if plain is None and checked is None:
+        return None, None
+    version, again = _plain_number(plain), None
+    with suppress(StoreCorruptException):
+        again = decode_meta(VERSION_CHECK, checked) if checked is not None else None
+    sound = version if again is None else again
+    if sound is None:
+        raise StoreCorruptException(
+            f"the store in {str(path)!r} cannot be opened: the record of its version is damaged"
+            f" ({(plain or b'').hex()}); restore it from a copy"
+        )
+    if sound > STORE_VERSION:
+        raise StoreVersionException(
+            f"the store in {str(path)!r} has version {sound}; this software knows versions up to"
+            f" {STORE_VERSION}: upgrade it"
+        )
+    if version == again:
+        return sound, None
+    _log.warning("! the record of the version of the store in %s was damaged, and is put right", path)
+    return sound, plain or b""
 
-    def _version(self) -> int | None:
-        """The version that wrote the store; None where it has none.
 
-        It is there twice, the second time with a checksum.  A store of a newer version is closed.
-        """
-        plain, checked = (self._txn.get(key, db=self._tables["meta"]) for key in (VERSION, VERSION_CHECK))
-        if plain is None and checked is None:
-            return None
-        version, again = _plain_number(plain), None
-        with suppress(StoreCorruptException):
-            again = decode_meta(VERSION_CHECK, checked) if checked is not None else None
-        if again is None and (version is None or (checked is not None and version < _FIRST_CHECKED)):
-            raise StoreCorruptException(
-                f"the store in {str(self._path)!r} cannot be opened: the record of its version is damaged"
-                f" ({(plain or b'').hex()}); restore it from a copy"
-            )
-        sound = again if again is not None else version
-        assert sound is not None
-        if sound != version or (again is None and sound >= _FIRST_CHECKED):
-            _log.warning("! the record of the version of the store in %s was damaged, and is put right", self._path)
-            self._repaired_version = plain or b""
-        version = sound
-        if version > STORE_VERSION:
+def _convert(txn: Any, tables: Mapping[str, Any], path: Path, version: int) -> None:
+    for each in range(version, STORE_VERSION):
+        conversion = CONVERSIONS.get(each)
+        if conversion is None:
             raise StoreVersionException(
-                f"the store in {str(self._path)!r} has version {version}; this software knows versions up to"
-                f" {STORE_VERSION}: upgrade it"
+                f"the store in {str(path)!r} has version {version}, and this software cannot convert version {each}:"
+                " open it first with a release that can"
             )
-        return version
-
-    def _upgrade(self, version: int) -> None:
-        """Take over a store that an older version has written; most records are read as they are.
-
-        Records of this version are left alone.  Where the version is unknown (0) some may be.
-        """
-        meta = self._tables["meta"]
-        if version < 3:
-            self._txn.put(HAS_OLD, b"\1", db=meta)
-            if version:
-                with self._txn.cursor(db=self._tables["catalog"]) as cursor:
-                    keys = cursor.iterprev(keys=True, values=False)
-                    highest = next((int.from_bytes(key) for key in keys if len(key) == QUEUE_KEY_BYTES), 0)
-                self._txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
-            for key, value in list(self._txn.cursor(db=self._tables["producers"])):
-                with suppress(StoreCorruptException):  # it is set aside when it is read
-                    self._upgrade_producer(key, value)
-        for key in (NEXT_QUEUE, NEXT_MESSAGE):
-            value = self._txn.get(key, db=meta)
-            with suppress(StoreCorruptException):
-                decode_meta(key, value or b"")
-                continue  # it is of this version, whose record is lost
-            number = _plain_number(value)
-            if number is not None:
-                self._txn.put(key, encode_meta(key, number), db=meta)
-        unique = self._txn.get(UNIQUE, db=meta)
-        if unique is not None and (version or len(unique) == _PLAIN_NAME_BYTES):
-            self._txn.put(UNIQUE, encode_meta(UNIQUE, unique.decode(errors="replace")), db=meta)
-        for table in ("catalog", "queues", "annotations", "meta"):
-            with self._txn.cursor(db=self._tables[table]) as cursor:
-                for key, value in cursor.iternext():
-                    covered = with_key_covered(key, value) if table != "meta" or key.startswith(RUN_PREFIX) else None
-                    if covered is not None:
-                        cursor.put(key, covered)
-
-    def _upgrade_producer(self, key: bytes, value: bytes) -> None:
-        name = decode_stream_key(key)
-        if len(name) == 2:  # a session's commits, or a group's published batches: nothing tells which
-            record = LastRecord(*decode_sequences(key, value)[:3:2])
-            for table in ("commits", "published"):
-                new_key = last_key(name[1])
-                self._txn.put(new_key, encode_last(new_key, record), db=self._tables[table])
-            self._txn.delete(key, db=self._tables["producers"])
+        conversion(txn, tables)
+    _log.info("the store in %s was converted from version %d to %d", path, version, STORE_VERSION)
 
 
 def _plain_number(value: bytes | None) -> int | None:
-    """A number that has no checksum; None where it is none."""
+    """Return a number that has no checksum; None where it is none."""
     try:
         number = msgpack.unpackb(value) if value is not None else None
     except (ValueError, msgpack.UnpackException):

@@ -248,7 +248,7 @@ def test_the_number_of_a_start_is_not_reused_where_all_are_forgotten_or_an_earli
     with store._env.begin(write=True) as txn:
         (found,) = [key for key, _ in run_items(txn, store._db["meta"])]
         assert found == run_key(4)
-        # An earlier version counts from the last record, and leaves the note as it is.
+        # A record above the note, as where the note is lost.
         txn.put(run_key(5), encode_run(run_key(5), RunRecord("4", {})), db=store._db["meta"])
     note(store, RunRecord("5", {}))
     assert store.runs() == ["3", "4", "5"]

@@ -227,7 +227,6 @@ def test_a_store_without_regions_costs_no_look_at_its_entries() -> None:
     from broker_adapter.engine.check.events import EventCheck
 
     class Tables:
-        has_old = False
         persistent = True
 
         def count(self, table: str) -> int:

@@ -114,7 +114,7 @@ def test_a_damaged_number_of_the_next_start_goes_into_quarantine_and_those_that_
     for sound in (3, 9):
         meta = {**with_starts(1, 2), NEXT_RUN: encode_meta(NEXT_RUN, sound)}
         assert list(check_meta(on_disk(meta=meta), 4, 8)) == []
-    assert list(check_meta(on_disk(meta=with_starts(1, 2)), 4, 8)) == [], "an earlier version wrote it"
+    assert list(check_meta(on_disk(meta=with_starts(1, 2)), 4, 8)) == [], "the note is lost"
     for damaged in (b"damaged", encode_meta(NEXT_RUN, "3"), encode_meta(AGE, 3)):
         meta = {**with_starts(1, 2), NEXT_RUN: damaged}
         (found,) = check_meta(on_disk(meta=meta), 4, 8)
@@ -127,7 +127,6 @@ def test_a_damaged_number_of_the_next_start_goes_into_quarantine_and_those_that_
 
 @pytest.mark.parametrize("noted", [None, 2, 4, 9])
 def test_a_damaged_record_of_a_start_has_had_its_number(noted: int | None) -> None:
-    """An earlier version of Holdfast leaves an old note as it is."""
     meta = {**with_starts(1), run_key(2): b"damaged", run_key(3): b"damaged"}
     if noted is not None:
         meta[NEXT_RUN] = encode_meta(NEXT_RUN, noted)

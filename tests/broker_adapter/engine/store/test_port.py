@@ -16,7 +16,7 @@ from broker_adapter.engine.records.layout import (
     KIND_EXPIRE,
     encode_annotations,
     entry_key,
-    schedule_key,
+    schedule_line,
 )
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.memory_store import MemoryStore
@@ -119,8 +119,8 @@ def test_annotations_are_kept_by_entry(store: Store) -> None:
 def test_what_is_due_comes_in_order_until_it_is_taken_off_the_schedule(store: Store) -> None:
     key, found = entry(1, 5, 1, 1, expires_at_ms=200)
     batch = batch_of((key, found))
-    batch.put("schedule", schedule_key(200, KIND_EXPIRE, key), b"")
-    batch.put("schedule", schedule_key(100, KIND_DELIVER, entry_key(1, DELAYED_LANE, 9)), b"")
+    batch.put("schedule", *schedule_line(200, KIND_EXPIRE, key))
+    batch.put("schedule", *schedule_line(100, KIND_DELIVER, entry_key(1, DELAYED_LANE, 9)))
     assert store.first_due_ms() is None
     store.commit(batch)
     assert store.first_due_ms() == 100

@@ -23,6 +23,7 @@ from broker_adapter.engine.records.layout import (
     message_key,
     quarantine_key,
     schedule_key,
+    schedule_line,
 )
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.port import Loaded
@@ -222,7 +223,7 @@ def test_a_commit_to_a_schedule_notes_what_is_due_first(stores: Stores, persiste
     for due_ms, first in ((300, 300), (200, 200), (400, 200)):
         effects = Effects()
         batch = effects.durable if persistent else effects.volatile
-        batch.put("schedule", schedule_key(due_ms, KIND_DELIVER, entry_key(1, 5, due_ms)), b"")
+        batch.put("schedule", *schedule_line(due_ms, KIND_DELIVER, entry_key(1, 5, due_ms)))
         stores.commit(effects)
         assert stores.due_ms == first
     assert [each[2] for each in stores.due(300, 10)] == [

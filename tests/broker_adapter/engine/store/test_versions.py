@@ -1,8 +1,10 @@
-"""Who wrote a store, and what is taken over."""
+"""Which version wrote a store, and how that of another one is converted or refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import lmdb
@@ -15,10 +17,14 @@ from broker_adapter.engine.records.layout import (
     STORE_VERSION,
     VERSION,
     VERSION_CHECK,
+    decode_message,
+    encode_message,
     encode_meta,
     queue_key,
     run_key,
+    unpack_message_key,
 )
+from broker_adapter.engine.store import versions
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.maintenance import check_records, check_store
 from broker_adapter.errors import (
@@ -26,7 +32,7 @@ from broker_adapter.errors import (
     StoreVersionException,
 )
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import connect, send
+from tests.broker_adapter.engine.driving import connect, drained, send
 from tests.broker_adapter.engine.storing import reopened
 
 DAMAGED_VERSIONS = [b"", b"\xc1", b"\x91", msgpack.packb("4"), msgpack.packb(-1)]
@@ -35,13 +41,52 @@ DAMAGED_VERSIONS = [b"", b"\xc1", b"\x91", msgpack.packb("4"), msgpack.packb(-1)
 OTHER_VERSIONS = [bytes((STORE_VERSION ^ 1 << bit,)) for bit in range(8)]
 
 
-def test_an_older_version_is_taken_over_as_it_is(tmp_path: Path) -> None:
-    LmdbStore(tmp_path, EngineSettings()).close()
-    with lmdb.open(str(tmp_path), max_dbs=10) as env, env.begin(write=True) as txn:
-        txn.put(b"version", msgpack.packb(1), db=env.open_db(b"meta", txn))
-    LmdbStore(tmp_path, EngineSettings()).close()
-    with lmdb.open(str(tmp_path), max_dbs=10) as env, env.begin() as txn:
-        assert msgpack.unpackb(txn.get(b"version", db=env.open_db(b"meta", txn))) == STORE_VERSION
+#: A version that will come, as the software that knows it has it.
+COMING = STORE_VERSION + 1
+
+
+def renamed(txn: Any, tables: Mapping[str, Any]) -> None:
+    """A conversion, which gives the only message another body."""
+    for key, value in list(txn.cursor(db=tables["messages"])):
+        number = unpack_message_key(key)[0]
+        form, payload = decode_message(number, value)
+        txn.put(key, encode_message(number, form, payload.replace(b"old", b"new")), db=tables["messages"])
+
+
+def test_a_store_of_an_older_version_is_converted_as_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    assert send(broker, connect(broker), "q", "old") is None
+    broker.close()
+    before = (tmp_path / "data.mdb").read_bytes()
+    monkeypatch.setattr(versions, "STORE_VERSION", COMING)
+    monkeypatch.setitem(versions.CONVERSIONS, STORE_VERSION, renamed)
+    assert check_store(tmp_path, EngineSettings()).is_sound
+    assert (tmp_path / "data.mdb").read_bytes() == before, "a check converts nothing"
+    for _ in range(2):
+        broker = Broker(EngineSettings(), str(tmp_path))
+        assert [each.payload for each in drained(broker, connect(broker), "q")] == [b"new"]
+        broker.close()
+    monkeypatch.undo()
+    with pytest.raises(StoreVersionException, match=rf"has version {COMING}; this software knows .* {STORE_VERSION}:"):
+        Broker(EngineSettings(), str(tmp_path))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_older_version_that_cannot_be_converted_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    reopened(tmp_path).close()
+    before = (tmp_path / "data.mdb").read_bytes()
+    monkeypatch.setattr(versions, "STORE_VERSION", STORE_VERSION + 2)
+    for step in range(steps):
+        monkeypatch.setitem(versions.CONVERSIONS, STORE_VERSION + step, renamed)
+    said = rf"has version {STORE_VERSION}, and this software cannot convert version {STORE_VERSION + steps}: open it"
+    for _ in range(2):  # and it was given free
+        with pytest.raises(StoreVersionException, match=said):
+            reopened(tmp_path)
+    assert (tmp_path / "data.mdb").read_bytes() == before
 
 
 def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path) -> None:
