@@ -33,7 +33,7 @@ def figures() -> Iterator[Figure]:
     assert decode_amqp(standard) == unpack(own) == _ENVELOPE
     message = proton.Message()
     message.decode(standard)
-    array = pack(_ENVELOPE, 1)  # the same fields in msgpack alone
+    array = msgpack.packb(_ENVELOPE)  # the same fields in msgpack alone
     plain = msgpack.unpackb(array, strict_map_key=False)
 
     def decode_with_proton() -> None:

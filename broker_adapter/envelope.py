@@ -2,11 +2,11 @@
 
 Applications hold ``sdk`` messages instead; two functions there convert.
 
-A packed envelope of version 2, all integers big-endian::
+A packed envelope, all integers big-endian::
 
     octet   what
         0   0x48, which no other payload of ours begins with, and no AMQP message
-        1   the version: 2
+        1   the version: 1
         2   flags: 1 persistent, 2 it expires, 4 it is delivered later, 8 it has an identity, 16 a group, 32 a time of
             sending, 64 a message id
         3   priority
@@ -25,8 +25,6 @@ What routes a message reads the head by itself (:func:`read_head`), and a select
 (:func:`unpack_headers`).  The map of further headers grows: what is not known in it is ignored, and stays where it is,
 since messages are stored and passed on as the bytes that came; what is missing is absent from the message.  Everything
 else needs another version, which is refused by programs that do not know it.
-
-Version 1, one array in msgpack of all fields, is read, and written for programs that know no other one.
 """
 
 from __future__ import annotations
@@ -43,15 +41,13 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth, map_members, unpacked
 from broker_adapter.wording import why_unencodable
 
-#: The version of packed envelopes that is written; those before it are read.
-ENVELOPE_VERSION = 2
+#: The version of packed envelopes.
+ENVELOPE_VERSION = 1
 #: ``message-format`` of a packed envelope: a vendor number of ours (AMQP 1.0 section 2.8.11: the upper three bytes name
 #: the vendor's format, the last one its version).
-ENVELOPE_FORMAT_1 = 0x484F4601  # "HOF", version 1
-ENVELOPE_FORMAT = 0x484F4600 | ENVELOPE_VERSION
-#: The first octet of a packed envelope, from version 2 on and of version 1.
+ENVELOPE_FORMAT = 0x484F4600 | ENVELOPE_VERSION  # "HOF", version
+#: The first octet of a packed envelope, whatever its version.
 ENVELOPE_OCTET = 0x48
-ENVELOPE_OCTET_1 = 0xDC  # the msgpack head of an array of 16 or more
 #: ``message-format`` of a standard AMQP 1.0 message.
 AMQP_FORMAT = 0
 
@@ -144,12 +140,8 @@ class Envelope(NamedTuple):
     identity: Identity | None = None
 
 
-def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
-    """The envelope as bytes.
-
-    Args:
-        envelope: what is packed.
-        version: of the form, from 1 to :data:`ENVELOPE_VERSION`.
+def pack(envelope: Envelope) -> bytes:
+    """Encode an envelope.
 
     Raises:
         MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep, or there
@@ -159,8 +151,6 @@ def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
     try:
         if envelope.properties is not None and len(envelope.properties) > MAX_PROPERTIES:
             raise ValueError(f"{len(envelope.properties)} properties, more than the limit of {MAX_PROPERTIES}")
-        if version == 1:
-            return _packed(envelope)
         # fmt: off
         (
             (name, destination_kind), body_kind, body, properties, message_id, correlation_id, reply_to, message_type,
@@ -222,7 +212,7 @@ def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
 
 
 def unpack(data: bytes) -> Envelope:
-    """The envelope in these bytes, of any version that is known.
+    """Decode an envelope.
 
     Raises:
         MessageFormatException: they are not a packed envelope, or a field of it is of the wrong type or out of range;
@@ -237,7 +227,7 @@ def unpack_headers(data: bytes) -> Envelope:
 
 
 def unpack_properties(data: bytes) -> dict[str, Any]:
-    """The properties in these bytes of a packed envelope of version 2, as :func:`unpack` reads them.
+    """Decode the properties in these bytes of a packed envelope, as :func:`unpack` reads them.
 
     Raises:
         MessageFormatException: there are none in them.
@@ -251,7 +241,7 @@ def unpack_properties(data: bytes) -> dict[str, Any]:
 
 
 def unpack_further(data: bytes) -> tuple[str | bytes | None, str | None]:
-    """The correlation id and the type in the further headers of a packed envelope of version 2.
+    """Return the correlation id and the type in the further headers of a packed envelope.
 
     Raises:
         MessageFormatException: there are no headers in these bytes.
@@ -264,21 +254,15 @@ def unpack_further(data: bytes) -> tuple[str | bytes | None, str | None]:
 
 
 def read_head(data: bytes) -> Head:
-    """What routes a message, from its packed envelope: of version 2 in the same time, however large it is.
+    """Decode what routes a message from its packed envelope, in the same time however large it is.
 
     Raises:
         MessageFormatException: this part is damaged; or the envelope is of a newer version, or none.
     """
     try:
-        if data[0] != ENVELOPE_OCTET:
-            envelope = _unpack_1(data)
-            routing = [getattr(envelope, name) for name in Head._fields[1:-1]]
-            left = without_reserved(envelope)
-            allowed = None if left is envelope else pack(left, 1)
-            return Head._make((ENVELOPE_FORMAT_1, *routing, allowed))
         # fmt: off
         (
-            _, version, flags, priority, body_kind, form, destination_kind,
+            octet, version, flags, priority, body_kind, form, destination_kind,
             name_bytes, group_bytes, producer_bytes, id_bytes, further_bytes, property_bytes, body_bytes,
             expires_at_ms, deliver_at_ms, _, thread_id, sequence,
         ) = _read_head(data)
@@ -288,8 +272,8 @@ def read_head(data: bytes) -> Head:
         named = producer + producer_bytes
         body = named + id_bytes + further_bytes + property_bytes
         end = body + body_bytes
-        if version != ENVELOPE_VERSION or end != len(data):
-            _refuse(version, end, len(data))
+        if octet != ENVELOPE_OCTET or version != ENVELOPE_VERSION or end != len(data):
+            _refuse(octet, version, end, len(data))
         if form not in _FORMS[body_kind]:
             _refuse_form(body_kind, form)
         identity = None
@@ -317,17 +301,6 @@ def read_head(data: bytes) -> Head:
         )
     except _UNPACKING_ERRORS as error:
         raise MessageFormatException(f"not a packed envelope: {_why_not(error)}") from error
-
-
-def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
-    """A stored message, with its format, for a client that reads packed envelopes up to this version.
-
-    Raises:
-        MessageFormatException: it has to be packed again, and cannot be.
-    """
-    if message_format != ENVELOPE_FORMAT or version >= ENVELOPE_VERSION:
-        return message_format, payload
-    return ENVELOPE_FORMAT_1, pack(unpack(payload), 1)
 
 
 def without_reserved(envelope: Envelope) -> Envelope:
@@ -487,26 +460,6 @@ _HEADERS: dict[str, tuple[type, ...]] = {
     "user": (str,),
 }
 _NO_OTHERS = (None,) * len(_HEADERS)
-#: Types of the fields of version 1 likewise.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "destination": (list,),
-    "body_kind": (int,),
-    "properties": (dict, _NONE),
-    "message_id": (str, _NONE),
-    "correlation_id": (str, bytes, _NONE),
-    "reply_to": (list, _NONE),
-    "type": (str, _NONE),
-    "sent_at_ms": (int, _NONE),
-    "expires_at_ms": (int, _NONE),
-    "deliver_at_ms": (int, _NONE),
-    "priority": (int,),
-    "persistent": (bool,),
-    "group_id": (str, _NONE),
-    "group_sequence": (int, _NONE),
-    "user_id": (str, _NONE),
-    "identity": (list, _NONE),
-}
-_TYPES_1 = [(name, _TYPES.get(name)) for name in Envelope._fields]
 _new = tuple.__new__  #: what ``_make`` calls, without counting the fields once more
 #: Destinations by their kinds, and their names in UTF-8: most messages have one of few.
 _destinations: dict[int, dict[bytes, Destination]] = {int(kind): {} for kind in DestinationKind}
@@ -552,11 +505,9 @@ def _allowed(data: bytes, begin: int, end: int) -> bytes | None:
 
 def _unpack(data: bytes, with_body: bool) -> Envelope:
     try:
-        if data[0] != ENVELOPE_OCTET:
-            return _unpack_1(data)
         # fmt: off
         (
-            _, version, flags, priority, body_kind, form, destination_kind,
+            octet, version, flags, priority, body_kind, form, destination_kind,
             name_bytes, group_bytes, producer_bytes, id_bytes, further_bytes, property_bytes, body_bytes,
             expires_at_ms, deliver_at_ms, sent_at_ms, thread_id, sequence,
         ) = _read_head(data)
@@ -567,8 +518,8 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
         further = named + id_bytes
         values = further + further_bytes
         start = values + property_bytes
-        if version != ENVELOPE_VERSION or start + body_bytes != len(data):
-            _refuse(version, start + body_bytes, len(data))
+        if octet != ENVELOPE_OCTET or version != ENVELOPE_VERSION or start + body_bytes != len(data):
+            _refuse(octet, version, start + body_bytes, len(data))
         if form not in _FORMS[body_kind]:
             _refuse_form(body_kind, form)
         name = data[_HEAD_BYTES:group]
@@ -636,14 +587,16 @@ def _check_body(kind: int, body: Any) -> None:
         check_depth(body, MAX_BODY_DEPTH)
 
 
-def _refuse(version: int, announced: int, size: int) -> None:
+def _refuse(octet: int, version: int, announced: int, size: int) -> None:
+    if octet != ENVELOPE_OCTET:
+        raise ValueError(f"it begins with octet 0x{octet:02x}")
     if version > ENVELOPE_VERSION:
         raise ValueError(
             f"it has version {version} of our format, and this software knows versions up to {ENVELOPE_VERSION}:"
             " upgrade it"
         )
     if version < ENVELOPE_VERSION:
-        raise ValueError(f"version {version} of our format does not begin so")
+        raise ValueError(f"there is no version {version} of our format")
     raise ValueError(f"its head announces {announced} bytes, and it has {size}")
 
 
@@ -677,32 +630,3 @@ def _destination(name: Any, kind: Any) -> Destination:
     if type(name) is not str:
         raise ValueError(f"the name of a destination is a {type(name).__name__}")
     return Destination(name, _KINDS[kind])
-
-
-# Version 1.
-
-
-def _unpack_1(data: bytes) -> Envelope:
-    """An envelope of version 1; raises what :func:`unpack` catches."""
-    if data[0] != ENVELOPE_OCTET_1:
-        raise ValueError(f"it begins with octet 0x{data[0]:02x}")
-    fields = unpacked(data, strict_map_key=False)
-    for (name, allowed), found in zip(_TYPES_1, map(type, fields), strict=True):
-        if allowed is not None and found not in allowed:
-            raise ValueError(f"field {name!r} is a {found.__name__}")
-    envelope = Envelope(*fields)
-    body, reply_to, identity = envelope.body, envelope.reply_to, envelope.identity
-    _check_body(envelope.body_kind, body)
-    if identity is not None:
-        check_identity(*identity)
-    properties = envelope.properties or {}
-    if len(properties) > MAX_PROPERTIES:
-        raise ValueError(f"{len(properties)} properties, more than the limit of {MAX_PROPERTIES}")
-    "".join(properties)  # raises TypeError for a name that is no str
-    return envelope._replace(
-        destination=_destination(*envelope.destination),
-        body_kind=_BODY_KINDS[envelope.body_kind],
-        priority=min(max(envelope.priority, 0), 9),
-        reply_to=None if reply_to is None else _destination(*reply_to),
-        identity=None if identity is None else Identity(*identity),
-    )

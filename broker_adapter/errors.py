@@ -24,7 +24,7 @@
     │   └── StoreLockedException              another process owns the store
     ├── StoreException                        the store cannot be trusted or used
     │   ├── StoreCorruptException
-    │   └── StoreVersionException             written by a newer version
+    │   └── StoreVersionException             written by another version
     ├── TransactionRolledBackException        the work of the transaction is undone
     └── TransactionInDoubtException           it is not known whether it was committed
 
@@ -193,7 +193,7 @@ class StoreCorruptException(StoreException):
 
 
 class StoreVersionException(StoreException):
-    """The store was written by a newer version of this software."""
+    """The store was written by a newer version of this software, or by one that it cannot convert."""
 
 
 class UnsupportedOperationException(JMSException, NotImplementedError):

@@ -28,7 +28,6 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.envelope import (
     AMQP_FORMAT,
-    ENVELOPE_VERSION,
     Envelope,
     annotated,
     pack,
@@ -259,7 +258,6 @@ class InProcessTransport:
             self._client_id,
             is_holdfast=True,
             capabilities=CAPABILITIES,
-            envelope_version=ENVELOPE_VERSION,
         )
 
     def close(self, timeout: float | None) -> None:

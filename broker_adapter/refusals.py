@@ -74,15 +74,14 @@ def no_destination(kind: str, name: str, *, is_region: bool) -> InvalidDestinati
     return InvalidDestinationException(f"there is no {kind} {name!r}{region}")
 
 
-def no_regions(product: str, version: str | None = None) -> UnsupportedOperationException:
-    """The error where a broker has no regions.
+def needs_holdfast(what: str, product: str) -> UnsupportedOperationException:
+    """Return the error where another broker is asked for what only ours has.
 
     Args:
+        what: is asked for.
         product: what the broker calls itself.
-        version: of a server of ours that is too old for them; None: it is none.
     """
-    broker = f"this broker is {product!r}" if version is None else f"this one, of version {version}, has none"
     return UnsupportedOperationException(
-        f"regions need a Holdfast server, and {broker}; connect to a Holdfast server of this version, or to the engine"
-        " in the process (embedded:)"
+        f"{what} needs a Holdfast server, and this broker is {product!r}; connect to a Holdfast server, or to the"
+        " engine in the process (embedded:)"
     )

@@ -66,7 +66,6 @@ class Peer:
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
-    envelope_version: int = 0  #: the highest version of packed envelopes that both ends know; 0: none is spoken
     idle_seconds: float = 0.0  #: the idle time-out that the broker announces; 0: none
 
 

@@ -294,7 +294,7 @@ class LostAcknowledgements:
                 self._untold.add_all(untold)
             if not isinstance(error, JMSException) or isinstance(error, _AWAY):
                 raise
-            # A broker of an earlier version, or one whose disk is full.
+            # The broker's disk is full, for example.
             _log.debug("= what was lost on its way counts as failed: %s", error)
 
     def move(self, store: str | None, epoch: int) -> None:
@@ -380,7 +380,7 @@ def _asked(
             except InvalidDestinationException as error:
                 # It went with the connection, say: nothing of it is redelivered.
                 _log.debug("= %s of %s was not possible: %s", operation, source, error)
-            except JMSException as error:  # a broker of an earlier version, or one whose disk is full
+            except JMSException as error:  # the broker's disk is full, for example
                 _log.warning("! %s of %d messages of %s was refused: %s", operation, len(part), source, error)
                 answer = REFUSED
             yield part, answer

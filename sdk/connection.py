@@ -363,11 +363,6 @@ class Connection:
         """Whether the broker is ours, so that ``request`` works."""
         return self._peer.is_holdfast
 
-    @property
-    def _envelope_version(self) -> int:
-        """The highest version of packed envelopes that the broker and we know; 0: none is spoken."""
-        return self._peer.envelope_version
-
     def start(self) -> None:
         """Let messages through to receivers and listeners; legal twice.
 

@@ -23,7 +23,6 @@ from broker_adapter import (
     RangeBlock,
     ResourceAllocationException,
     annotated,
-    block_of,
     decode_payload,
     pack,
     unpacked_block,
@@ -60,16 +59,15 @@ class Bounds:
         incarnation: tells the queue from one of the same name that was made after it was deleted.
         first: the lowest position that is there; equal to ``next`` where the queue is empty.
         next: the position that the next message will get.
-        run: the start of the broker in which this queue gives these positions; empty where the broker does not say.
+        run: the start of the broker in which this queue gives these positions.
         kept: positions below this one, seen in the run that was asked about, are known to be still those of the same
             messages.  Less than what was seen: the broker's store was replaced by another copy, or has started more
             often since than it remembers.
-        settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
+        settled: the last position through which ``settle_through`` was asked to settle; 0: none.
         aging: whether the broker will forget the run that was asked about before long.  A client that keeps positions
             below ``kept`` should keep ``run`` with them instead.
-        events: position of the last event of all regions at the same moment (0: there is none); None where the broker
-            does not say.
-        message_bytes: of a message on average, rounded up; None where there is none, or the broker does not say.
+        events: position of the last event of all regions at the same moment; 0: there is none.
+        message_bytes: of a message on average, rounded up; None where there is none.
     """
 
     incarnation: str
@@ -79,7 +77,7 @@ class Bounds:
     kept: int
     settled: int
     aging: bool = False
-    events: int | None = None
+    events: int = 0
     message_bytes: int | None = None
 
 
@@ -125,7 +123,6 @@ class RangeReader:
         "__weakref__",
         "_claim",
         "_connection",
-        "_knows_blocks",
         "_queue",
     )
 
@@ -139,7 +136,6 @@ class RangeReader:
     ) -> None:
         self._connection = connection
         self._claim = claim
-        self._knows_blocks = True  #: until the broker says that it knows none
         self._queue: dict[str, Any] = {
             "destination": destination.name,
             "kind": "topic" if destination.is_topic else "queue",
@@ -258,32 +254,14 @@ class RangeReader:
                 "incarnation": incarnation,
                 "run": run,
                 "skip_damaged": on_damaged is not None,
+                "selector": selector,
+                "columns": True,
             }
-            if selector is not None:
-                arguments["selector"] = selector
-            block, position, damaged = self._block(arguments)
-            if on_damaged is not None and damaged:
-                on_damaged(damaged)
-            yield block, position
-
-    def _block(self, arguments: dict[str, Any]) -> tuple[RangeBlock, int, list[int]]:
-        """(messages, next position, damaged positions) as the broker answers, of whichever version it is."""
-        version = self._connection._envelope_version
-        if version > 1:  # a broker that knows no other than the first does not know the argument
-            arguments = {**arguments, "envelope_version": version}
-            if self._knows_blocks:
-                try:
-                    answer = self._connection.request("read_range", {**arguments, "columns": True})
-                    return unpacked_block(answer["block"]), answer["next"], answer["damaged"]
-                except MessageFormatException as error:
-                    if "'columns'" not in error.reason:
-                        raise
-                    self._knows_blocks = False
-        answer = self._connection.request("read_range", arguments)
-        messages = answer["messages"]
-        positions, counts, _, payloads, found = zip(*messages, strict=True) if messages else ((),) * 5
-        annotations = {index: each for index, each in enumerate(found) if each is not None}
-        return block_of(positions, counts, payloads, annotations), answer["next"], answer.get("damaged", [])
+            answer = self._connection.request("read_range", arguments)
+            position = answer["next"]
+            if on_damaged is not None and answer["damaged"]:
+                on_damaged(answer["damaged"])
+            yield unpacked_block(answer["block"]), position
 
     def settle_through(
         self, position: int, incarnation: str | None = None, first: int = 0, run: str | None = None
@@ -333,7 +311,7 @@ def send_envelopes(producer: MessageProducer, envelopes: Iterable[Envelope]) -> 
 
 def bounds_of_queues(
     connection: Connection, runs: Mapping[str, str], *, make: bool = False, claim: str | None = None
-) -> dict[str, Bounds | None] | None:
+) -> dict[str, Bounds | None]:
     """What several queues have, in one request for :data:`QUEUES_OF_REQUEST` of them, or for fewer with long names.
 
     Args:
@@ -343,7 +321,7 @@ def bounds_of_queues(
         claim: as of ``RangeReader``.
 
     Returns:
-        By name; None for a queue that there is not.  None in all where the broker is of a version that cannot tell.
+        By name; None for a queue that there is not.
 
     Raises:
         JMSSecurityException: the user may not ask about one of them.
@@ -352,12 +330,7 @@ def bounds_of_queues(
     found: dict[str, Bounds | None] = {}
     for names in requests_for(runs):
         arguments = {"destinations": list(names), "runs": [runs[name] for name in names], "make": make, "claim": claim}
-        try:
-            answers = connection.request("bounds_of_queues", arguments)
-        except MessageFormatException as error:
-            if "unknown operation" not in error.reason:
-                raise
-            return None
+        answers = connection.request("bounds_of_queues", arguments)
         found |= {name: each and _bounds_from(each) for name, each in zip(names, answers, strict=True)}
     return found
 
@@ -381,18 +354,17 @@ def requests_for(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _bounds_from(answer: Mapping[str, Any]) -> Bounds:
-    """What a broker of whichever version answers."""
-    position = answer["next"]
+    """Return what the broker has answered."""
     return Bounds(
         answer["incarnation"],
         answer["first"],
-        position,
-        answer.get("run", ""),
-        answer.get("kept", position),
-        answer.get("settled", 0),
-        answer.get("aging", False),
-        answer.get("events"),
-        -(-answer["bytes"] // answer["messages"]) if answer.get("messages") else None,
+        answer["next"],
+        answer["run"],
+        answer["kept"],
+        answer["settled"],
+        answer["aging"],
+        answer["events"],
+        -(-answer["bytes"] // answer["messages"]) if answer["messages"] else None,
     )
 
 
@@ -456,9 +428,8 @@ class StagedTransaction:
         Raises:
             MessageFormatException: one of them cannot be encoded; it and those behind it are not taken.
         """
-        version = self._connection._envelope_version or 1  # the form of which every broker of ours takes messages
         for envelope in envelopes:
-            self._waiting.append(pack(envelope, version))
+            self._waiting.append(pack(envelope))
 
     def flush(self) -> None:
         """Send what has gathered; it is on the broker's disk when this returns.
@@ -501,7 +472,7 @@ class StagedTransaction:
         return list(self._waiting)
 
 
-def renew(connection: Connection, group: str, number: int) -> float | None:
+def renew(connection: Connection, group: str, number: int) -> float:
     """Say that a client still works on a number of a group: what is staged for it is not dropped for its age.
 
     Args:
@@ -510,12 +481,9 @@ def renew(connection: Connection, group: str, number: int) -> float | None:
         number: for which transactions ``GROUP/NUMBER/TASK`` are, or will be, staged.
 
     Returns:
-        The seconds for which they are kept from now on; None where the broker is of a version that cannot renew.
+        The seconds for which they are kept from now on.
     """
-    try:
-        seconds: float = connection.request("renew", {"group": group, "number": number})
-    except MessageFormatException:
-        return None
+    seconds: float = connection.request("renew", {"group": group, "number": number})
     return seconds
 
 

@@ -114,11 +114,10 @@ def read_keys(
             "selector": selector,
             "max_bytes": max_bytes,
             "skip_damaged": on_damaged is not None,
-            "envelope_version": max(1, connection._envelope_version or 1),
         }
         answer = connection.request("read_keys", arguments)
         found = [RegionKey(key, version, state == 0, payload) for key, version, state, _, payload in answer["entries"]]
-        if on_damaged is not None and answer.get("damaged"):
+        if on_damaged is not None and answer["damaged"]:
             on_damaged(answer["damaged"])
         after = answer["next"]
         yield found, after
@@ -151,8 +150,7 @@ def change_keys(connection: Connection, region: str, changes: Sequence[tuple[str
     Raises:
         MessageFormatException, ResourceAllocationException: some may have been done, the first ones first.
     """
-    version = connection._envelope_version or 1
-    packed = [(key, wanted, pack(envelope, version)) for key, wanted, envelope in changes]
+    packed = [(key, wanted, pack(envelope)) for key, wanted, envelope in changes]
     return connection.request("change_keys", {"region": region, "changes": packed})
 
 

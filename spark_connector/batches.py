@@ -49,15 +49,6 @@ def group_of(writer: str, queue: str, producer_id: str | None) -> str:
     return f"spark/{writer}/{target}"
 
 
-def earlier_group_of(group: str) -> str:
-    """The group under which versions that knew nothing of queues and producer ids published the batches of a query.
-
-    Args:
-        group: as ``group_of`` makes it.
-    """
-    return group.split("/")[1]
-
-
 def transaction_of(group: str, batch: int, attempt: Attempt) -> str:
     """The staged transaction of an attempt."""
     return f"{all_of_run(group, batch, attempt.run)}{attempt.partition}.{attempt.number}.{attempt.word}"

@@ -66,7 +66,6 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._names: tuple[str, ...] | None = None  #: of the queues that are there
         self._listed = 0.0
         self._is_frozen = False
-        self._asks_together = True  #: until the broker says that it cannot tell of several queues
         self._last_served: str | None = None  #: the last queue in turn that the last batch has something of
         self._last_batch = time.monotonic()
 
@@ -237,15 +236,14 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     ) -> dict[str, Bounds | None]:
         """What the broker answers about these queues in one request; nothing where each is to be asked about alone.
 
-        That is where it does not know the request, or refuses it: the user may not ask about one of them, or another
-        query has claimed one.
+        That is where it refuses the request: the user may not ask about one of them, or another query has claimed one.
         """
-        if len(runs) < 2 or not self._asks_together:
+        if len(runs) < 2:
             return {}
 
-        def ask(connection: Connection) -> dict[str, Bounds | None] | None:
+        def ask(connection: Connection) -> dict[str, Bounds | None]:
             if not connection.is_holdfast:
-                return None
+                return {}
             if must:
                 return bounds_of_queues(connection, runs, make=make)
             for name in runs:
@@ -254,14 +252,12 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         make = self._options.queue_pattern is None and not self._options.fail_on_missing
         try:
-            answers = with_retries(self._options, ask, seconds)
+            return with_retries(self._options, ask, seconds)
         except (ConnectionLostException, OperationTimedOutException):
             raise
         except JMSException as error:
             _log.debug("the queues are asked about one by one: %s", error)
             return {}
-        self._asks_together = answers is not None
-        return answers or {}
 
     def _bounds_of(self, name: str, run: str, answer: Bounds | None, *, must: bool) -> Bounds | None:
         """What a queue has: what the broker has answered, or what it answers where it is asked about this one."""

@@ -87,6 +87,4 @@ class Renewal:
                     failures = min(failures + 1, 10)
                     continue
             failures = 0
-            if seconds is None:
-                return  # a broker of an earlier version
             pause = min(seconds / _RENEWALS, _LONGEST_PAUSE)

@@ -41,7 +41,6 @@ from spark_connector.batches import (
     all_of_batch,
     all_of_run,
     earlier_attempts,
-    earlier_group_of,
     group_of,
     transaction_of,
 )
@@ -294,8 +293,6 @@ class _Publishing:
         last = _published.get((group, self._options.url))
         if last is None or dropped:
             last = with_retries(self._options, lambda connection: published(connection, group))
-            if last is None:
-                last = self._published_earlier(group)
         answers: list[bool | None] = []
         if staged:
             names = [message.transaction for message in staged if message.transaction is not None]
@@ -318,13 +315,6 @@ class _Publishing:
                 " older than the queue, or another query uses a copy of it: where its batches are to be written"
                 " once more, set the option producerId to a new word"
             )
-
-    def _published_earlier(self, group: str) -> int | None:
-        """The last batch that a version with other groups has published, which is noted for this group, once.
-
-        Asked at the first batch of a group only: the broker knows it from then on.
-        """
-        return None
 
     def _abandon(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
         groups = {message.group for message in messages if isinstance(message, Written)}
@@ -390,17 +380,6 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done: let its messages be seen, once."""
         self._publish(messages, batchId)
-
-    def _published_earlier(self, group: str) -> int | None:
-        if self._options.producer_id is not None:
-            return None  # the user wants its batches to be written once more
-        earlier = earlier_group_of(group)
-        last = with_retries(self._options, lambda connection: published(connection, earlier))
-        if last is not None:
-            number = last
-            # With no transactions a number is closed: what is staged for it is dropped, and not published any more.
-            with_retries(self._options, lambda connection: publish(connection, group, number, []))
-        return last
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The batch failed: drop what was staged.  Never raises."""

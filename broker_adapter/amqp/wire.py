@@ -62,17 +62,6 @@ ANNOUNCED: Final = 0
 #: Operation by which our own client asks to be told of such changes; answered with the list.
 WATCH: Final = "watch_servers"
 
-#: Connection capability of a server of ours that has regions, and sends their events to its clients.
-REGIONS_CAPABILITY: Final = "HOLDFAST-REGIONS"
-#: The operations that need it.
-REGION_OPERATIONS: Final = frozenset(
-    (
-        *("create_region", "change_keys", "read_keys", "register_interest", "unregister_interest"),
-        *("ready_for_events", "acknowledge_events", "pending_events", "event_positions", "leave"),
-        *("open_snapshot", "close_snapshot"),
-    )
-)
-
 #: Connection capability of our own ends: several messages may go as one transfer, in the highest version of packed
 #: envelopes that both speak.
 BATCHES_CAPABILITY: Final = "HOLDFAST-BATCHES"

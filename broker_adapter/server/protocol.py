@@ -44,7 +44,6 @@ from broker_adapter.amqp.wire import (
     BATCHES_CAPABILITY,
     CONNECTION_TOKEN,
     MANAGEMENT_ADDRESS,
-    REGIONS_CAPABILITY,
     RUN,
     SERVER_LIST,
     STORE,
@@ -82,7 +81,6 @@ _EXAMINED_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 #: What only our own client knows.
-_OFFERED_TO_OWN: Final = (REGIONS_CAPABILITY, BATCHES_CAPABILITY)
 #: Events that concern the connection itself, and do not wait for the engine to admit the client.
 _AT_ONCE: Final = (RemoteOpen, RemoteClose, TransportFailed)
 
@@ -405,7 +403,7 @@ class ServerProtocol:
         offered = (
             *_OFFERED,
             *envelope_capabilities(client.envelope_version),
-            *(_OFFERED_TO_OWN if client.is_own else ()),
+            *((BATCHES_CAPABILITY,) if client.is_own else ()),
         )
         self._peer.open(
             "holdfast",

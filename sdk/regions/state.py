@@ -158,7 +158,6 @@ class RegionState:
                     "values": values,
                     "expression": expression,
                     "selector": selector,
-                    "envelope_version": 2,
                 }
                 answer = self._ask("read_keys", arguments)
                 for key, version, state, form, payload in answer["entries"]:

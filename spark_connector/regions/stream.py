@@ -94,8 +94,6 @@ class JmsRegionStreamReader(JmsStreamReader):
             start = start._replace(next=bounds.next)
             if self._region_options.starting_position == LATEST:
                 return {**start.to_json(), _FROM: bounds.next}
-            if bounds.events is None:
-                raise ValueError("the server is of a version without snapshots of regions: say startingPosition=latest")
             return {**start.to_json(), _POSITION: bounds.events, _AHEAD: True}
 
         return with_retries(self._region_options, begin)

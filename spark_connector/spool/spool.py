@@ -169,19 +169,9 @@ class Spool:
                         " a directory of its own (option spool)"
                     )
                 return
-            self._refuse_other_queues()  # a spool of a version that noted no source
             write_whole(file, f"{own}\n".encode())
         except OSError as error:
             raise JMSException(f"the spool {self._path!r} cannot note its source: {error}") from error
-
-    def _refuse_other_queues(self) -> None:
-        others = [each["name"] for each in self._queues() if each["name"] != self.queue and each["kind"] == "queue"]
-        others = [name for name in others if name != self._broker.settings.dead_letter_queue]
-        if others:
-            raise ValueError(
-                f"the spool {self._path!r} has messages of {others[0]!r}, and this query reads {self.queue!r}: give"
-                " each query a directory of its own (option spool)"
-            )
 
     def _queues(self) -> list[dict[str, Any]]:
         queues: list[dict[str, Any]] = self._broker.request("statistics", {}, _STORE_SECONDS)["queues"]

@@ -1,4 +1,4 @@
-"""The envelope: packed and unpacked it is the same, in each version; other bytes are refused."""
+"""The envelope: packed and unpacked it is the same; other bytes are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import (
     _HEAD_BYTES,
     _PACKER_BYTES,
-    AMQP_FORMAT,
     ENVELOPE_FORMAT,
-    ENVELOPE_FORMAT_1,
     ENVELOPE_VERSION,
     MAX_BODY_DEPTH,
     MAX_PROPERTIES,
@@ -27,7 +25,6 @@ from broker_adapter.envelope import (
     Envelope,
     Head,
     Identity,
-    in_version,
     pack,
     read_head,
     unpack,
@@ -45,8 +42,6 @@ _values = st.recursive(
 _destinations = st.builds(Destination, st.text(min_size=1), st.sampled_from(list(DestinationKind)))
 _optional_text = st.none() | st.text()
 _instants = st.none() | st.integers(0, 2**63 - 1)
-VERSIONS_OF = st.sampled_from([1, 2])
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 _bodies = st.one_of(
     st.tuples(st.sampled_from([BodyKind.NONE, BodyKind.OBJECT]), _values),
@@ -82,9 +77,9 @@ envelopes = st.builds(
 )
 
 
-@given(envelopes, st.sampled_from([1, 2]))
-def test_an_envelope_survives_being_packed(envelope: Envelope, version: int) -> None:
-    found = unpack(pack(envelope, version))
+@given(envelopes)
+def test_an_envelope_survives_being_packed(envelope: Envelope) -> None:
+    found = unpack(pack(envelope))
     assert found == envelope
     assert type(found.destination) is Destination
     assert type(found.body_kind) is BodyKind
@@ -92,26 +87,15 @@ def test_an_envelope_survives_being_packed(envelope: Envelope, version: int) -> 
 
 @given(envelopes)
 def test_the_head_has_what_routes_a_message(envelope: Envelope) -> None:
-    for version, number in ((1, ENVELOPE_FORMAT_1), (2, ENVELOPE_FORMAT)):
-        head = read_head(pack(envelope, version))
-        assert head.format == number
-        assert type(head) is Head
-        assert all(getattr(head, name) == getattr(envelope, name) for name in Head._fields[1:-1])
+    head = read_head(pack(envelope))
+    assert head.format == ENVELOPE_FORMAT
+    assert type(head) is Head
+    assert all(getattr(head, name) == getattr(envelope, name) for name in Head._fields[1:-1])
 
 
 @given(envelopes)
 def test_a_selector_reads_all_but_the_body(envelope: Envelope) -> None:
     assert unpack_headers(pack(envelope))._replace(body=envelope.body) == envelope
-    assert unpack_headers(pack(envelope, 1)) == envelope
-
-
-@given(envelopes)
-def test_a_reader_that_knows_only_the_first_version_gets_that(envelope: Envelope) -> None:
-    own, first = pack(envelope), pack(envelope, 1)
-    assert in_version(1, ENVELOPE_FORMAT, own) == (ENVELOPE_FORMAT_1, first)
-    assert in_version(1, ENVELOPE_FORMAT_1, first) == (ENVELOPE_FORMAT_1, first)
-    assert in_version(2, ENVELOPE_FORMAT, own) == (ENVELOPE_FORMAT, own)
-    assert in_version(1, AMQP_FORMAT, b"\x00\x53\x70") == (AMQP_FORMAT, b"\x00\x53\x70")
 
 
 PLAIN = Envelope(Destination("q"), BodyKind.TEXT, "hello", {"colour": "red"}, "id", type="t")
@@ -180,7 +164,6 @@ def test_fields_of_a_wrong_type_are_refused_when_they_are_read(changes: dict[str
         unpack(pack(PLAIN._replace(**changes)))
 
 
-@VERSIONS
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -190,8 +173,8 @@ def test_fields_of_a_wrong_type_are_refused_when_they_are_read(changes: dict[str
         *((BodyKind.STREAM, body) for body in ("text", b"text", {"a": 1}, 5)),
     ],
 )
-def test_a_body_of_another_type_than_its_kind_is_refused(kind: BodyKind, body: Any, version: int) -> None:
-    packed = pack(Envelope(Destination("q"), kind, body), version)
+def test_a_body_of_another_type_than_its_kind_is_refused(kind: BodyKind, body: Any) -> None:
+    packed = pack(Envelope(Destination("q"), kind, body))
     with pytest.raises(MessageFormatException, match=kind.name):
         unpack(packed)
 
@@ -202,12 +185,11 @@ def test_what_routes_a_message_refuses_a_form_that_its_kind_of_body_never_has() 
             read_head(pack(Envelope(Destination("q"), kind, body)))
 
 
-@pytest.mark.parametrize("read", [unpack, read_head])
-def test_an_array_that_begins_otherwise_than_version_1_is_refused(read: Any) -> None:
+@pytest.mark.parametrize("read", [unpack, unpack_headers, read_head])
+def test_what_begins_with_another_octet_is_refused(read: Any) -> None:
     """What clients take for a message and what the server takes for one is the same."""
-    long_array = b"\xdd\x00" + pack(PLAIN, 1)[:1].replace(b"\xdc", b"\x00") + pack(PLAIN, 1)[1:]
     with pytest.raises(MessageFormatException, match="octet 0xdd"):
-        read(long_array)
+        read(b"\xdd" + pack(PLAIN)[1:])
 
 
 @given(st.binary(max_size=200))
@@ -216,11 +198,10 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         unpack(data)
 
 
-@VERSIONS
 @pytest.mark.parametrize("body", [object(), {1, 2}, 2**64, "\ud800"])
-def test_what_has_no_form_is_refused(body: Any, version: int) -> None:
+def test_what_has_no_form_is_refused(body: Any) -> None:
     with pytest.raises(MessageFormatException, match="cannot be encoded"):
-        pack(Envelope(Destination("q"), body=body), version)
+        pack(Envelope(Destination("q"), body=body))
 
 
 @pytest.mark.parametrize(
@@ -254,9 +235,8 @@ def test_a_body_that_nests_without_end_is_refused() -> None:
         pack(Envelope(Destination("q"), body=endless))
 
 
-@VERSIONS
-def test_an_envelope_that_is_cut_off_or_too_long_is_refused(version: int) -> None:
-    data = pack(PLAIN, version)
+def test_an_envelope_that_is_cut_off_or_too_long_is_refused() -> None:
+    data = pack(PLAIN)
     for read in (unpack, read_head):
         for end in range(len(data)):
             with pytest.raises(MessageFormatException):
@@ -294,115 +274,84 @@ def test_a_large_message_leaves_no_large_buffer_behind(
     assert bool(kept) is used_again
 
 
-#: Lists that an envelope has beside its body, and members of these: in version 1 itself and its destination.
-BESIDE = pytest.mark.parametrize(
-    ("version", "lists", "members"), [(1, 2, len(Envelope._fields) + 2), (ENVELOPE_VERSION, 0, 0)]
-)
-
-
-def _forged(body: Any, version: int) -> bytes:
+def _forged(body: Any) -> bytes:
     """A packed envelope with this body, whatever it is."""
-    if version == 1:
-        return bytes(msgpack.packb(Envelope(Destination("q"), BodyKind.OBJECT, body)))
     content = bytes(msgpack.packb(body))
     data = bytearray(pack(Envelope(Destination("q"), BodyKind.OBJECT, [])))[:-1] + content
     struct.pack_into(">I", data, 8 + 6 * 4, len(content))
     return bytes(data)
 
 
-@BESIDE
-def test_a_body_of_more_lists_than_the_limit_is_neither_sent_nor_received(
-    version: int, lists: int, members: int
-) -> None:
-    largest = Envelope(Destination("q"), BodyKind.OBJECT, [[] for _ in range(MAX_CONTAINERS - lists - 1)])
-    assert unpack(pack(largest, version)).body == largest.body
+def test_a_body_of_more_lists_than_the_limit_is_neither_sent_nor_received() -> None:
+    largest = Envelope(Destination("q"), BodyKind.OBJECT, [[] for _ in range(MAX_CONTAINERS - 1)])
+    assert unpack(pack(largest)).body == largest.body
     larger = largest._replace(body=[*largest.body, []])
     with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
-        pack(larger, version)
+        pack(larger)
     with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
-        unpack(_forged(larger.body, version))
+        unpack(_forged(larger.body))
 
 
-@BESIDE
-def test_a_body_of_more_members_than_the_limit_is_neither_sent_nor_received(
-    version: int, lists: int, members: int
-) -> None:
-    largest = Envelope(Destination("q"), BodyKind.STREAM, [0] * (MAX_MEMBERS - members))
-    assert unpack(pack(largest, version)).body == largest.body
+def test_a_body_of_more_members_than_the_limit_is_neither_sent_nor_received() -> None:
+    largest = Envelope(Destination("q"), BodyKind.STREAM, [0] * MAX_MEMBERS)
+    assert unpack(pack(largest)).body == largest.body
     larger = largest._replace(body=[*largest.body, 0])
     with pytest.raises(MessageFormatException, match="more members"):
-        pack(larger, version)
+        pack(larger)
     with pytest.raises(MessageFormatException, match="more members"):
-        unpack(_forged(larger.body, version))
+        unpack(_forged(larger.body))
 
 
-@VERSIONS
-def test_a_body_that_nests_deeper_than_the_limit_is_not_received(version: int) -> None:
+def test_a_body_that_nests_deeper_than_the_limit_is_not_received() -> None:
     body: Any = []
     for _ in range(MAX_BODY_DEPTH - 1):
         body = [body]
-    assert unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, body), version)).body == body
+    assert unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, body))).body == body
     for deeper in ([body], {"a": body}):
         with pytest.raises(MessageFormatException, match="nested deeper"):
-            unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper), version))
+            unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper)))
 
 
-@VERSIONS
-def test_properties_up_to_the_limit_are_sent_and_received_and_one_more_is_not(version: int) -> None:
+def test_properties_up_to_the_limit_are_sent_and_received_and_one_more_is_not() -> None:
     properties = {f"p{number}": number for number in range(MAX_PROPERTIES)}
-    assert unpack(pack(PLAIN._replace(properties=properties), version)).properties == properties
+    assert unpack(pack(PLAIN._replace(properties=properties))).properties == properties
     more = {**properties, "one more": 1}
     with pytest.raises(MessageFormatException, match="10001 properties, more than the limit of 10000"):
-        pack(PLAIN._replace(properties=more), version)
-    if version == 1:
-        fields = list(msgpack.unpackb(pack(PLAIN, 1), strict_map_key=False))
-        fields[Envelope._fields.index("properties")] = more
-        data = msgpack.packb(fields)
-    else:
-        few = pack(PLAIN._replace(properties=properties, body=None))
-        old, new = msgpack.packb(properties), msgpack.packb(more)
-        head = bytearray(few[: few.index(old)])
-        head[28:32] = len(new).to_bytes(4)
-        data = bytes(head) + new
+        pack(PLAIN._replace(properties=more))
+    few = pack(PLAIN._replace(properties=properties, body=None))
+    old, new = msgpack.packb(properties), msgpack.packb(more)
+    head = bytearray(few[: few.index(old)])
+    head[28:32] = len(new).to_bytes(4)
+    data = bytes(head) + new
     for read in (unpack, unpack_headers):
         with pytest.raises(MessageFormatException, match="more than the limit of 10000"):
             read(data)
 
 
-@VERSIONS
 @pytest.mark.parametrize("field", ["properties", "body"])
-def test_keys_whose_hashes_a_sender_can_choose_are_refused(field: str, version: int) -> None:
+def test_keys_whose_hashes_a_sender_can_choose_are_refused(field: str) -> None:
     keys = {msgpack.Timestamp(number, 0): 0 for number in range(20)}
     with pytest.raises(MessageFormatException, match="is not allowed for map key"):
-        unpack(pack(Envelope(Destination("q"), BodyKind.MAP, **{"body": {}, field: keys}), version))
+        unpack(pack(Envelope(Destination("q"), BodyKind.MAP, **{"body": {}, field: keys})))
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("read", [unpack, unpack_headers, read_head])
-def test_a_kind_that_is_unknown_is_named(read: Any, version: int) -> None:
+def test_a_kind_that_is_unknown_is_named(read: Any) -> None:
     for octet in (4, 6):  # of the body, and of the destination
-        if version == 2:
-            damaged = bytearray(pack(Envelope(Destination("q"))))
-            damaged[octet] = 77
-        else:
-            fields = msgpack.unpackb(pack(Envelope(Destination("q")), 1))
-            if octet == 4:
-                fields[1] = 77
-            else:
-                fields[0][1] = 77
-            damaged = bytearray(msgpack.packb(fields))
+        damaged = bytearray(pack(Envelope(Destination("q"))))
+        damaged[octet] = 77
         with pytest.raises(MessageFormatException, match="the kind 77 of its body or of a destination is unknown"):
             read(bytes(damaged))
 
 
-@given(envelopes, st.dictionaries(st.sampled_from(sorted(RESERVED)), _scalars, max_size=3), VERSIONS_OF)
+@given(envelopes, st.dictionaries(st.sampled_from(sorted(RESERVED)), _scalars, max_size=3))
 def test_a_message_that_comes_in_loses_what_only_the_engine_says_and_nothing_else(
-    envelope: Envelope, reserved: dict[str, Any], version: int
+    envelope: Envelope, reserved: dict[str, Any]
 ) -> None:
     own = {name: value for name, value in (envelope.properties or {}).items() if name not in RESERVED}
     try:
         packed, wanted = (
-            pack(envelope._replace(properties=each), version) for each in ({**own, **reserved} or None, own or None)
+            pack(envelope._replace(properties=each)) for each in ({**own, **reserved} or None, own or None)
         )
     except MessageFormatException:
         return
@@ -418,7 +367,6 @@ def test_a_message_that_names_what_is_reserved_elsewhere_stays_as_it_came() -> N
         Destination("q"), BodyKind.TEXT, "JMS_Holdfast_Key", properties, "JMS_Holdfast_1", group_id="JMS_Holdfast_"
     )
     assert read_head(pack(made)).allowed is None
-    assert read_head(pack(made, 1)).allowed is None
 
 
 def test_what_a_newer_sender_has_added_to_the_headers_stays_where_properties_are_taken_out() -> None:

@@ -67,7 +67,7 @@ def change(client: Client, *changes: tuple[str, int, str | None], sequence: int 
 
 
 def entries(client: Client, **arguments: Any) -> list[tuple[str, int, Any]]:
-    answer = ask(client, "read_keys", region="r", **{"envelope_version": 2, **arguments})
+    answer = ask(client, "read_keys", region="r", **arguments)
     return [(key, state, payload and unpack(payload).body) for key, _, state, _, payload in answer["entries"]]
 
 
@@ -101,7 +101,7 @@ def of_snapshot(client: Client, token: str, begin: str | None = None, **argument
     found: list[tuple[str, int, Any]] = []
     after = begin
     while True:
-        wanted = {"snapshot": token, "after": after, "max_bytes": 2000, "envelope_version": 2, **arguments}
+        wanted = {"snapshot": token, "after": after, "max_bytes": 2000, **arguments}
         answer = ask(client, "read_keys", region="r", **wanted)
         found += [(key, state, payload and unpack(payload).body) for key, _, state, _, payload in answer["entries"]]
         after = answer["next"]
@@ -123,7 +123,7 @@ def test_a_snapshot_stays_as_it_is_whatever_is_put(ours: Client) -> None:
     assert len(edges) == 5
     parts = [of_snapshot(ours, token, begin=first, through=last) for first, last in itertools.pairwise(edges)]
     assert [each for part in parts for each in part] == was
-    assert ask(ours, "read_keys", region="r", snapshot=token, keys=["k070"], envelope_version=2)["position"] == 103
+    assert ask(ours, "read_keys", region="r", snapshot=token, keys=["k070"])["position"] == 103
     assert [each for each in entries(ours) if each[2] == "new"] != []
     assert ask(ours, "close_snapshot", region="x", snapshot=token) is False
     assert ask(ours, "close_snapshot", region="r", snapshot=token) is True
@@ -152,7 +152,7 @@ def test_many_keys_are_read_in_pages(ours: Client) -> None:
     after = None
     pages = 0
     while True:
-        answer = ask(ours, "read_keys", region="r", after=after, max_bytes=100_000, envelope_version=2)
+        answer = ask(ours, "read_keys", region="r", after=after, max_bytes=100_000)
         found += [each[0] for each in answer["entries"]]
         assert answer["position"] == 2500
         pages, after = pages + 1, answer["next"]
@@ -492,10 +492,9 @@ def test_only_an_event_has_the_properties_of_one_at_the_topic_of_a_region(client
 def test_a_value_is_kept_without_the_properties_of_an_event(client: Client) -> None:
     ask(client, "create_region", region="r")
     put = Envelope(topic("r"), BodyKind.TEXT, "value", properties={**FORGED, "own": 1})
-    for version in (1, 2):
-        ask(client, "change_keys", region="r", changes=[("a", 0, pack(put, version))])
-        ((*_, payload),) = ask(client, "read_keys", region="r", envelope_version=2)["entries"]
-        assert unpack(payload).properties == {"own": 1}
+    ask(client, "change_keys", region="r", changes=[("a", 0, pack(put))])
+    ((*_, payload),) = ask(client, "read_keys", region="r")["entries"]
+    assert unpack(payload).properties == {"own": 1}
 
 
 def test_a_staged_message_loses_the_properties_of_an_event(client: Client) -> None:

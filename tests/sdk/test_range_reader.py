@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from broker_adapter.amqp.management import Request, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations.arguments import checked
-from broker_adapter.engine.operations.requests import ARGUMENTS, check_outline
+from broker_adapter.engine.operations.requests import check_outline
 from broker_adapter.engine.operations.steps import MAX_QUEUES
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
@@ -85,60 +83,6 @@ def test_a_range_is_read_and_settled(connection: Connection) -> None:
     assert [message.position for message in rest] == list(range(bounds.first + 10, bounds.next))
     with pytest.raises(InvalidDestinationException):
         next(reader.read(1, 2, "other"))
-
-
-@pytest.mark.parametrize("spoken", [0, 1, 2])
-def test_an_older_end_gets_and_gives_messages_in_its_version(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch, spoken: int
-) -> None:
-    """Whichever end is the older one, and where the option ``envelope=false`` leaves only requests to them."""
-    with connection.create_session() as session:
-        session.create_producer(session.create_queue("q")).send("sent")
-        monkeypatch.setattr(connection, "_peer", attrs.evolve(connection._peer, envelope_version=spoken))
-        asked: list[tuple[str, dict[str, Any]]] = []
-        request = Connection.request
-
-        def spy(self: Connection, operation: str, arguments: dict[str, Any], *others: Any) -> Any:
-            asked.append((operation, arguments))
-            return request(self, operation, arguments, *others)
-
-        monkeypatch.setattr(Connection, "request", spy)
-        transaction = StagedTransaction(connection, "g/1/a", session.create_queue("q"))
-        transaction.add([Envelope(session.create_queue("q"), BodyKind.TEXT, "staged")])
-        transaction.flush()
-        assert publish(connection, "g", 1, ["g/1/a"])
-        reader = RangeReader(connection, session.create_queue("q"))
-        bounds = reader.bounds()
-        messages = [message for chunk in reader.read(bounds.first, bounds.next - 1) for message in chunk]
-    assert [message.envelope().body for message in messages] == ["sent", "staged"]
-    octet = 0x48 if spoken == 2 else 0xDC
-    assert {message.payload[0] for message in messages} == {octet}
-    assert [arguments["messages"][0][0] for operation, arguments in asked if operation == "stage"] == [octet]
-    versions = [arguments.get("envelope_version") for operation, arguments in asked if operation == "read_range"]
-    assert versions == [2 if spoken == 2 else None]
-
-
-def test_a_broker_that_knows_no_blocks_is_read_all_the_same(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with connection.create_session() as session:
-        queue = session.create_queue("q")
-        session.create_producer(queue).send_all([f"{number} {'x' * 1000}" for number in range(20)])
-    known = {name: argument for name, argument in ARGUMENTS["read_range"].items() if name != "columns"}
-    asked: list[bool] = []
-    request = Connection.request
-
-    def noted(self: Connection, operation: str, arguments: Any, timeout: float | None = None) -> Any:
-        asked.append("columns" in arguments)
-        checked(operation, known, arguments)  # as an earlier version refuses it
-        return request(self, operation, arguments, timeout)
-
-    reader = RangeReader(connection, queue)
-    monkeypatch.setattr(Connection, "request", noted)
-    blocks = list(reader.read_blocks(1, 20, max_bytes=5000))
-    assert [row[0] for block in blocks for row in block.rows()] == list(range(1, 21))
-    assert asked[:3] == [True, False, False]
-    assert not any(asked[1:])
 
 
 def test_a_block_has_at_most_the_bytes_asked_for_or_one_message(connection: Connection) -> None:
@@ -271,16 +215,8 @@ def test_the_bounds_of_several_queues_come_together(connection: Connection) -> N
     found = bounds_of_queues(connection, {"b": run, "missing": "", "a": run})
     assert found == {**expected, "missing": None}
     made = bounds_of_queues(connection, {"missing": ""}, make=True)
-    assert made is not None
     assert made["missing"] is not None
     assert bounds_of_queues(connection, {}) == {}
-
-
-def test_a_broker_that_cannot_tell_of_several_queues_says_so(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(ARGUMENTS, "bounds_of_queues")
-    assert bounds_of_queues(connection, {"a": ""}) is None
 
 
 def test_each_request_for_several_queues_is_one_that_the_broker_takes() -> None:

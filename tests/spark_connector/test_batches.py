@@ -12,7 +12,6 @@ from spark_connector.batches import (
     all_of_batch,
     all_of_run,
     earlier_attempts,
-    earlier_group_of,
     group_of,
     transaction_of,
 )
@@ -31,11 +30,6 @@ def test_another_query_queue_or_producer_is_another_group(two: list[tuple[str, s
 
 def test_no_producer_is_not_the_same_as_an_empty_one() -> None:
     assert len({group_of("q", "out", None), group_of("q", "out", ""), group_of("q", "out\0", None)}) == 3
-
-
-@given(st.uuids().map(str), st.text(), st.none() | st.text())
-def test_the_group_of_an_earlier_version_is_the_query(query: str, queue: str, producer_id: str | None) -> None:
-    assert earlier_group_of(group_of(query, queue, producer_id)) == query
 
 
 @given(st.text(min_size=1, max_size=MAX_NAME_BYTES // 4), st.text(), st.integers(0, 10**18 - 1), ATTEMPTS)

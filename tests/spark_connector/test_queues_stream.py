@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.settings import EngineSettings
 from sdk import (
     Connection,
@@ -268,19 +267,6 @@ def test_queues_that_were_deleted_together_are_found_out_by_one_listing(
     assert list(end["queues"]) == ["in.8"]
     assert [operation for operation, _ in asked].count("statistics") == 1
     assert reader.latestOffset(end, ALL) == end
-
-
-def test_a_broker_of_an_older_version_is_asked_about_each_queue(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = fill(served, "a", 2) + fill(served, "b", 1)
-    monkeypatch.delitem(ARGUMENTS, "bounds_of_queues")
-    asked = noted(monkeypatch)
-    reader = reader_of(served, queues="a,b")
-    begin = reader.initialOffset()
-    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == expected
-    assert [operation for operation, _ in asked].count("bounds_of_queues") == 1
-    assert bounds_asked(asked)[1:] == [1] * 6
 
 
 def test_a_queue_that_the_user_may_not_read_is_an_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.store.starts import AGING_STARTS, run_of
 from broker_adapter.settings import EngineSettings
-from sdk import Connection, InvalidDestinationException, JMSException
+from sdk import InvalidDestinationException, JMSException
 from spark_connector import stream_reader
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.stream_reader import JmsStreamReader
@@ -143,23 +143,6 @@ def test_a_query_of_available_now_renews_the_run_once_and_ends(served: Served) -
     assert again != offset
     assert reader.partitions(offset, again) == []
     assert reader.latestOffset(again, ALL) == again
-
-
-def test_a_broker_of_an_earlier_version_renews_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def request(connection: Connection, operation: str, *arguments: Any, **named: Any) -> Any:
-        answer = asked(connection, operation, *arguments, **named)
-        if operation == "bounds":
-            assert "aging" in answer
-            del answer["aging"]
-        return answer
-
-    served.fill(0, 3)
-    reader = served.reader()
-    offset = reader.latestOffset(reader.initialOffset(), ALL)
-    served.start_often(AGING_STARTS + 1)
-    asked = Connection.request
-    monkeypatch.setattr(Connection, "request", request)
-    assert reader.latestOffset(offset, ALL) == offset
 
 
 def test_what_comes_after_the_start_of_available_now_is_left_for_another_time(served: Served) -> None:

@@ -18,7 +18,6 @@ import pytest
 from broker_adapter import BodyKind, Destination, Envelope
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.envelope import MAX_PROPERTIES
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -30,7 +29,7 @@ from sdk import (
     MessageProducer,
     ResourceAllocationException,
 )
-from sdk.range_reader import discard, published, renew, send_envelopes
+from sdk.range_reader import discard, renew, send_envelopes
 from sdk.range_reader import publish as publish_staged
 from spark_connector import writer as spark_writer
 from spark_connector.batches import Attempt
@@ -146,46 +145,6 @@ def test_another_queue_or_producer_id_writes_the_same_batch_again(
         publish(target, 0, writer(target).write(iter([rows("a")])))
     assert (texts(options.url, "out"), texts(options.url, "other")) == (["a", "a"], ["a"])
     assert caplog.text == ""
-
-
-def test_a_batch_that_an_earlier_version_published_is_not_published_again(
-    options: SinkOptions, caplog: pytest.LogCaptureFixture, broker: Broker
-) -> None:
-    """Earlier versions published under the id of the query alone; their last batch may not be in Spark's log."""
-    publish_staged(connection_for(options), "query", 7, [])
-    publish(options, 7, writer(options, batch=7).write(iter([rows("again")])))
-    assert (texts(options.url, "out"), staged(broker)) == ([], [])
-    assert "batch 7 of the query was published to queue 'out' before, so its 1 message was dropped" in caplog.text
-    caplog.clear()
-    publish(options, 6, writer(options, batch=6).write(iter([rows("older")])))  # as of a checkpoint that was put back
-    assert "batch 6 of the query was published" in caplog.text
-    caplog.clear()
-    publish(options, 8, writer(options, batch=8).write(iter([rows("new")])))
-    assert texts(options.url, "out") == ["new"]
-    assert caplog.text == ""
-
-
-def test_batches_go_on_where_an_earlier_version_has_ended(
-    options: SinkOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish_staged(connection_for(options), "query", 7, [])
-    asked: list[str] = []
-    monkeypatch.setattr(
-        "spark_connector.writer.published",
-        lambda connection, group: (asked.append(group), published(connection, group))[1],
-    )
-    for batch in (8, 9):
-        publish(options, batch, writer(options, batch=batch).write(iter([rows(str(batch))])))
-    assert texts(options.url, "out") == ["8", "9"]
-    assert caplog.text == ""
-    assert asked.count("query") == 1
-
-
-def test_a_batch_of_an_earlier_version_is_written_once_more_under_a_new_producer_id(options: SinkOptions) -> None:
-    publish_staged(connection_for(options), "query", 7, [])
-    again = attrs.evolve(options, producer_id="again")
-    publish(again, 7, writer(again, batch=7).write(iter([rows("a")])))
-    assert texts(options.url, "out") == ["a"]
 
 
 def test_a_batch_that_another_driver_has_published_meanwhile_is_reported(
@@ -367,24 +326,6 @@ def test_a_password_that_cannot_be_read_does_not_end_the_renewals(
             assert renewal._thread.is_alive()
             time.sleep(0.01)
         assert renewal._thread.is_alive()
-
-
-def test_a_broker_of_an_earlier_version_is_asked_once_to_renew_and_takes_the_rows(
-    options: SinkOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float | None] = []
-
-    def counting(connection: Connection, group: str, number: int) -> float | None:
-        asked.append(renew(connection, group, number))
-        return asked[-1]
-
-    monkeypatch.delitem(ARGUMENTS, "renew")
-    monkeypatch.setattr("spark_connector.renewal.renew", counting)
-    before = connection_for(options)
-    publish(options, 0, writer(options).write(slow(rows("a"), seconds=1)))
-    assert texts(options.url, "out") == ["a"]
-    assert asked == [None]
-    assert connection_for(options) is before
 
 
 def test_a_newer_batch_drops_what_an_older_one_left(options: SinkOptions, broker: Broker) -> None:

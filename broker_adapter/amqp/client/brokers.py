@@ -18,7 +18,6 @@ from broker_adapter.amqp.wire import (
     BACK_OFF,
     BATCHES_CAPABILITY,
     MAX_SERVERS,
-    REGIONS_CAPABILITY,
     RUN,
     SERVER_LIST,
     STORE,
@@ -102,7 +101,6 @@ class BrokerTraits:
         topic_prefix: the same for topics.
         is_holdfast: whether it is our own server.
         answers_requests: whether it has the management node of our own server.
-        has_regions: whether it has regions, and sends their events.
         takes_batches: whether it takes several messages as one transfer.
         rejects_duplicates: whether a message that is sent again is never a second one.
         needs_duplicate_ids: whether it recognises a message that is sent again by a property alone.
@@ -130,7 +128,6 @@ class BrokerTraits:
     topic_prefix: str | None = None
     is_holdfast: bool = False
     answers_requests: bool = False
-    has_regions: bool = False
     takes_batches: bool = False
     rejects_duplicates: bool = False
     needs_duplicate_ids: bool = False
@@ -174,7 +171,6 @@ class BrokerTraits:
             store=self.store,
             run=self.run,
             servers=self.servers,
-            envelope_version=self.envelope_version,
             idle_seconds=self.idle_seconds,
         )
 
@@ -283,7 +279,6 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         topic_prefix=_text(properties.get("topic-prefix")),
         is_holdfast=is_holdfast,
         answers_requests=is_holdfast,
-        has_regions=is_holdfast and REGIONS_CAPABILITY in opened.offered_capabilities,
         takes_batches=is_holdfast and version_spoken > 0 and BATCHES_CAPABILITY in opened.offered_capabilities,
         rejects_duplicates=is_holdfast or is_artemis,
         needs_duplicate_ids=is_artemis,

@@ -25,7 +25,7 @@ from broker_adapter.errors import (
     ProtocolException,
     UnsupportedOperationException,
 )
-from broker_adapter.refusals import no_regions
+from broker_adapter.refusals import needs_holdfast
 from broker_adapter.transport import EventSink, EventsSpec
 
 #: What a server is told that sends something else than events.
@@ -49,8 +49,8 @@ def attach_events(
         MessageFormatException: the window, the time-out or the conflation cannot be.
         UnsupportedOperationException: the broker has no regions.
     """
-    if not traits.has_regions:
-        raise no_regions(traits.product, traits.version if traits.is_holdfast else None)
+    if not traits.is_holdfast:
+        raise needs_holdfast("a durable client", traits.product)
     request = EventsRequest(spec.timeout_ms, spec.window, spec.conflation)
     check(request)
     number = table.peer.attach_receiver(

@@ -51,7 +51,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.messages.batches import MOST_BYTES
 from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
-from broker_adapter.amqp.wire import BATCHES_CAPABILITY, CONNECTION_TOKEN, REGION_OPERATIONS, envelope_capabilities
+from broker_adapter.amqp.wire import BATCHES_CAPABILITY, CONNECTION_TOKEN, envelope_capabilities
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
@@ -61,7 +61,7 @@ from broker_adapter.errors import (
     JMSException,
     ProtocolException,
 )
-from broker_adapter.refusals import consumed, no_regions, not_own
+from broker_adapter.refusals import consumed, needs_holdfast, not_own
 from broker_adapter.transport import EventSink, EventsSpec, Failed, ReceiverSpec, SenderSpec, Sink, TransportEvent
 from broker_adapter.version import PRODUCT
 
@@ -562,11 +562,8 @@ class ClientProtocol:
     def request(self, operation: str, arguments: dict[str, Any], done: Done) -> None:
         """Ask our own server something; done with its answer."""
         traits = self.traits
-        if operation in REGION_OPERATIONS and not traits.has_regions:
-            done(None, no_regions(traits.product, traits.version if traits.is_holdfast else None))
-            return
         if not traits.answers_requests:
-            done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {traits.product!r}"))
+            done(None, needs_holdfast(repr(operation), traits.product))
             return
         self._requests.ask(operation, arguments, done)
 

@@ -40,7 +40,7 @@ from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH
 from broker_adapter.answers import Answer, SendWindow, unanswered_send
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack, without_reserved
+from broker_adapter.envelope import Envelope, pack, without_reserved
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -202,10 +202,9 @@ class AmqpTransport:
 
     @staticmethod
     def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
-        addresses, version = protocol.addresses, protocol.envelope_version
-        is_foreign = protocol.traits.needs_duplicate_ids or bool(addresses) or not version
-        if not is_foreign:
-            return pack if version == ENVELOPE_VERSION else partial(pack, version=version)
+        addresses = protocol.addresses
+        if protocol.envelope_version and not protocol.traits.needs_duplicate_ids and not addresses:
+            return pack
         # Our own server takes out by itself what only it may say, of an event that is sent on.
         encode = partial(encode_amqp, has_duplicate_id=protocol.traits.needs_duplicate_ids)
         if addresses:

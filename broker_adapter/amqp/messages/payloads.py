@@ -6,7 +6,6 @@ The payload's first octet names its format, since proton fixes ``message-format`
 ``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
 ``0x42`` a batch of messages (:mod:`broker_adapter.amqp.messages.batches`)
 ``0x48`` a packed envelope (:mod:`broker_adapter.envelope`)
-``0xDC`` a packed envelope of version 1: the msgpack head of an array of 16 or more
 ``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
          the forms above (msgpack never uses this octet)
 ``0x93`` a request to our own server or its answer: the msgpack head of an array of three
@@ -39,9 +38,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     ENVELOPE_FORMAT,
-    ENVELOPE_FORMAT_1,
     ENVELOPE_OCTET,
-    ENVELOPE_OCTET_1,
     Envelope,
     Head,
     annotated,
@@ -66,8 +63,6 @@ def format_of(payload: bytes) -> int:
         return AMQP_FORMAT
     if first == ENVELOPE_OCTET:
         return ENVELOPE_FORMAT
-    if first == ENVELOPE_OCTET_1:
-        return ENVELOPE_FORMAT_1
     raise MessageFormatException(f"payload that begins with octet 0x{first:02x} is not a message")
 
 

@@ -7,7 +7,6 @@ as well.  The transfers on it are settled.  The properties of the client's attac
 ``timeout-ms``        how long the client may be away and keeps its queue; missing: for ever
 ``window``            most events that were handed over and not acknowledged, 1 to 10,000
 ``conflation``        ``true``, ``false``, or ``server``: as the region
-``envelope-version``  highest version of packed envelopes that the client reads
 ====================  ===============================================================================================
 
 Each transfer has one msgpack array:
@@ -30,7 +29,6 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from broker_adapter.amqp.messages.payloads import decode_payload
-from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import unpacked
 from broker_adapter.transport import EventDelivery
@@ -53,7 +51,6 @@ _EVENT_FIELDS: Final = 8
 _TIMEOUT: Final = "timeout-ms"
 _WINDOW: Final = "window"
 _CONFLATION: Final = "conflation"
-_ENVELOPE_VERSION: Final = "envelope-version"
 
 
 class EventsRequest(NamedTuple):
@@ -62,16 +59,11 @@ class EventsRequest(NamedTuple):
     timeout_ms: int | None
     window: int
     conflation: str = "server"
-    envelope_version: int = ENVELOPE_VERSION  #: of packed envelopes: the highest that the client reads
 
 
 def as_properties(request: EventsRequest) -> dict[str, Any]:
     """The properties of the attach by which a client asks for its events."""
-    properties: dict[str, Any] = {
-        _WINDOW: request.window,
-        _CONFLATION: request.conflation,
-        _ENVELOPE_VERSION: request.envelope_version,
-    }
+    properties: dict[str, Any] = {_WINDOW: request.window, _CONFLATION: request.conflation}
     if request.timeout_ms is not None:
         properties[_TIMEOUT] = request.timeout_ms
     return properties
@@ -84,15 +76,12 @@ def request_of(properties: Mapping[Any, Any]) -> EventsRequest:
         MessageFormatException: a property is missing, or is not what it must be.
     """
     timeout_ms = properties.get(_TIMEOUT)
-    request = EventsRequest(
-        timeout_ms, properties.get(_WINDOW, 0), properties.get(_CONFLATION, ""), properties.get(_ENVELOPE_VERSION, 1)
-    )
+    request = EventsRequest(timeout_ms, properties.get(_WINDOW, 0), properties.get(_CONFLATION, ""))
     check(request)
     return request._replace(
         timeout_ms=None if timeout_ms is None else int(timeout_ms),
         window=int(request.window),
         conflation=str(request.conflation),
-        envelope_version=int(request.envelope_version),
     )
 
 
@@ -110,10 +99,6 @@ def check(request: EventsRequest) -> None:
     if not isinstance(request.conflation, str) or request.conflation not in CONFLATIONS:
         raise MessageFormatException(
             f"the conflation of a durable client is one of {', '.join(CONFLATIONS)}, not {request.conflation!r:.100}"
-        )
-    if not _is_number(request.envelope_version, 1, _MAX_LONG):
-        raise MessageFormatException(
-            f"the version of packed envelopes is a number from 1 on, not {request.envelope_version!r:.100}"
         )
 
 

@@ -159,8 +159,8 @@ def moved(client: ClientRecord, cursor: CursorRecord) -> ClientRecord:
 
 
 def encode_audience(key: bytes, record: AudienceRecord) -> bytes:
-    """The record of an audience; older software can read that of one which clients share."""
-    return _encode(key, record if record.is_own else record[:2])
+    """Encode the record of an audience."""
+    return _encode(key, record)
 
 
 def decode_audience(key: bytes, value: bytes) -> AudienceRecord:

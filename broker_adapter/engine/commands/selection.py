@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from broker_adapter.annotations import added_properties
-from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, BodyKind, Envelope, unpack, unpack_headers
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, unpack, unpack_headers
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.selectors.language import Selector
 from broker_adapter.selectors.like import SHORT_TEXT
@@ -25,8 +25,8 @@ class Formats:
     """The message formats that an engine can read.  Its own is known; another one has to be added."""
 
     def __init__(self) -> None:
-        self._readers: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack_headers)
-        self._whole: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack)
+        self._readers: dict[int, Read] = {ENVELOPE_FORMAT: unpack_headers}
+        self._whole: dict[int, Read] = {ENVELOPE_FORMAT: unpack}
 
     def learn(self, message_format: int, read: Read, whole: Read | None = None) -> None:
         """Read messages of this format so.

@@ -23,7 +23,6 @@ from broker_adapter.engine.queues.directory import attached
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.layout import RawEntry, position_of
 from broker_adapter.engine.store.port import StoredColumns
-from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -96,9 +95,8 @@ def _bounds(reader: Reader, queue: QueueState, run: str | None, claim: str | Non
 def read_range(arguments: Arguments) -> Steps:
     """Read messages by their positions."""
     last, skip_damaged = arguments["last"], arguments["skip_damaged"]
-    version = arguments["envelope_version"]
     selector = parse_selector(arguments["selector"]) if arguments["selector"] else None
-    as_stored = arguments["columns"] and selector is None and version >= ENVELOPE_VERSION
+    as_stored = arguments["columns"] and selector is None
 
     def read(reader: Reader) -> StoredColumns | _Found:
         queue, *limits = _range_of(arguments, reader)
@@ -113,11 +111,6 @@ def read_range(arguments: Arguments) -> Steps:
     messages = found.messages
     if selector is not None:
         messages = yield from _selected(selector, messages)
-    if version < ENVELOPE_VERSION:
-        messages = [
-            (position, count, *_in_version(version, form, payload), annotations)
-            for position, count, form, payload, annotations in messages
-        ]
     through = last if found.is_complete else found.last
     damaged = sorted(position for position in found.damaged if position <= through)
     if damaged:
@@ -272,10 +265,3 @@ def _rolled_back(kept: int) -> str:
         " store was restored from an older copy, or has started too often since to know; what has these positions now"
         " may not have been read"
     )
-
-
-def _in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
-    try:
-        return in_version(version, message_format, payload)
-    except MessageFormatException:  # it cannot be decoded
-        return message_format, payload

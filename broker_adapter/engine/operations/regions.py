@@ -18,7 +18,7 @@ from broker_adapter.engine.regions.routing import check_numbers
 from broker_adapter.engine.regions.stored_key import StoredKey
 from broker_adapter.engine.store.region_snapshots import RegionSnapshot, position_of_token
 from broker_adapter.engine.store.stores import Message
-from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
+from broker_adapter.envelope import read_head
 from broker_adapter.errors import (
     InvalidDestinationException,
     MessageFormatException,
@@ -80,7 +80,7 @@ def read_keys(arguments: Arguments) -> Steps:
         page = _Page(keys, arguments["snapshot"], choice, room, with_values=arguments["values"])
         position = yield page.read
         first_position = position if first_position is None else first_position
-        found += page.answers(arguments["envelope_version"], skip_damaged=arguments["skip_damaged"])
+        found += page.answers(skip_damaged=arguments["skip_damaged"])
         damaged += page.damaged
         room -= page.size
         if page.next is None or room <= 0 or len(found) >= MAX_KEYS:
@@ -226,11 +226,10 @@ class _Page:
             self._found = [each for each in found if reader.is_wanted(selector, *each)]
         return position
 
-    def answers(self, version: int, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
+    def answers(self, *, skip_damaged: bool) -> list[tuple[Any, ...]]:
         """(key, version, state, format, payload) of each, the last two None where it has no value.
 
         Args:
-            version: of the packed envelopes that the caller reads.
             skip_damaged: whether a value that cannot be trusted is left out.
 
         Raises:
@@ -251,8 +250,7 @@ class _Page:
             if value is None or not self._with_values:
                 answers.append((stored.key, record.version, int(record.state), None, None))
                 continue
-            form, payload = value if version >= ENVELOPE_VERSION else in_version(version, *value)
-            answers.append((stored.key, record.version, int(record.state), form, payload))
+            answers.append((stored.key, record.version, int(record.state), *value))
         return answers
 
 

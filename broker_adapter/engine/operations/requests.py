@@ -43,8 +43,7 @@ exist)
 for each of them; "" for none), ``claim`` (or None) and ``make`` (default: false)
     What ``bounds`` answers of each queue, in order; None of one that does not exist.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
-``skip_damaged`` (default: false), ``envelope_version`` (default: 1, the highest that the caller can read),
-``columns`` (default: false) and ``selector`` (or None: all messages)
+``skip_damaged`` (default: false), ``columns`` (default: false) and ``selector`` (or None: all messages)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
     trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.  With
@@ -117,8 +116,8 @@ or subscription; or None)
     last change, the answer is that of then, else None and the key's version.  At most 10,000 at once; up to 1,000 of
     them are one commit.
 ``read_keys`` with ``region``, ``keys`` (or None: all), ``after`` (a key, of all those behind it; or None), ``values``
-(default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``,
-``skip_damaged`` and ``envelope_version`` as in ``read_range``; and with ``snapshot`` (or None: what is there now) and
+(default: true), ``selector`` and ``expression`` (a regular expression for the whole key; or None), ``max_bytes``
+and ``skip_damaged`` as in ``read_range``; and with ``snapshot`` (or None: what is there now) and
 ``through`` (of all keys, the last one that is wanted; or None)
     ``entries``: (key, version, state, message-format, payload) of each key that is there, where the state is 0 (it has
     a value) or 1 (it has none), in the order of the keys' bytes, or as they were named; ``next``: the last key that was
@@ -499,7 +498,6 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
         "skip_damaged": Argument(bool, False),
-        "envelope_version": Argument(int, 1, least=1),
         "columns": Argument(bool, False),
         "selector": Argument(str, None),
     },
@@ -550,7 +548,6 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "expression": Argument(str, None),
         "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
         "skip_damaged": Argument(bool, False),
-        "envelope_version": Argument(int, 1, least=1),
         "snapshot": Argument(str, None),
         "through": Argument(str, None),
     },

@@ -78,7 +78,7 @@ NOT_NAMING: Final = frozenset(
             "last",
             "max_bytes",
         ),
-        *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
+        *("skip_damaged", "position", "given", "token", "positions", "transaction", "messages"),
         *("claim", "holder", "take_over"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
         *(

@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> int:
         say(json.dumps(answer))
     else:
         _print_check(answer)
-    is_lossless = answer["lost"] == 0 and not answer.get("lost_places")  # an older server has no word on places
+    is_lossless = answer["lost"] == 0 and not answer["lost_places"]
     return 0 if (answer["sound"] or answer["repaired"]) and is_lossless else 1
 
 

@@ -29,7 +29,6 @@ from broker_adapter.amqp.messages.consumer_records import (
 from broker_adapter.amqp.messages.payloads import packed_annotations
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import IllegalStateException, MessageFormatException
 from broker_adapter.server.links.client import Client
 from broker_adapter.server.links.consumer import Consumer
@@ -110,7 +109,7 @@ class BatchedConsumers:
     def number_of(self, event: LinkRemoteOpen) -> int | None:
         """The client's number of a consumer to which deliveries are to go in batches; None: they go one by one."""
         number = event.properties.get(CONSUMER_NUMBER)
-        if not self._client.uses_batches or self._client.envelope_version != ENVELOPE_VERSION:
+        if not self._client.uses_batches:
             return None
         if event.max_message_bytes is not None:  # the largest transfer, of which our own client says nothing
             return None

@@ -36,7 +36,7 @@ from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, in_version
+from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.server.access import permissions
 from broker_adapter.server.links.batched_consumers import BatchedConsumers
@@ -591,12 +591,12 @@ class Consumers:
                 self._end_before(consumer, [each.number for each in handouts[place:]], size)
                 return
             handouts = ()
-        version = client.envelope_version
-        if version != ENVELOPE_VERSION and self._turn != self._calls.turn:
+        is_own = client.envelope_version > 0
+        if not is_own and self._turn != self._calls.turn:
             self._turn, self._converted = self._calls.turn, 0
             self._converts_until = self._clock() + _CONVERTING_SECONDS
         for number, position, failures, form, payload, added, _ in handouts:
-            if version == ENVELOPE_VERSION:
+            if is_own:
                 data = with_place(position, failures, added, payload)
             else:
                 if form != AMQP_FORMAT or failures or added:
@@ -607,21 +607,14 @@ class Consumers:
                         break
                     self._converted += len(payload)
                 try:
-                    if version:
-                        data = with_place(position, failures, added, in_version(version, form, payload)[1])
-                    else:
-                        data = with_delivery(as_amqp(form, payload), failures, added)
+                    data = with_delivery(as_amqp(form, payload), failures, added)
                 except MessageFormatException as error:
                     if not consumer.dead_letters:
                         self._set_aside.set_aside(consumer, number, form, payload, error)
                         consumer.credit += 1  # the engine used it, the client did not
                         continue
                     # It would come back here, ahead of all others, for ever.
-                    readable = undecodable(payload, error.reason)
-                    if version:
-                        data = with_place(position, failures, added, readable)
-                    else:
-                        data = with_delivery(readable, failures, added)
+                    data = with_delivery(undecodable(payload, error.reason), failures, added)
             if len(data) > most_bytes:
                 self._end_before(consumer, [each.number for each in handouts if each.number >= number], len(data))
                 return

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -24,11 +23,9 @@ from broker_adapter.amqp.messages.region_events import encode_event, encode_mark
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.destination import Destination, topic
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.envelope import in_version
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
-    MessageFormatException,
     ResourceAllocationException,
 )
 from broker_adapter.server.access import permissions
@@ -54,7 +51,6 @@ class EventLink:
 
     link: int
     session: int
-    envelope_version: int  #: of packed envelopes: the highest that the client reads
     max_message_bytes: int  #: of the largest transfer that the client takes
     is_attached: bool = False  #: whether the engine has taken the client, and the attach was answered
     is_over: bool = False  #: nothing comes on it any more
@@ -131,7 +127,7 @@ class EventLinks:
             )
         if self._pending is not None:
             raise IllegalStateException("a connection has one link for events, and another one is being attached")
-        link = EventLink(event.link, event.session, request.envelope_version, event.max_message_bytes or sys.maxsize)
+        link = EventLink(event.link, event.session, event.max_message_bytes or sys.maxsize)
         self._pending = link
         calls, output = self._calls, self._output
 
@@ -289,7 +285,7 @@ class EventLinks:
                 return
             handout, size = waiting.popleft()
             self._budget.events -= size
-            data = _packed(link, handout)
+            data = _packed(handout)
             if len(data) > link.max_message_bytes:
                 self._end_before(link, len(data))
                 return
@@ -313,13 +309,11 @@ class EventLinks:
         self._peer.close_link(number, AmqpError("amqp:link:message-size-exceeded", reason))
 
 
-def _packed(link: EventLink, handout: Any) -> bytes:
-    """What is handed out, as the payload of a transfer, in a form that the client reads."""
+def _packed(handout: Any) -> bytes:
+    """Encode what is handed out as the payload of a transfer."""
     if isinstance(handout, e.MarkerHandout):
         return encode_marker(handout.position)
-    position, region, operation, key, interests, queries, is_history, form, message = handout
-    with suppress(MessageFormatException):  # it cannot be decoded here: the client is told when it decodes it
-        message = in_version(link.envelope_version, form, message)[1]
+    position, region, operation, key, interests, queries, is_history, _, message = handout
     matched = [(int(each.kind), each.text) for each in interests]
     of_queries = [(name, int(each)) for name, each in queries]
     return encode_event(position, region, int(operation), key, matched, of_queries, is_history, message)

@@ -15,7 +15,7 @@ from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.store.lmdb_store import LmdbStore
-from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -44,7 +44,7 @@ class Inbox:
 
 def message(body: object = b"", **fields: Any) -> c.NewMessage:
     payload = body if isinstance(body, bytes) else str(body).encode()
-    return c.NewMessage(0x484F4601, payload, **fields)
+    return c.NewMessage(ENVELOPE_FORMAT, payload, **fields)
 
 
 def connect(broker: Broker, client_id: str | None = None) -> int:

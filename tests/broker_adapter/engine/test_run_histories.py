@@ -100,7 +100,7 @@ def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chan
     """Random histories of starts, copies, stores that are put back, clocks, starts that are forgotten or damaged."""
     stores = [ModelStore()]
     at, numbers = stores[0], iter(range(10**9))
-    at.messages = {position: next(numbers) for position in range(1, chance.choice([1, 4]))}  # of an earlier version
+    at.messages = {position: next(numbers) for position in range(1, chance.choice([1, 4]))}  # without a start
     queries = [ModelQuery(), ModelQuery()]
     loses_starts, has_lost = chance.random() < 0.5, False
     for _ in range(60):

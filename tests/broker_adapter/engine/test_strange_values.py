@@ -19,7 +19,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.operations.requests import ARGUMENTS
-from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, Identity
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -51,7 +51,6 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "last": st.integers(0, 20) | NUMBERS,
     "max_bytes": st.integers(1, 1000) | NUMBERS,
     "skip_damaged": st.booleans(),
-    "envelope_version": st.integers(1, 3),
     "columns": st.booleans(),
     "position": st.integers(0, 3) | NUMBERS,
     "transaction": st.sampled_from(["one", "two", "g/1/a", "g/2/b", "x" * 600]),
@@ -213,11 +212,11 @@ def test_any_message_is_stored_or_refused(served: Served, payload: bytes, to: st
 
 
 @FEW
-@given(payload=PAYLOADS | st.binary(max_size=40), form=st.sampled_from([0, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1]))
+@given(payload=PAYLOADS | st.binary(max_size=40), form=st.sampled_from([0, ENVELOPE_FORMAT]))
 def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them(
     served: Served, payload: bytes, form: int
 ) -> None:
-    """An earlier version has stored what would not come in now: nothing of it disturbs the engine or the others."""
+    """What is stored and would not come in disturbs neither the engine nor the others."""
     served.broker.call(c.Enqueue(served.client, queue("q"), [c.NewMessage(form, payload)]), WAIT)
     served.is_well()
     for added in (None, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "x"}):
@@ -232,7 +231,7 @@ def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them
     for _, _, message_format, body, _ in served.broker.request("read_range", read_range, WAIT)["messages"]:
         with suppress(MessageFormatException):
             decode_payload(body)
-        assert message_format in (0, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
+        assert message_format in (0, ENVELOPE_FORMAT)
     served.broker.request("purge", {"destination": "q"}, WAIT)
 
 

@@ -204,29 +204,25 @@ def test_large_messages_that_a_consumer_keeps_unsettled_take_bounded_memory(
     assert growth.most < kept + BESIDE
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_message_of_empty_lists_takes_bounded_memory(server: ServerProcess, version: int) -> None:
-    """Of version 2 the server does not read the body, until a client that does not know the form is to have it."""
+def test_a_message_of_empty_lists_takes_bounded_memory(server: ServerProcess) -> None:
+    """The server does not read the body, until a client that does not know the form is to have it."""
     lists = 16 * MIB - 2_000
     body = b"\xdd" + lists.to_bytes(4) + b"\x90" * lists
-    packed = pack(Envelope(queue("q0"), BodyKind.OBJECT, ["body"]), version)
-    payload = packed.replace(b"\x91\xa4body", body)
-    if version == 2:
-        payload = payload[:32] + len(body).to_bytes(4) + payload[36:]
+    payload = pack(Envelope(queue("q0"), BodyKind.OBJECT, ["body"])).replace(b"\x91\xa4body", body)
+    payload = payload[:32] + len(body).to_bytes(4) + payload[36:]
     with Growth(server) as growth, RawClient(server.port) as client:
         linked(client, 1)
         client.send(*client.deliver(0, 0, payload))
         client.until(lambda: client.count(DISPOSITION) == 1)
         (answer,) = client.fields(DISPOSITION)
         assert isinstance(answer[4], Described)
-        assert answer[4].descriptor == (0x25 if version == 1 else 0x24)  # rejected, accepted
+        assert answer[4].descriptor == 0x24  # accepted
         assert is_served(server)
-        if version == 2:
-            with RawClient(server.port, envelopes=False) as foreign:
-                foreign.send(begin(0), attach(0, 0, "r", "q0", receives=True), flow(0, 0, 10))
-                eventually(lambda: dead_letters(server) == 1)
-                assert foreign.count(TRANSFER) == 0
-            assert is_served(server)
+        with RawClient(server.port, envelopes=False) as foreign:
+            foreign.send(begin(0), attach(0, 0, "r", "q0", receives=True), flow(0, 0, 10))
+            eventually(lambda: dead_letters(server) == 1)
+            assert foreign.count(TRANSFER) == 0
+        assert is_served(server)
     assert growth.most < BESIDE
 
 

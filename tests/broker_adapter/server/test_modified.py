@@ -14,7 +14,7 @@ from broker_adapter.amqp.messages.payloads import decode_received
 from broker_adapter.amqp.messages.values import Symbol, UInt
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.engine.driving import depth
 from tests.broker_adapter.server.protocol_client import OWN_CLIENT, Client, decoded, in_transaction, put
@@ -53,7 +53,7 @@ def test_annotations_are_seen_with_their_types_by_the_next_client(client: Client
 
 def test_a_message_in_our_own_form_has_them_as_well_and_our_own_client_as_properties(broker: Broker) -> None:
     client = Client(broker).open()
-    put(broker, "q", pack(Envelope(queue("q"), BodyKind.TEXT, "x", {"p": 1})), format=0x484F4602)
+    put(broker, "q", pack(Envelope(queue("q"), BodyKind.TEXT, "x", {"p": 1})), format=ENVELOPE_FORMAT)
     link = client.receiver("q", 1, name="r")
     message = again(client, link, modified(annotations={WHY: "busy", TRY: UInt(2), LONG: [1]}))
     assert message.annotations["x-opt-why"] == "busy"

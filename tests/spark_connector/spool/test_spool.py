@@ -210,9 +210,6 @@ def test_a_spool_is_for_one_queue(foreign: Foreign) -> None:
     Spool(foreign.options).close()
     with pytest.raises(ValueError, match="has messages of the queue 'in', and this query reads the queue 'other'"):
         Spool(foreign.with_options(queue="other"))
-    Path(str(foreign.options.spool), SOURCE_FILE).unlink()
-    with pytest.raises(ValueError, match="has messages of 'in', and this query reads 'other'"):
-        Spool(foreign.with_options(queue="other"))
 
 
 def test_a_source_in_words_is_told_from_every_other_one() -> None:
@@ -247,7 +244,7 @@ def test_a_spool_is_for_one_source(foreign: Foreign, first: dict[str, Any], seco
     assert source_in_words(foreign.with_options(**first)) in str(refusal.value)
 
 
-def test_a_spool_of_a_version_that_noted_no_source_gets_its_own(foreign: Foreign) -> None:
+def test_a_spool_whose_making_was_interrupted_gets_its_note(foreign: Foreign) -> None:
     Spool(foreign.options).close()
     noted = Path(str(foreign.options.spool), SOURCE_FILE)
     noted.unlink()

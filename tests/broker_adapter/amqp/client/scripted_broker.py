@@ -25,7 +25,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.messages.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.messages.values import Described, Reader
 from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
-from broker_adapter.amqp.wire import BATCHES_CAPABILITY, REGIONS_CAPABILITY, envelope_capabilities
+from broker_adapter.amqp.wire import BATCHES_CAPABILITY, envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
@@ -46,7 +46,6 @@ class ScriptedBroker:
         refusals: address → the error by which a link to it is refused.
         echo_filters: whether filters are confirmed.
         confirms_copies: whether it is confirmed that a browser gets copies.
-        has_regions: whether it offers regions.
         takes_batches: whether it takes several messages as one transfer.
         delivers_batches: whether it delivers in batches to who asks for that, if it takes them.
         accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
@@ -66,7 +65,6 @@ class ScriptedBroker:
         self.echo_filters = True
         self.confirms_copies = True
         self.envelope_version = ENVELOPE_VERSION
-        self.has_regions = holdfast
         self.takes_batches = False
         self.delivers_batches = True
         self.accepts = True
@@ -126,8 +124,6 @@ class ScriptedBroker:
             if self.open_error is not None:
                 properties["amqp:connection-establishment-failed"] = True
             offered = [*self._offered, *envelope_capabilities(self.envelope_version if self._holdfast else 0)]
-            if self.has_regions:
-                offered.append(REGIONS_CAPABILITY)
             if self.takes_batches:
                 offered.append(BATCHES_CAPABILITY)
             self.peer.open(

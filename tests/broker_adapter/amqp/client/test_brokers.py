@@ -10,7 +10,7 @@ from ack_modes import Outcome
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client.brokers import BROKER_J, CLASSIC, STATES, Applied, BrokerTraits, traits_of
 from broker_adapter.amqp.events import FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
-from broker_adapter.amqp.wire import BACK_OFF, REGIONS_CAPABILITY, envelope_capabilities
+from broker_adapter.amqp.wire import BACK_OFF, envelope_capabilities
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
@@ -37,12 +37,6 @@ def opened(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
     """What a broker says as it opens a connection."""
     said = {} if product is None else {"product": product[0], "version": product[1]}
     return RemoteOpen("broker", None, frozenset(offered), frozenset(), {**said, **properties})
-
-
-def test_only_our_own_server_has_regions_and_only_where_it_says_so() -> None:
-    assert traits(HOLDFAST, REGIONS_CAPABILITY).has_regions
-    assert not traits(HOLDFAST).has_regions
-    assert not traits(ARTEMIS, REGIONS_CAPABILITY).has_regions
 
 
 def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) -> BrokerTraits:

@@ -18,8 +18,6 @@ from broker_adapter.amqp.messages.region_events import (
     request_of,
 )
 from broker_adapter.amqp.proton_engine.peer import PeerLimits
-from broker_adapter.amqp.wire import REGION_OPERATIONS
-from broker_adapter.engine.operations.requests import ARGUMENTS
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -181,22 +179,12 @@ def test_a_lost_connection_is_told_to_an_attach_that_waits(wired: Wired) -> None
     assert [type(each) for each in wired.events] == [Failed]
 
 
-def _old() -> Wired:
-    """A server of ours that is older than regions."""
-    broker = ScriptedBroker()
-    broker.has_regions = False
-    return Wired(broker).opened()
-
-
-@pytest.mark.parametrize(
-    ("make", "named"), [(foreign, "this broker is 'other'"), (_old, "this one, of version 9, has none")]
-)
-def test_another_broker_has_no_regions_and_the_error_says_what_to_do(make: Any, named: str) -> None:
-    wired = make()
-    sayings = f"regions need a Holdfast server, and {named}; connect to a Holdfast server of this version, or to"
+def test_another_broker_has_no_regions_and_the_error_says_what_to_do() -> None:
+    wired = foreign()
+    sayings = "needs a Holdfast server, and this broker is 'other'; connect to a Holdfast server, or to the engine"
     for ask in (
         lambda: wired.ask(wired.client.attach_events, EventsSpec(1, None, 1), lambda _events: None),
-        *(lambda name=name: wired.ask(wired.client.request, name, {}) for name in sorted(REGION_OPERATIONS)),
+        lambda: wired.ask(wired.client.request, "create_region", {}),
     ):
         with pytest.raises(UnsupportedOperationException, match=sayings):
             ask()
@@ -218,9 +206,3 @@ class _Forgetful(ScriptedBroker):
 
     def _attach(self, event: Any) -> None:
         super()._attach(event._replace(source=event.source and event.source._replace(capabilities=())))
-
-
-def test_the_operations_that_need_regions_are_those_of_the_engine() -> None:
-    assert set(ARGUMENTS) >= REGION_OPERATIONS
-    named = {name for name, arguments in ARGUMENTS.items() if "region" in arguments or name.endswith("_events")}
-    assert named | {"event_positions", "leave"} == REGION_OPERATIONS

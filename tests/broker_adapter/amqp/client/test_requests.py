@@ -66,7 +66,7 @@ def test_a_request_comes_after_what_was_settled_before_it(wired: Wired) -> None:
 def test_requests_need_our_own_server() -> None:
     wired = Wired(ScriptedBroker(holdfast=False)).opened()
 
-    with pytest.raises(JMSException, match="needs a Holdfast server; this broker is 'other'"):
+    with pytest.raises(JMSException, match="needs a Holdfast server, and this broker is 'other'"):
         wired.ask(wired.client.request, "one", {})
 
 

@@ -99,7 +99,7 @@ def test_any_bytes_are_an_event_or_refused(payload: bytes) -> None:
 
 @pytest.mark.parametrize("timeout_ms", [None, 0, 300_000])
 def test_what_a_client_asks_for_comes_back_as_it_went(timeout_ms: int | None) -> None:
-    request = EventsRequest(timeout_ms, MAX_WINDOW, "true", 2)
+    request = EventsRequest(timeout_ms, MAX_WINDOW, "true")
     assert request_of(as_properties(request)) == request
 
 
@@ -117,8 +117,6 @@ def test_what_a_client_asks_for_comes_back_as_it_went(timeout_ms: int | None) ->
         ({"conflation": "sometimes"}, "one of server, true, false, not 'sometimes'"),
         ({"conflation": True}, "not True"),
         ({"conflation": ["true"]}, r"not \['true'\]"),
-        ({"envelope-version": 0}, "from 1 on, not 0"),
-        ({"envelope-version": "2"}, "not '2'"),
     ],
 )
 def test_what_a_client_cannot_ask_for_is_refused(changed: dict[str, Any], reason: str) -> None:

@@ -27,7 +27,7 @@ QUERY = Interest(InterestKind.QUERY, "price > 5")
 
 def value(price: int) -> tuple[int, bytes]:
     """Format and payload of a value."""
-    return ENVELOPE_FORMAT, pack(Envelope(topic("quotes"), body={"price": price}, body_kind=BodyKind.MAP), 2)
+    return ENVELOPE_FORMAT, pack(Envelope(topic("quotes"), body={"price": price}, body_kind=BodyKind.MAP))
 
 
 def subject(price: int) -> tuple[str, int, bytes]:

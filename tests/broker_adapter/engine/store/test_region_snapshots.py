@@ -46,7 +46,7 @@ def put(broker: Broker, *values: tuple[str, str]) -> None:
 
 
 def values(broker: Broker, token: str) -> dict[str, str]:
-    answer = ask(broker, "read_keys", region="r", snapshot=token, envelope_version=2)
+    answer = ask(broker, "read_keys", region="r", snapshot=token)
     return {key: unpack(payload).body for key, _, _, _, payload in answer["entries"]}
 
 

@@ -19,13 +19,12 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.messages.payloads import decode_received, format_of, received
+from broker_adapter.amqp.messages.payloads import decode_received, received
 from broker_adapter.amqp.messages.values import Symbol
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from tests.broker_adapter.engine.driving import depth
-from tests.broker_adapter.server.protocol_client import OWN_CLIENT, Client, decoded, encoded, put, waiting
+from tests.broker_adapter.server.protocol_client import OWN_CLIENT, Client, decoded, encoded, waiting
 from tests.contracts.transports import engine
 
 
@@ -170,19 +169,3 @@ def test_our_own_client_is_told_the_place_of_a_message(broker: Broker) -> None:
     payload = client.receive(client.receiver("q", 1, name="r"), 1)[0].payload
     assert (received(payload).position, received(payload).delivery_count) == (1, 0)
     assert decode_received(payload, queue("q")).body == "x"
-
-
-def test_a_client_of_an_older_version_gets_messages_in_its_form(broker: Broker) -> None:
-    envelope = Envelope(queue("q"), BodyKind.TEXT, "x", {"n": 1})
-    own, first = pack(envelope), pack(envelope, 1)
-    put(broker, "q", own[:-1] + b"\xff", format=ENVELOPE_FORMAT)  # no UTF-8
-    for payload in (own, first):
-        put(broker, "q", payload, format=format_of(payload))
-    put(broker, "q", encoded("standard"))
-    client = Client(broker).open(capabilities=("HOLDFAST-ENVELOPE",))
-    link = client.receiver("q", 3, name="r")
-    payloads = [each.payload for each in client.receive(link, 3)]
-    assert [each.endswith(first) for each in payloads] == [True, True, False]
-    assert [decode_received(each).body for each in payloads] == ["x", "x", "standard"]
-    client.rest()
-    assert depth(broker, "DLQ") == 1

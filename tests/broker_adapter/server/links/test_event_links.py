@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import LinkRemoteClose, RemoteOpen, Terminus
+from broker_adapter.amqp.events import LinkRemoteClose, Terminus
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer
 from broker_adapter.amqp.messages.region_events import (
     EVENTS_ADDRESS,
@@ -397,7 +397,6 @@ def test_an_event_larger_than_the_client_takes_ends_the_link_and_keeps_the_queue
         ({"window": "x"}, "amqp:decode-error"),
         ({"timeout-ms": -5}, "amqp:decode-error"),
         ({"conflation": "?"}, "amqp:decode-error"),
-        ({"envelope-version": 0}, "amqp:decode-error"),
         ({"presettled": False}, "amqp:illegal-state"),
     ],
     ids=repr,
@@ -424,35 +423,6 @@ def test_the_door_is_asked_for_the_client_id_and_before_the_engine(broker: Broke
     assert raw.client.refusal(raw.attach()).condition == "amqp:unauthorized-access"
     assert asked == [("receive_events", topic("desk"))]
     assert Desk(broker, "desk").pending == -2
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_messages_come_in_a_version_that_the_client_reads(raw: Raw, version: int) -> None:
-    link = raw.attached(**{"envelope-version": version})
-    raw.put("a")
-    assert raw.keys(link) == ["marker", "a"]
-    event = decode(raw.client.messages(link)[-1].payload)
-    assert event._payload[0] == (0xDC if version == 1 else 0x48)
-    assert event.envelope.body == b"x"
-
-
-def test_a_message_that_cannot_be_had_in_that_version_comes_as_it_is_stored(raw: Raw) -> None:
-    link = raw.attached(**{"envelope-version": 1})
-    damaged = b"\x48" + bytes(50)
-    raw.client.rest()
-    raw.client.server._event_links._take(
-        raw.client.server._event_links._current,  # type: ignore[arg-type]
-        [e.EventHandout(9, "r", 0, "k", (), (), False, 1, damaged)],  # type: ignore[arg-type]
-        [50],
-    )
-    assert raw.keys(link) == ["marker", "k"]
-
-
-def test_only_our_own_clients_are_told_of_regions(broker: Broker) -> None:
-    own = Raw(broker).client.of(RemoteOpen)[0]
-    other = Client(broker).open().of(RemoteOpen)[0]
-    assert "HOLDFAST-REGIONS" in own.offered_capabilities
-    assert "HOLDFAST-REGIONS" not in other.offered_capabilities
 
 
 def test_ten_thousand_interests_cost_the_server_their_number_and_not_their_texts(raw: Raw) -> None:
