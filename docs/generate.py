@@ -1,6 +1,6 @@
 """Writes the pages that are generated from the code: ``python docs/generate.py``.
 
-``docs/options.md`` comes from the settings classes, ``docs/requests.md`` from the docstring of the operations, and
+``docs/options.md`` comes from the settings classes, ``docs/requests.md`` from those of the requests, and
 ``docs/api.md`` from what the packages export.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import re
 import sys
 import textwrap
@@ -17,7 +16,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_origin
 
-from broker_adapter.engine.operations import requests as operations
+import attrs
+
+from broker_adapter.engine.commands.identities import MAX_NUMBER
+from broker_adapter.engine.operations.request import NEEDED, Argument, Request
+from broker_adapter.engine.operations.requests import FILES, REQUESTS
+from broker_adapter.engine.operations.steps import OfQueue
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
@@ -65,31 +69,71 @@ The arguments are a dictionary by name. The call waits for the result, at most `
 reason; for an unknown operation, an unknown argument or an argument of another type it raises
 `MessageFormatException`. `connection.statistics()` returns the result of `statistics` as an object.
 
+Arguments and results are plain data (what msgpack carries): names, `run` and `incarnation` are strings, positions and
+numbers integers, and a packed envelope is what `broker_adapter.pack` makes. A queue is named by `destination`, `kind`
+("queue", the default, or "topic") and for a topic `subscription` and `client_id`; a queue has neither of the last two.
+Where a durable subscription and one that is not have the same name, the durable one is meant; `settle_positions`,
+`uncount` and `seen` take `durable` as well, which says which. An argument that an operation does not have is refused,
+as is a value of another type. Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
+
+"""
+
+
+REQUESTS_TAIL = """
+{once} take effect once where they are repeated under one `request_id` (a word of at most 100 characters that the client
+makes up, for this one request) and `request_run` (the `run` that `bounds` returns; a restart of the engine changes it,
+and a request that names an earlier run is refused, because the engine does not remember whether it was carried out). An
+answer is remembered for ten minutes, unless 1,000 others came after it. A connection that restores itself adds both
+where they are not given. Other operations accept them, without effect.
+
+A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading. The *incarnation*
+tells a queue from one of the same name that was made after it was deleted. The *run* tells the starts of the engine
+apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
+to other messages. A request that names the run in which a position was seen is refused instead.
 """
 
 
 def requests() -> str:
-    """The page of the requests."""
-    assert operations.__doc__ is not None
-    _, *blocks = operations.__doc__.replace("``", "`").replace(".  ", ". ").strip().split("\n\n")
-    return REQUESTS_HEAD + "\n\n".join(map(_as_markdown, blocks)) + "\n"
+    """The page of the requests: of each its arguments, and below them its docstring."""
+    files = [[each for each in REQUESTS.values() if each.__module__ == file.__name__] for file in FILES]
+    blocks = ["\n".join(map(_described, each)) for each in files]
+    once = [f"`{each.operation}`" for file in files for each in file if each.once]
+    tail = [_wrapped(each) for each in REQUESTS_TAIL.format(once=_listed(once)).strip().split("\n\n")]
+    return REQUESTS_HEAD + "\n\n".join([*blocks, *tail]) + "\n"
+
+
+def _described(request: type[Request]) -> str:
+    """A request as an entry of a list."""
+    assert request.__doc__ is not None
+    shared = attrs.fields_dict(OfQueue) if issubclass(request, OfQueue) else {}
+    given = [_given(name, each) for name, each in request.arguments.items() if name not in shared]
+    what = " of a queue" if shared else "" if given else " without arguments"
+    head = f"- `{request.operation}`{what}{',' if shared and given else ''}{' with ' if given else ''}{_listed(given)}:"
+    text = " ".join(inspect.cleandoc(request.__doc__).split()).replace("``", "`")
+    return f"{_wrapped(head, '  ')}\n{_wrapped(f'  {text}', '  ')}"
+
+
+def _given(name: str, argument: Argument) -> str:
+    """An argument, and what is to be known of it."""
+    notes = [argument.note.replace("``", "`")] if argument.note else []
+    if argument.default is None:
+        notes.append("or None")
+    elif argument.default is not NEEDED and argument.default != ():
+        notes.append(f"default: {_shown(argument.default)}")
+    if argument.most_values:
+        notes.append(f"at most {argument.most_values:,} values")
+    elif argument.kind is int and argument.most < MAX_NUMBER:
+        notes.append(f"at most {argument.most:,}")
+    return f"`{name}` ({'; '.join(notes)})" if notes else f"`{name}`"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _wrapped(text: str, indent: str = "") -> str:
     """The text in lines of at most 120 characters; ``indent`` begins all but the first."""
     return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _as_markdown(block: str) -> str:
-    """A paragraph as it is; a list of definitions as a list."""
-    lines = block.splitlines()
-    if not any(line.startswith("    ") for line in lines):
-        return _wrapped(" ".join(lines))
-    parts = [
-        (is_text, " ".join(line.strip() for line in group))
-        for is_text, group in itertools.groupby(lines, lambda line: line.startswith("    "))
-    ]
-    return "\n".join(_wrapped(f"  {text}" if is_text else f"- {text}:", "  ") for is_text, text in parts)
 
 
 def options() -> str:

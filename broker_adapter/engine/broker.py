@@ -56,7 +56,8 @@ from broker_adapter.engine.cycle.loading import Loading
 from broker_adapter.engine.cycle.message_reads import MessageReads
 from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
 from broker_adapter.engine.operations.reader import Reader
-from broker_adapter.engine.operations.requests import ONCE, checked_arguments, perform
+from broker_adapter.engine.operations.requests import perform, request_of
+from broker_adapter.engine.operations.whole_queues import CheckRequest
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.maintenance import as_answer, check_records
@@ -279,23 +280,22 @@ class Broker:
         such a one is under way already and ``later`` is given, this returns ``UNDER_WAY``, and ``later`` is called with
         the answer or the error.
         """
-        if operation == "check":
-            checked_arguments(operation, arguments)
+        asked = request_of(operation, arguments)
+        if isinstance(asked, CheckRequest):
             return self._checked(is_cancelled)
-        if operation not in ONCE:
-            return perform(self, operation, arguments, timeout, is_cancelled, client)
-        what = checked_arguments(operation, arguments)
-        request_id, run = what.pop("request_id"), what.pop("request_run")
+        if not asked.once:
+            return perform(self, asked, timeout, is_cancelled, client)
+        request_id, run = asked.request_id, asked.request_run
         if run is not None and run_of(run) != self.run:
             raise IllegalStateException(
                 f"the engine was started again while the request {operation!r} was under way: check what it has done,"
                 " and ask again"
             )
         if request_id is None:
-            return perform(self, operation, arguments, timeout, is_cancelled)
+            return perform(self, asked, timeout, is_cancelled)
         return self._requests.once(
-            *(request_id, lambda: perform(self, operation, arguments, timeout), timeout, is_cancelled, later),
-            what={"operation": operation, **what},
+            *(request_id, lambda: perform(self, asked, timeout), timeout, is_cancelled, later),
+            what=asked.what,
         )
 
     def _checked(self, is_cancelled: Callable[[], bool] | None) -> dict[str, Any]:

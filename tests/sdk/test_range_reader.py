@@ -12,7 +12,8 @@ import pytest
 from broker_adapter.amqp.management import Request, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations.requests import check_outline
+from broker_adapter.engine.operations.request import check_outline
+from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.engine.operations.steps import MAX_QUEUES
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
@@ -230,7 +231,7 @@ def test_each_request_for_several_queues_is_one_that_the_broker_takes() -> None:
             asked = {"destinations": part, "runs": [""] * len(part)}
             outline = outline_of(pack_request(Request(1, "bounds_of_queues", asked)))
             assert outline.arguments["destinations"] == part
-            check_outline("bounds_of_queues", outline.arguments)
+            check_outline(REQUESTS["bounds_of_queues"], outline.arguments)
 
 
 def test_a_renewal_returns_for_how_long_what_is_staged_is_kept(connection: Connection) -> None:

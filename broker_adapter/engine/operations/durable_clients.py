@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from broker_adapter.engine.clients.states import Refusal, State
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.operations.reader import Reader
-from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, Arguments, Steps
+from broker_adapter.engine.operations.request import Names, Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.errors import IllegalStateException, JMSException, MessageFormatException
 
@@ -21,75 +22,139 @@ _INTERESTS_AT_ONCE: Final = 20_000
 _INTEREST_BYTES: Final = 64
 
 
-def clients(arguments: Arguments) -> Steps:
-    """What there is to know of one durable client, or of a page of them."""
-    client_id, after, limit = arguments["client_id"], arguments["after"] or "", arguments["limit"]
-    if client_id is not None:
-        one = yield from _described(client_id, most_interests=e.MOST_DESCRIBED)
-        return {"clients": [{**_client(one), "interests": _interests(one.interests)}], "next": None}
-    found: list[dict[str, Any]] = []
-    while True:
-        most = min(_AT_ONCE, limit - len(found))
-        part: Sequence[e.ClientDescription] = yield e.DescribeClients(None, after, most, most_interests=0)
-        found += map(_client, part)
-        if len(part) < most:
-            return {"clients": found, "next": None}
-        after = part[-1].client_id
-        if len(found) >= limit:
-            return {"clients": found, "next": after}
+@request(Threads.DESCRIBING)
+class ClientsRequest(Request):
+    """``clients``, by their ids, and ``next``: the last id, where there may be more behind it, else None.
+
+    Of each durable client: ``client_id``, ``state`` ("connected", "live", "paused", "draining" or "timed_out"),
+    ``timeout_ms`` (how long it may be away; None: for ever), ``away_ms`` (for how long it has been; None: it is here),
+    ``conflation`` ("server", "true" or "false"), ``interest_count``, ``size`` (events in its queue), ``in_hand`` (of
+    these, those that it has and has not acknowledged) and ``is_exact`` (false: ``size``, and ``queued`` with it, may be
+    less).  Counted since it came first: ``queued`` (events that came for it), ``dispatched`` (that left for it, again
+    ones included), ``again`` (that had left for a connection that was lost), ``removed`` (that it has processed),
+    ``conflated`` (updates that were left out for newer ones), ``drained`` (taken out for a query that was closed),
+    ``dropped`` (lost with its queue, or unreadable), ``reconnections``, and ``while_away`` (events that came while it
+    was away).  Always ``queued`` = ``removed`` + ``conflated`` + ``drained`` + ``dropped`` + ``size``.  Of one client
+    also ``interests``, the first 1,000 at most: ``region``, ``kind`` ("key", "all_keys", "expression", "selector" or
+    "query"), ``text``, ``name`` (of a query) and ``durable``.  One that there is not is an error.
+    """
+
+    client_id: str | None = argument(None, names=Names.TOPIC, note="of one; without it, of all")
+    after: str | None = argument(None, note="an id, of all those behind it")
+    limit: int = argument(100, least=1, most=MAX_DESCRIBED)
+
+    def steps(self, client: int) -> Steps:
+        client_id, after, limit = self.client_id, self.after or "", self.limit
+        if client_id is not None:
+            one = yield from _described(client_id, most_interests=e.MOST_DESCRIBED)
+            return {"clients": [{**_client(one), "interests": _interests(one.interests)}], "next": None}
+        found: list[dict[str, Any]] = []
+        while True:
+            most = min(_AT_ONCE, limit - len(found))
+            part: Sequence[e.ClientDescription] = yield e.DescribeClients(None, after, most, most_interests=0)
+            found += map(_client, part)
+            if len(part) < most:
+                return {"clients": found, "next": None}
+            after = part[-1].client_id
+            if len(found) >= limit:
+                return {"clients": found, "next": after}
 
 
-def queue_size(arguments: Arguments) -> Steps:
-    """How many events wait for a durable client."""
-    found = _client((yield from _described(arguments["client_id"], most_interests=0)))
-    return {name: found[name] for name in ("state", "size", "in_hand", "is_exact")}
+@request(Threads.DESCRIBING)
+class QueueSizeRequest(Request):
+    """``state``, ``size``, ``in_hand`` and ``is_exact`` of a durable client, as in ``clients``."""
+
+    client_id: str = argument(names=Names.TOPIC)
+
+    def steps(self, client: int) -> Steps:
+        found = _client((yield from _described(self.client_id, most_interests=0)))
+        return {name: found[name] for name in ("state", "size", "in_hand", "is_exact")}
 
 
-def regions(arguments: Arguments) -> Steps:
-    """What there is to know of a page of regions."""
-    limit = arguments["limit"]
-    found: Sequence[e.RegionDescription] = yield e.DescribeRegions(arguments["after"] or "", limit)
-    return {"regions": [each._asdict() for each in found], "next": found[-1].name if len(found) == limit else None}
+@request(Threads.DESCRIBING)
+class RegionsRequest(Request):
+    """``regions``, by their names, and ``next`` as in ``clients``.
+
+    Of each: ``name``, ``conflates``, ``keys`` (that are there, those without a value included), ``clients`` (durable
+    ones that want something of it) and ``events`` (that are stored).
+    """
+
+    after: str | None = argument(None, note="a name")
+    limit: int = argument(100, least=1, most=MAX_DESCRIBED)
+
+    def steps(self, client: int) -> Steps:
+        limit = self.limit
+        found: Sequence[e.RegionDescription] = yield e.DescribeRegions(self.after or "", limit)
+        return {"regions": [each._asdict() for each in found], "next": found[-1].name if len(found) == limit else None}
 
 
-def queries(arguments: Arguments) -> Steps:
-    """A page of the continuous queries of one durable client, or of all."""
-    client_id, limit = arguments["client_id"], arguments["limit"]
-    after = _place(arguments["after"])
-    if client_id is not None:
-        yield from _described(client_id, most_interests=0)
-        names = [client_id]
-    else:
-        names = yield lambda reader: list(reader.state.events.clients.clients)
-        names.sort()  # not in the step: there may be very many
-    names = [each for each in names if each >= after[0]]
-    found: list[dict[str, Any]] = []
-    size = 0
-    while names:
-        page = _Queries(names, after)
-        yield page.read
-        names = names[page.covered :]
-        for each in sorted(page.found):
-            if len(found) >= limit or size >= MAX_RANGE_BYTES:
-                return {"queries": found, "next": [found[-1]["client_id"], found[-1]["name"]]}
-            found.append(each._asdict())
-            size += _INTEREST_BYTES + len(each.client_id) + len(each.name) + len(each.region) + len(each.selector)
-    return {"queries": found, "next": None}
+@request(Threads.DESCRIBING)
+class QueriesRequest(Request):
+    """``queries``, by client and name, and ``next``: (client id, name) of the last one, where there are more, else
+    None.
+
+    Of each continuous query: ``client_id``, ``name``, ``region``, ``selector``, ``durable``, and the ``state`` of its
+    client.
+    """
+
+    client_id: str | None = argument(None, names=Names.TOPIC, note="of one; without it, of all")
+    after: Sequence[str] | None = argument(None, most_values=2, note="the ``next`` of an answer")
+    limit: int = argument(100, least=1, most=MAX_DESCRIBED)
+
+    def steps(self, client: int) -> Steps:
+        client_id, limit = self.client_id, self.limit
+        after = _place(self.after)
+        if client_id is not None:
+            yield from _described(client_id, most_interests=0)
+            names = [client_id]
+        else:
+            names = yield lambda reader: list(reader.state.events.clients.clients)
+            names.sort()  # not in the step: there may be very many
+        names = [each for each in names if each >= after[0]]
+        found: list[dict[str, Any]] = []
+        size = 0
+        while names:
+            page = _Queries(names, after)
+            yield page.read
+            names = names[page.covered :]
+            for each in sorted(page.found):
+                if len(found) >= limit or size >= MAX_RANGE_BYTES:
+                    return {"queries": found, "next": [found[-1]["client_id"], found[-1]["name"]]}
+                found.append(each._asdict())
+                size += _INTEREST_BYTES + len(each.client_id) + len(each.name) + len(each.region) + len(each.selector)
+        return {"queries": found, "next": None}
 
 
-def close_client(arguments: Arguments) -> Steps:
-    """Close a durable client that is away."""
-    client_id = arguments["client_id"]
-    yield lambda reader: _check_queue(reader, client_id)
-    dropped: e.DroppedQueue = yield e.CloseDurable(client_id)
-    return {"dropped": dropped.size, "is_exact": dropped.is_exact}
+@request(once=True)
+class CloseClientRequest(Request):
+    """``dropped``: how many events its queue had; ``is_exact``: false where they may have been fewer.
+
+    A durable client that is connected is not closed, but an error.
+    """
+
+    client_id: str = argument(names=Names.TOPIC)
+
+    def steps(self, client: int) -> Steps:
+        client_id = self.client_id
+        yield lambda reader: _check_queue(reader, client_id)
+        dropped: e.DroppedQueue = yield e.CloseDurable(client_id)
+        return {"dropped": dropped.size, "is_exact": dropped.is_exact}
 
 
-def close_query(arguments: Arguments) -> Steps:
-    """Close a query of a durable client that is away."""
-    client_id = arguments["client_id"]
-    yield lambda reader: _check_queue(reader, client_id)
-    return {"dropped": (yield e.CloseQuery(client_id, arguments["name"]))}
+@request(once=True)
+class CloseQueryRequest(Request):
+    """``dropped``: how many events were taken out of the queue of the durable client, which were for this query alone.
+
+    It is an error where the client is connected; and until the answer the client cannot connect.
+    """
+
+    client_id: str = argument(names=Names.TOPIC)
+    name: str = argument()
+
+    def steps(self, client: int) -> Steps:
+        client_id = self.client_id
+        yield lambda reader: _check_queue(reader, client_id)
+        return {"dropped": (yield e.CloseQuery(client_id, self.name))}
 
 
 class _Query(NamedTuple):

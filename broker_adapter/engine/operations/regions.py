@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.operations.reader import Reader
-from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, Arguments, Steps
+from broker_adapter.engine.operations.request import Names, Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, rows
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.regions.interests import Interest, checked_interest, checked_key, expression, prepared
 from broker_adapter.engine.regions.key_records import KeyState, Wanted
@@ -42,20 +43,38 @@ _PASSED_AT_ONCE: Final = 20_000
 _MOST_PARTS: Final = 10_000
 
 
-def create_region(arguments: Arguments) -> Steps:
-    """Make sure that a region exists."""
-    yield e.MakeRegion(arguments["region"], conflates=arguments["conflates"])
-    return True
+@request(Threads.INTEREST)
+class CreateRegionRequest(Request):
+    """True, when the region exists."""
+
+    region: str = argument(names=Names.TOPIC, note="its name")
+    conflates: bool | None = argument(None, note="without it, as it is")
+
+    def steps(self, client: int) -> Steps:
+        yield e.MakeRegion(self.region, conflates=self.conflates)
+        return True
 
 
-def change_keys(arguments: Arguments) -> Steps:
-    """Change keys, in parts that are a commit each; what fails in between may be repeated."""
-    changes = [_change(*each) for each in arguments.rows("changes", (str, int, bytes))]
-    done: list[tuple[int | None, int]] = []
-    for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
-        answers = yield e.ChangeKeys(arguments["region"], part)
-        done += [(None if operation is None else int(operation), version) for operation, version in answers]
-    return done
+@request(Threads.CHANGING)
+class ChangeKeysRequest(Request):
+    """(operation, version) of each, in order.
+
+    The change is 0 (put), 1 (invalidate) or 2 (destroy); the operation is 0 (create), 1 (update), 2 (invalidate), 3
+    (destroy), or None where nothing has changed.  What was changed before, as the message's identity says, is not
+    changed again: where it was the key's last change, the answer is that of then, else None and the key's version.  Up
+    to 1,000 of them are one commit.
+    """
+
+    region: str = argument(names=Names.TOPIC)
+    changes: Sequence[Any] = argument(most_values=MAX_KEYS, note="(key, change, packed envelope) each")
+
+    def steps(self, client: int) -> Steps:
+        changes = [_change(*each) for each in rows("changes", self.changes, (str, int, bytes))]
+        done: list[tuple[int | None, int]] = []
+        for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
+            answers = yield e.ChangeKeys(self.region, part)
+            done += [(None if operation is None else int(operation), version) for operation, version in answers]
+        return done
 
 
 def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
@@ -65,68 +84,107 @@ def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
     return e.KeyChange(checked_key(key), Wanted(wanted), c.from_head(payload, read_head(payload)))
 
 
-def read_keys(arguments: Arguments) -> Steps:
-    """Read keys that are there, and their values where these are asked for."""
-    choice = _Choice(
-        None if arguments["expression"] is None else expression(arguments["expression"]),
-        None if arguments["selector"] is None else parse_selector(arguments["selector"]),
-    )
-    keys = _Keys(arguments["region"], arguments["keys"], arguments["after"], arguments["through"])
-    room = min(arguments["max_bytes"], MAX_RANGE_BYTES)
-    first_position: int | None = None
-    found: list[tuple[Any, ...]] = []
-    damaged: list[str] = []
-    while True:
-        page = _Page(keys, arguments["snapshot"], choice, room, with_values=arguments["values"])
-        position = yield page.read
-        first_position = position if first_position is None else first_position
-        found += page.answers(skip_damaged=arguments["skip_damaged"])
-        damaged += page.damaged
-        room -= page.size
-        if page.next is None or room <= 0 or len(found) >= MAX_KEYS:
-            return {"position": first_position, "entries": found, "next": page.next, "damaged": damaged}
-        names = None if keys.names is None else keys.names[page.covered :]
-        keys = keys._replace(names=names, after=page.next)
+@request(Threads.READING)
+class ReadKeysRequest(Request):
+    """``entries``: (key, version, state, message-format, payload) of each key that is there.
+
+    The state is 0 (it has a value) or 1 (it has none); they are in the order of the keys' bytes, or as they were named.
+    ``next``: the last key that was examined, where there are more, else None; ``position``: of the last event as this
+    began.  Every change up to that position is in the answer; some behind it may be, and their versions say so.  Of a
+    snapshot, nothing behind its position is.  ``damaged``: with ``skip_damaged``, the keys that were left out, whose
+    values cannot be trusted.
+    """
+
+    region: str = argument(names=Names.TOPIC)
+    keys: Sequence[str] | None = argument(None, most_values=MAX_KEYS, note="without them, all")
+    after: str | None = argument(None, note="a key, of all those behind it")
+    values: bool = argument(True)
+    selector: str | None = argument(None)
+    expression: str | None = argument(None, note="a regular expression for the whole key")
+    max_bytes: int = argument(MAX_RANGE_BYTES, least=1)
+    skip_damaged: bool = argument(False)
+    snapshot: str | None = argument(None, note="without one, what is there now")
+    through: str | None = argument(None, note="of all keys, the last one that is wanted")
+
+    def steps(self, client: int) -> Steps:
+        choice = _Choice(
+            None if self.expression is None else expression(self.expression),
+            None if self.selector is None else parse_selector(self.selector),
+        )
+        keys = _Keys(self.region, self.keys, self.after, self.through)
+        room = min(self.max_bytes, MAX_RANGE_BYTES)
+        first_position: int | None = None
+        found: list[tuple[Any, ...]] = []
+        damaged: list[str] = []
+        while True:
+            page = _Page(keys, self.snapshot, choice, room, with_values=self.values)
+            position = yield page.read
+            first_position = position if first_position is None else first_position
+            found += page.answers(skip_damaged=self.skip_damaged)
+            damaged += page.damaged
+            room -= page.size
+            if page.next is None or room <= 0 or len(found) >= MAX_KEYS:
+                return {"position": first_position, "entries": found, "next": page.next, "damaged": damaged}
+            names = None if keys.names is None else keys.names[page.covered :]
+            keys = keys._replace(names=names, after=page.next)
 
 
-def open_snapshot(arguments: Arguments) -> Steps:
-    """Open a snapshot of a region, and divide its keys."""
-    name, part = arguments["region"], arguments["keys_per_part"]
+@request(Threads.READING)
+class OpenSnapshotRequest(Request):
+    """``snapshot``: what names it from any connection.
 
-    token, region = yield lambda reader: reader.open_snapshot(name)
+    That is until it was not read for ``region_snapshot_seconds``, the store needs the room, or the engine starts again;
+    as long as no event of any region happens behind it, what is there then is read in its place, and else the request
+    is refused.  ``position``: of its last event.  ``splits``: keys in order, so that up to each of them there are this
+    many, those that were destroyed lately included.
+    """
 
-    def pass_over(last: str | None, left: int, reader: Reader) -> tuple[int, str | None]:
-        found = reader.open_one(token, region)
-        return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
+    region: str = argument(names=Names.TOPIC)
+    keys_per_part: int = argument(0, note="0: it is not divided")
 
-    splits: list[str] = []
-    after: str | None = None
-    while part and len(splits) < _MOST_PARTS:
-        left, last = part, after
-        while left:
-            passed, last = yield partial(pass_over, last, left)
-            left -= passed
+    def steps(self, client: int) -> Steps:
+        name, part = self.region, self.keys_per_part
+
+        token, region = yield lambda reader: reader.open_snapshot(name)
+
+        def pass_over(last: str | None, left: int, reader: Reader) -> tuple[int, str | None]:
+            found = reader.open_one(token, region)
+            return (0, None) if found is None else found.key_ahead(last, min(left, _PASSED_AT_ONCE))
+
+        splits: list[str] = []
+        after: str | None = None
+        while part and len(splits) < _MOST_PARTS:
+            left, last = part, after
+            while left:
+                passed, last = yield partial(pass_over, last, left)
+                left -= passed
+                if last is None:
+                    break
             if last is None:
                 break
-        if last is None:
-            break
-        splits.append(last)
-        after = last
-    position, _ = position_of_token(token)
-    return {"snapshot": token, "position": position, "splits": splits}
+            splits.append(last)
+            after = last
+        position, _ = position_of_token(token)
+        return {"snapshot": token, "position": position, "splits": splits}
 
 
-def close_snapshot(arguments: Arguments) -> Steps:
-    """Close a snapshot."""
-    token, name = arguments["snapshot"], arguments["region"]
+@request(Threads.READING)
+class CloseSnapshotRequest(Request):
+    """Whether it was open, and one of this region."""
 
-    def close(reader: Reader) -> bool:
-        region = reader.state.events.regions.get(name)
-        if region is None or reader.open_one(token, region.id) is None:
-            return False
-        return reader.snapshots.drop(token)
+    region: str = argument(names=Names.TOPIC)
+    snapshot: str = argument()
 
-    return (yield close)
+    def steps(self, client: int) -> Steps:
+        token, name = self.snapshot, self.region
+
+        def close(reader: Reader) -> bool:
+            region = reader.state.events.regions.get(name)
+            if region is None or reader.open_one(token, region.id) is None:
+                return False
+            return reader.snapshots.drop(token)
+
+        return (yield close)
 
 
 class _Choice(NamedTuple):
@@ -254,67 +312,117 @@ class _Page:
         return answers
 
 
-def register_interest(arguments: Arguments) -> Steps:
-    """What the client of the connection wants of a region; returns behind which position events are queued."""
-    rows = _rows_of_interests(arguments)
-    check_numbers([Interest(*each) for each in rows])  # ahead: each is compiled now
-    interests = [checked_interest(*each) for each in rows]
-    ready = prepared(interests)
-    return (
-        yield e.RegisterInterest(arguments.client, arguments["region"], interests, arguments["durable"], prepared=ready)
-    )
+@request(Threads.INTEREST)
+class RegisterInterestRequest(Request):
+    """The position behind which events are queued for the connection's durable client.
+
+    The kind is 0 (one key), 1 (all keys), 2 (a regular expression), 3 (a selector) or 4 (a query, which has a name).
+    """
+
+    region: str = argument(names=Names.TOPIC)
+    interests: Sequence[Any] = argument(most_values=MAX_KEYS, note="(kind, text, name) each")
+    durable: bool = argument(False)
+
+    def steps(self, client: int) -> Steps:
+        wanted = rows("interests", self.interests, (int, str, str))
+        check_numbers([Interest(*each) for each in wanted])  # ahead: each is compiled now
+        interests = [checked_interest(*each) for each in wanted]
+        ready = prepared(interests)
+        return (yield e.RegisterInterest(client, self.region, interests, self.durable, prepared=ready))
 
 
-def unregister_interest(arguments: Arguments) -> Steps:
-    """What the client of the connection does not want any more."""
-    interests = [checked_interest(*each) for each in _rows_of_interests(arguments)]
-    drops = arguments["drop_queued"]
-    yield e.UnregisterInterest(arguments.client, arguments["region"], interests, drop_queued=drops)
-    return True
+@request(Threads.INTEREST)
+class UnregisterInterestRequest(Request):
+    """True.
+
+    With ``drop_queued`` what waits for these queries alone is dropped.
+    """
+
+    region: str = argument(names=Names.TOPIC)
+    interests: Sequence[Any] = argument(most_values=MAX_KEYS, note="(kind, text, name) each")
+    drop_queued: bool = argument(False)
+
+    def steps(self, client: int) -> Steps:
+        interests = [checked_interest(*each) for each in rows("interests", self.interests, (int, str, str))]
+        drops = self.drop_queued
+        yield e.UnregisterInterest(client, self.region, interests, drop_queued=drops)
+        return True
 
 
-def _rows_of_interests(arguments: Arguments) -> list[Any]:
-    return list(arguments.rows("interests", (int, str, str)))
+@request(Threads.EVENTS)
+class ReadyForEventsRequest(Request):
+    """True.
+
+    The connection's durable client gets its events from now on.
+    """
+
+    def steps(self, client: int) -> Steps:
+        yield e.ReadyForEvents(client)
+        return True
 
 
-def ready_for_events(arguments: Arguments) -> Steps:
-    """The client of the connection gets its events from now on."""
-    yield e.ReadyForEvents(arguments.client)
-    return True
+@request(Threads.EVENTS)
+class AcknowledgeEventsRequest(Request):
+    """How many events of the connection's durable client end, which has processed them."""
+
+    through: int = argument(note="a position")
+
+    def steps(self, client: int) -> Steps:
+        return (yield e.AcknowledgeEvents(client, self.through))
 
 
-def acknowledge_events(arguments: Arguments) -> Steps:
-    """The client of the connection has processed its events up to a position."""
-    return (yield e.AcknowledgeEvents(arguments.client, arguments["through"]))
+@request(Threads.EVENTS)
+class LeaveRequest(Request):
+    """Whether the queue of the connection's durable client, which closes, stays.
+
+    It does with ``keep``, if it has a durable interest.
+    """
+
+    keep: bool = argument()
+
+    def steps(self, client: int) -> Steps:
+        return (yield e.LeaveDurable(client, self.keep))
 
 
-def leave(arguments: Arguments) -> Steps:
-    """The client of the connection closes."""
-    return (yield e.LeaveDurable(arguments.client, arguments["keep"]))
+@request(Threads.EVENTS)
+class PendingEventsRequest(Request):
+    """How many events waited for the durable client as it connected.
+
+    -1: it was away for too long, -2: it had no queue.
+    """
+
+    def steps(self, client: int) -> Steps:
+
+        def pending(reader: Reader) -> int:
+            return reader.state.events.durable_client(client).pending
+
+        yield c.ResolveCommit(
+            c.CommitId("", 0)
+        )  # what the connection has handed over before, as its attach, is done then
+        return (yield pending)
 
 
-def pending_events(arguments: Arguments) -> Steps:
-    """What the client of the connection was told of its queue as it connected."""
+@request(Threads.EVENTS)
+class EventPositionsRequest(Request):
+    """``run``: in which run of the engine events have their positions from now on.
 
-    def pending(reader: Reader) -> int:
-        return reader.state.events.durable_client(arguments.client).pending
+    None where the store has no room for a note of that.  ``kept``: positions of events below it, seen in the run that
+    was asked about, are known to be still those of the same events.
+    """
 
-    yield c.ResolveCommit(c.CommitId("", 0))  # what the connection has handed over before, as its attach, is done then
-    return (yield pending)
+    run: str | None = argument(None)
 
+    def steps(self, client: int) -> Steps:
 
-def event_positions(arguments: Arguments) -> Steps:
-    """Whether positions of events mean what they meant where a client has seen them."""
+        def positions(reader: Reader) -> dict[str, Any]:
+            log = reader.state.events.events
+            if log is None:  # no region, so no event has a position
+                return {"run": None, "kept": 1}
+            kept = reader.kept(log, self.run)
+            try:
+                run = reader.run(log)
+            except ResourceAllocationException:  # what the client has says as much
+                run = None
+            return {"run": run, "kept": kept}
 
-    def positions(reader: Reader) -> dict[str, Any]:
-        log = reader.state.events.events
-        if log is None:  # no region, so no event has a position
-            return {"run": None, "kept": 1}
-        kept = reader.kept(log, arguments["run"])
-        try:
-            run = reader.run(log)
-        except ResourceAllocationException:  # what the client has says as much
-            run = None
-        return {"run": run, "kept": kept}
-
-    return (yield positions)
+        return (yield positions)

@@ -1,16 +1,16 @@
-"""What operations are made of: their steps, their arguments, and the limits that they share."""
+"""What requests share: the queue that they name, limits, and settling in steps."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.operations.reader import Reader, Rules
+from broker_adapter.engine.operations.request import Names, Request, Steps, argument, fields_of
 from broker_adapter.engine.queues.queue import QueueState
-from broker_adapter.engine.records.layout import LAST_POSITION
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.refusals import no_destination
 
@@ -42,24 +42,6 @@ LOST_ENTRIES: Final = 1_000
 #: What came before a request is done behind this: also, what a lost connection had is given back.
 ENDED: Final = c.ResolveCommit(c.CommitId("", 0))
 
-#: A step of an operation: a command, or something to read between two cycles.  The generator gets its result.
-Step = c.Command | Callable[[Reader], Any]
-Steps = Generator[Step, Any, Any]
-
-
-def _is_name(value: object) -> bool:
-    """Whether this can be a message id, an identity (a producer, a thread and a sequence), or None: it has neither."""
-    if value is None:
-        return True
-    if isinstance(value, list | tuple):
-        if [type(each) for each in value] != [str, int, int]:
-            return False
-        value = value[0]
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
 
 def queue_named(state: Rules, name: str) -> QueueState | None:
     """The queue of a name, which may be a temporary one; None where there is none."""
@@ -67,72 +49,59 @@ def queue_named(state: Rules, name: str) -> QueueState | None:
     return found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
 
 
-class Arguments:
-    """Arguments that were checked.
+@fields_of
+class OfQueue(Request):
+    """A request of a queue, or of a subscription."""
 
-    Args:
-        values: by name.
-        client: the engine's number of the connection that asks; 0: none asks.
+    destination: str = argument(names=Names.DESTINATION)
+    kind: str = argument("queue")
+    subscription: str | None = argument(None)
+    client_id: str | None = argument(None)
 
-    Attributes:
-        client: as given.
-    """
-
-    def __init__(self, values: Mapping[str, Any], client: int = 0) -> None:
-        self._values = values
-        self.client = client
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def rows(self, name: str, kinds: Sequence[type]) -> list[Sequence[Any]]:
-        """An argument that is a list of lists, each with values of these kinds."""
-        rows: list[Sequence[Any]] = self[name]
-        wanted = list(kinds)
-        for row in rows:
-            if not isinstance(row, list | tuple) or [type(value) for value in row] != wanted:
-                shown = ", ".join(kind.__name__ for kind in kinds)
-                raise MessageFormatException(f"the argument {name!r} has {reprlib.repr(row)}, which is not ({shown})")
-        return rows
-
-    def given(self) -> list[Sequence[Any]]:
-        """The argument ``given``: (position, name) or (position, name, failures) each."""
-        values: list[Sequence[Any]] = self["given"]
-        for each in values:
-            if not (
-                isinstance(each, list | tuple)
-                and len(each) in (2, 3)
-                and type(each[0]) is int
-                and 0 <= each[0] <= LAST_POSITION
-                and _is_name(each[1])
-                and (len(each) == 2 or (type(each[2]) is int and 0 <= each[2] <= LAST_POSITION))
-            ):
-                raise MessageFormatException(
-                    f"{reprlib.repr(each)} is not a position, a name, and a number of failures"
-                )
-        return values
-
-    def queue(self, state: Rules) -> QueueState:
-        """The queue that they name."""
-        name = self["destination"]
-        if name is None:
-            name = state.directory.settings.dead_letter_queue
-        if self["kind"] == "topic":
-            subscription = self["subscription"]
-            if subscription is None:
-                raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
-            return state.directory.subscription(
-                Destination(name, DestinationKind.TOPIC), subscription, self["client_id"], self._values.get("durable")
+    def check(self) -> None:
+        """Refuse a word that is misspelt: it must not name something larger."""
+        operation, kind = self.operation, self.kind
+        if kind not in ("queue", "topic"):
+            raise MessageFormatException(
+                f'the argument \'kind\' is "queue" or "topic", not {kind!r:.100} (operation {operation!r})'
             )
+        if kind == "queue":
+            for name in ("subscription", "client_id", "durable"):
+                if getattr(self, name, None) is not None:
+                    raise MessageFormatException(
+                        f'the argument {name!r} needs the kind "topic": a queue has none (operation {operation!r})'
+                    )
+        elif getattr(self, "make", False):
+            raise MessageFormatException(
+                "the argument 'make' needs the kind \"queue\"; make a subscription with a consumer"
+            )
+        elif self.subscription is None:
+            for name in ("client_id", "durable"):
+                if getattr(self, name, None) is not None:
+                    raise MessageFormatException(
+                        f"the argument {name!r} needs a 'subscription' that it is of (operation {operation!r})"
+                    )
+
+    def _name(self, state: Rules) -> str:
+        return self.destination
+
+    def queue_in(self, state: Rules) -> QueueState:
+        """Return the queue that is named; raises InvalidDestinationException where there is none."""
+        name = self._name(state)
+        if self.kind == "topic":
+            if self.subscription is None:
+                raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
+            topic, durable = Destination(name, DestinationKind.TOPIC), getattr(self, "durable", None)
+            return state.directory.subscription(topic, self.subscription, self.client_id, durable)
         found = queue_named(state, name)
         if found is None:
             raise no_destination("queue", name, is_region=name in state.events.regions)
         return found
 
     def this_queue(self, reader: Reader) -> QueueState:
-        """The queue that they name, of the incarnation that they name."""
-        queue = self.queue(reader.state)
-        wanted = self["incarnation"]
+        """Return the queue that is named, of the incarnation that is named."""
+        queue = self.queue_in(reader.state)
+        wanted = getattr(self, "incarnation", None)
         incarnation = reader.state.directory.incarnation(queue)
         if wanted is not None and wanted != incarnation:
             raise InvalidDestinationException(
@@ -140,6 +109,20 @@ class Arguments:
                 " positions of the old one mean nothing; start again"
             )
         return queue
+
+
+def rows(name: str, values: Sequence[Any], kinds: Sequence[type]) -> Sequence[Sequence[Any]]:
+    """Return the values of an argument, each a list with values of these kinds.
+
+    Raises:
+        MessageFormatException: one of them is not.
+    """
+    wanted = list(kinds)
+    for row in values:
+        if not isinstance(row, list | tuple) or [type(value) for value in row] != wanted:
+            shown = ", ".join(kind.__name__ for kind in kinds)
+            raise MessageFormatException(f"the argument {name!r} has {reprlib.repr(row)}, which is not ({shown})")
+    return values
 
 
 def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False, processed: bool = False) -> Steps:

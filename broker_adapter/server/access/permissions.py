@@ -30,10 +30,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.operations import request as of_requests
+from broker_adapter.engine.operations.request import Names
+from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.engine.queues.directory import named_queue
 
 #: What a client may want; of requests it is the name of the operation, such as ``purge``.
-SEND: Final = "send"
+SEND: Final = of_requests.SEND
 CONSUME: Final = "consume"
 BROWSE: Final = "browse"
 CREATE_TEMPORARY: Final = "create_temporary"
@@ -58,51 +61,6 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     """
 
 
-#: The arguments of requests that name a destination, and those that name none.  Each argument is in one of the two, so
-#: that a new one is not forgotten.
-NAMING: Final = frozenset(("destination", "kind", "destinations", "queue", "to", "region"))
-NOT_NAMING: Final = frozenset(
-    (
-        *(
-            "columns",
-            "subscription",
-            "client_id",
-            "durable",
-            "limit",
-            "force",
-            "incarnation",
-            "run",
-            "runs",
-            "make",
-            "first",
-            "last",
-            "max_bytes",
-        ),
-        *("skip_damaged", "position", "given", "token", "positions", "transaction", "messages"),
-        *("claim", "holder", "take_over"),
-        *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
-        *(
-            "changes",
-            "keys",
-            "after",
-            "values",
-            "selector",
-            "expression",
-            "conflates",
-            "drop_queued",
-            "interests",
-            "through",
-            "name",
-            "snapshot",
-            "keys_per_part",
-        ),
-    )
-)
-
-#: Requests whose client id is that of a durable client.
-_OF_DURABLE_CLIENT: Final = frozenset(("clients", "queue_size", "queries", "close_client", "close_query"))
-
-
 def asked_of_request(
     operation: str, arguments: Mapping[str, Any], dead_letter_queue: str
 ) -> list[tuple[str, Destination | None]]:
@@ -120,32 +78,34 @@ def asked_of_request(
 
     A region is the topic of its name, and a durable client that of its id, as for ``RECEIVE_EVENTS``.
 
+    Which arguments name what, and which right that takes, is part of each request
+    (:mod:`broker_adapter.engine.operations.request`).
+
     Args:
         operation: its name.
         arguments: by name, not checked yet; one that is not of its type names nothing, and is refused by
             the operation.
         dead_letter_queue: the queue that a redrive is of where it names none.
     """
-    names = arguments.get("destinations")
-    if operation == "bounds_of_queues" and isinstance(names, list) and names:
-        return [("bounds", named_queue(each)) for each in names]
-    name = arguments.get("destination", arguments.get("queue"))
-    if name is None and operation == "redrive":
-        name = dead_letter_queue
-    is_topic = arguments.get("kind") == "topic"
-    named: Destination | None = None
-    if isinstance(name, str):
-        named = Destination(name, DestinationKind.TOPIC) if is_topic else named_queue(name)
-    asked = [(operation, named)]
-    to = arguments.get("to")
-    if isinstance(to, str):
-        asked.append((SEND, named_queue(to)))
-    if operation == "stage" and isinstance(name, str):
-        asked.append((SEND, named_queue(name)))
-    client_id = arguments.get("client_id")
-    if operation in _OF_DURABLE_CLIENT and isinstance(client_id, str):
-        return [(operation, Destination(client_id, DestinationKind.TOPIC))]
-    region = arguments.get("region")
-    if isinstance(region, str):  # what happens in it is sent to the topic of its name
-        return [(operation, Destination(region, DestinationKind.TOPIC))]
-    return asked
+    request = REQUESTS.get(operation)
+    asked: list[tuple[str, Destination | None]] = []
+    for name, wanted in () if request is None else request.naming:
+        value = arguments.get(name)
+        if value is None and wanted.names is Names.DESTINATION:
+            value = dead_letter_queue if wanted.default is None else None
+        found = _named(wanted.names, value, is_topic=arguments.get("kind") == "topic")
+        if not found and not asked:
+            asked.append((operation, None))
+        asked += [(right or operation, each) for each in found for right in wanted.rights]
+    return asked or [(operation, None)]
+
+
+def _named(names: Names | None, value: Any, *, is_topic: bool) -> list[Destination]:
+    """Return the destinations that the value of an argument names; none where it is not of its type."""
+    if names is Names.QUEUES:
+        return [named_queue(each) for each in value] if isinstance(value, list) else []
+    if not isinstance(value, str):
+        return []
+    if names is Names.TOPIC or (names is Names.DESTINATION and is_topic):
+        return [Destination(value, DestinationKind.TOPIC)]
+    return [named_queue(value)]

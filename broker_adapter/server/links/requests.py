@@ -20,9 +20,7 @@ from broker_adapter.amqp.management import Answer, Outline, error_fields, outlin
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import ANNOUNCED, MAX_SERVERS, WATCH
 from broker_adapter.destination import Destination
-from broker_adapter.engine.operations.arguments import Argument
-from broker_adapter.engine.operations.arguments import check_outline as check_outline_of
-from broker_adapter.engine.operations.requests import check_outline
+from broker_adapter.engine.operations.request import Request, argument, check_outline, request, type_of
 from broker_adapter.errors import JMSException, MessageFormatException, ResourceAllocationException
 from broker_adapter.server.access.permissions import asked_of_request
 from broker_adapter.server.announcements import ANNOUNCE, as_answer
@@ -40,11 +38,20 @@ Unpack = Callable[[], dict[str, Any]]
 #: Runs an operation elsewhere: (operation, arguments, done); done gets the result or a JMSException, in any thread.
 RunRequest = Callable[[str, Unpack, Callable[[Any], None]], None]
 
-#: The arguments of the operations of the server itself.
-_OWN: Final[dict[str, dict[str, Argument]]] = {
-    WATCH: {},
-    ANNOUNCE: {"servers": Argument(list, of=str, most_values=MAX_SERVERS)},
-}
+#: The requests that the server itself carries out.
+_OWN: Final[dict[str, type[Request]]] = {}
+
+
+@request(operation=WATCH, table=_OWN)
+class WatchServersRequest(Request):
+    """The servers that clients are told to connect to, now and whenever they change."""
+
+
+@request(operation=ANNOUNCE, table=_OWN)
+class AnnounceServersRequest(Request):
+    """How many clients are told to connect elsewhere."""
+
+    servers: Sequence[str] = argument(most_values=MAX_SERVERS)
 
 
 class Requests:
@@ -230,12 +237,9 @@ class Requests:
                 self._peer.credit(asker, 1)
 
 
-def _most_members(request: Outline) -> int:
+def _most_members(outline: Outline) -> int:
     """Members that all lists and maps of a request have at most; raises MessageFormatException where it is refused."""
-    wanted = _OWN.get(request.operation)
-    if wanted is not None:
-        return check_outline_of(request.operation, wanted, request.arguments)
-    return check_outline(request.operation, request.arguments)
+    return check_outline(_OWN.get(outline.operation) or type_of(outline.operation), outline.arguments)
 
 
 class _Packed:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations.request import Threads
+from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.engine.recent_requests import UNDER_WAY
 from broker_adapter.errors import JMSException, copied
 from broker_adapter.server.workers.pool import Workers
@@ -21,34 +23,22 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 #:
 #: What a durable client says of its events does little but wait.  What it wants takes longer, since its expressions are
 #: compiled; changes of keys wait for the disk, and to read keys may take long, by a selector.
-_WAITING_THREADS = 16
-_SHORT_THREADS = 2
-_STREAMING_THREADS = 2
-_READING_THREADS = 4
-_GROUPS = (
-    ("restoring", ("resolve_commit", "settle_positions", "uncount", "seen", "seen_rest", "uncount_rest"), 2),
-    ("confirming", ("confirm",), _WAITING_THREADS),
-    ("publishing", ("publish",), _WAITING_THREADS),
-    (
-        "short",
-        ("statistics", "bounds", "bounds_of_queues", "read_range", "stage", "renew", "discard", "published"),
-        _SHORT_THREADS,
-    ),
-    ("streaming", ("settle_through", "claim", "end_claim"), _STREAMING_THREADS),
-    (
-        "events",
-        ("acknowledge_events", "ready_for_events", "pending_events", "event_positions", "leave"),
-        _WAITING_THREADS,
-    ),
-    ("interest", ("create_region", "register_interest", "unregister_interest"), _SHORT_THREADS),
-    ("changing", ("change_keys",), _WAITING_THREADS),
-    ("describing", ("clients", "queue_size", "regions", "queries"), _SHORT_THREADS),
-    ("reading", ("read_keys", "open_snapshot", "close_snapshot"), _READING_THREADS),
-)
-#: Threads for all other operations.
-_LONG_THREADS = 4
+_WAITING_THREADS: Final = 16
+THREADS: Final = {
+    Threads.RESTORING: 2,
+    Threads.CONFIRMING: _WAITING_THREADS,
+    Threads.PUBLISHING: _WAITING_THREADS,
+    Threads.SHORT: 2,
+    Threads.STREAMING: 2,
+    Threads.EVENTS: _WAITING_THREADS,
+    Threads.INTEREST: 2,
+    Threads.CHANGING: _WAITING_THREADS,
+    Threads.DESCRIBING: 2,
+    Threads.READING: 4,
+    Threads.LONG: 4,
+}
 #: Operations of each group that a connection may have waiting; one more is refused.
-_MAX_WAITING = 200
+MAX_WAITING: Final = 200
 #: Longest time such an operation may take, in seconds.
 _REQUEST_SECONDS = 300.0
 
@@ -75,16 +65,10 @@ class RequestWorkers:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._long = _workers("long", _LONG_THREADS)
-        self._all = [self._long]
-        self._workers_of: dict[str, Workers] = {}
-        for name, operations, threads in _GROUPS:
-            workers = _workers(name, threads)
-            self._all.append(workers)
-            self._workers_of.update(dict.fromkeys(operations, workers))
+        self._workers = {group: _workers(group.value, threads) for group, threads in THREADS.items()}
 
     def __repr__(self) -> str:
-        return f"<RequestWorkers {self._all}>"
+        return f"<RequestWorkers {[*self._workers.values()]}>"
 
     def request(
         self, connection: Asker, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]
@@ -126,20 +110,21 @@ class RequestWorkers:
                 answer(result)
 
         try:
-            self._workers_of.get(operation, self._long).submit(connection, work)
+            request = REQUESTS.get(operation)
+            self._workers[Threads.LONG if request is None else request.threads].submit(connection, work)
         except JMSException as error:
             done(error)
 
     def drop(self, connection: Asker) -> None:
         """A connection has ended: what it asked for and has not begun is dropped."""
-        for workers in self._all:
+        for workers in self._workers.values():
             workers.drop(connection)
 
     def stop(self) -> None:
         """Begin no more operations.  Those under way go on; this does not wait for them."""
-        for workers in self._all:
+        for workers in self._workers.values():
             workers.stop()
 
 
 def _workers(name: str, threads: int) -> Workers:
-    return Workers(f"holdfast-{name}", threads, most_running=1, most_waiting=_MAX_WAITING)
+    return Workers(f"holdfast-{name}", threads, most_running=1, most_waiting=MAX_WAITING)

@@ -18,7 +18,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.engine.operations.requests import ARGUMENTS
+from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.envelope import ENVELOPE_FORMAT, Identity
 from broker_adapter.errors import (
     IllegalStateException,
@@ -103,7 +103,7 @@ _LIKELY_OF = {
 def arguments_of(draw: st.DrawFn, operation: str) -> dict[str, Any]:
     """Arguments most of which are right."""
     arguments = {}
-    for name in ARGUMENTS[operation]:
+    for name in REQUESTS[operation].arguments:
         how = draw(st.integers(0, 19))
         if how < 17:
             arguments[name] = draw(_LIKELY_OF.get((operation, name), _LIKELY.get(name)))
@@ -168,7 +168,7 @@ def is_expected(error: JMSException) -> bool:
     return "unexpectedly" not in str(error) and "could not carry out" not in str(error)
 
 
-@pytest.mark.parametrize("operation", sorted(ARGUMENTS.keys() - {"check"}))
+@pytest.mark.parametrize("operation", sorted(REQUESTS.keys() - {"check"}))
 @settings(FEW, max_examples=25)
 @given(data=st.data())
 def test_any_request_is_answered_or_refused(served: Served, operation: str, data: st.DataObject) -> None:

@@ -15,7 +15,7 @@ from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.operations.reader import Reader
-from broker_adapter.engine.operations.requests import perform
+from broker_adapter.engine.operations.requests import perform, request_of
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES
 from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.envelope import ENVELOPE_FORMAT, Identity, unpack
@@ -100,10 +100,10 @@ def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_onc
     engine = Weighing(broker)
     wanted = [(*each, 0) for each in given(*((number, number) for number in range(1, count + 1)))]
     if operation == "settle_positions":
-        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)["settled"] == count
+        assert perform(engine, request_of(operation, {"destination": "q", "given": wanted}), WAIT)["settled"] == count
         assert depth(broker, "q") == 0
     else:
-        perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)
+        perform(engine, request_of(operation, {"destination": "q", "given": wanted}), WAIT)
         assert depth(broker, "q") == count
     assert 0 < engine.most < MAX_RANGE_BYTES + 1_100_000
 

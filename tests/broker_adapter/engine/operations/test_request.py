@@ -1,8 +1,8 @@
-"""Each operation knows its arguments: what it does not know is refused, before anything is done."""
+"""What a request may be follows from its class: anything else is refused, before anything is done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,18 @@ import pytest
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.operations.arguments import DESTINATIONS, MAX_TEXT, NEEDED
-from broker_adapter.engine.operations.requests import ARGUMENTS, check_outline, checked_arguments
+from broker_adapter.engine.operations.request import (
+    MAX_TEXT,
+    NEEDED,
+    Names,
+    Request,
+    Threads,
+    argument,
+    check_outline,
+    request,
+    type_of,
+)
+from broker_adapter.engine.operations.requests import REQUESTS, request_of
 from broker_adapter.engine.operations.steps import MAX_GIVEN, MAX_PREFIXES, MAX_QUEUES
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.packing import MAX_MEMBERS, Unread, check
@@ -86,7 +96,7 @@ def test_what_says_which_subscription_is_meant_is_checked(news: Broker, argument
         ask(news, "uncount", {"destination": "news", "given": [], **arguments})
 
 
-@pytest.mark.parametrize("operation", sorted(ARGUMENTS))
+@pytest.mark.parametrize("operation", sorted(REQUESTS))
 def test_an_argument_that_an_operation_does_not_have_is_refused(news: Broker, operation: str) -> None:
     with pytest.raises(MessageFormatException, match=f"operation '{operation}' .*'nonsense'"):
         ask(news, operation, {"nonsense": 1})
@@ -95,9 +105,9 @@ def test_an_argument_that_an_operation_does_not_have_is_refused(news: Broker, op
 def test_an_unknown_operation_is_answered_with_the_names_of_all(broker: Broker) -> None:
     with pytest.raises(MessageFormatException, match="the operations are ") as raised:
         ask(broker, "nothing", {})
-    for operation in ARGUMENTS:
+    for operation in REQUESTS:
         assert operation in str(raised.value)
-    assert "check" in ARGUMENTS
+    assert "check" in REQUESTS
 
 
 @pytest.mark.parametrize(
@@ -230,34 +240,39 @@ def test_a_request_names_a_bounded_number_of_messages(broker: Broker, operation:
 def _least(operation: str) -> dict[str, Any]:
     """What each needed argument may be."""
     values: dict[type, Any] = {str: "q", int: 1, bool: False, list: []}
-    return {name: values[each.kind] for name, each in ARGUMENTS[operation].items() if each.default is NEEDED}
+    return {name: values[each.kind] for name, each in REQUESTS[operation].arguments.items() if each.default is NEEDED}
 
 
 _LISTS = [
-    (operation, name) for operation in ARGUMENTS for name, each in ARGUMENTS[operation].items() if each.kind is list
+    (operation, name)
+    for operation, request in REQUESTS.items()
+    for name, each in request.arguments.items()
+    if each.kind is list
 ]
 
 
 @pytest.mark.parametrize(("operation", "name"), _LISTS)
 def test_each_list_has_a_limit_and_an_error_that_names_it(operation: str, name: str) -> None:
-    wanted = ARGUMENTS[operation][name]
+    wanted = REQUESTS[operation].arguments[name]
     assert 0 < wanted.most_values <= 100_000
     value: Any = {int: 1, str: "x", bytes: b"x", None: [1, "x", 0]}[wanted.of]
     at_limit = [value] * wanted.most_values
-    assert len(checked_arguments(operation, {**_least(operation), name: at_limit})[name]) == wanted.most_values
+    assert len(getattr(request_of(operation, {**_least(operation), name: at_limit}), name)) == wanted.most_values
     most = wanted.most_values
     reason = f"argument '{name}' of operation '{operation}' has {most + 1} values; {most} is the limit"
     with pytest.raises(MessageFormatException, match=reason):
-        checked_arguments(operation, {**_least(operation), name: [*at_limit, value]})
+        request_of(operation, {**_least(operation), name: [*at_limit, value]})
 
 
-@pytest.mark.parametrize(("operation", "name"), [each for each in _LISTS if ARGUMENTS[each[0]][each[1]].of is str])
+@pytest.mark.parametrize(
+    ("operation", "name"), [each for each in _LISTS if REQUESTS[each[0]].arguments[each[1]].of is str]
+)
 def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -> None:
-    checked_arguments(operation, {**_least(operation), name: ["x" * MAX_TEXT]})
+    request_of(operation, {**_least(operation), name: ["x" * MAX_TEXT]})
     with pytest.raises(
         MessageFormatException, match=f"'{name}' of operation '{operation}' has a text of 4097 characters"
     ):
-        checked_arguments(operation, {**_least(operation), name: ["x" * (MAX_TEXT + 1)]})
+        request_of(operation, {**_least(operation), name: ["x" * (MAX_TEXT + 1)]})
 
 
 @pytest.mark.parametrize(
@@ -295,12 +310,12 @@ def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -
 )
 def test_what_cannot_be_a_request_is_refused_by_its_outline(operation: str, given: dict[str, Any], error: str) -> None:
     with pytest.raises(MessageFormatException, match=error):
-        check_outline(operation, given)
+        check_outline(type_of(operation), given)
 
 
-@pytest.mark.parametrize("operation", sorted(ARGUMENTS))
+@pytest.mark.parametrize("operation", sorted(REQUESTS))
 def test_the_largest_request_of_each_operation_has_as_many_members_as_it_may_have(operation: str) -> None:
-    wanted = ARGUMENTS[operation]
+    wanted = REQUESTS[operation].arguments
     values: dict[type, Any] = {str: "q", int: 2**64 - 1, bool: True}
     members: dict[type | None, Any] = {int: 2**64 - 1, str: "x", bytes: b"x", None: [1, ["producer", 5, 7], 3]}
     largest: dict[str, Any] = {
@@ -308,11 +323,48 @@ def test_the_largest_request_of_each_operation_has_as_many_members_as_it_may_hav
         for name, each in wanted.items()
     } | {"request_id": "a", "request_run": "b"}
     most = check_outline(
-        operation,
+        REQUESTS[operation],
         {
-            name: Unread("list", len(value)) if isinstance(value, list) and name != DESTINATIONS else value
+            name: Unread("list", len(value))
+            if isinstance(value, list) and wanted[name].names is not Names.QUEUES
+            else value
             for name, value in largest.items()
         },
     )
     check(msgpack.packb((1, operation, largest)), most)
     assert most < MAX_MEMBERS // 4
+
+
+def test_a_new_request_is_one_class_which_says_all_of_it() -> None:
+    table: dict[str, type[Request]] = {}
+
+    @request(Threads.SHORT, once=True, table=table)
+    class CountLettersRequest(Request):
+        """How many letters there are."""
+
+        queue: str = argument(names=Names.QUEUE)
+        words: Sequence[str] = argument((), most_values=2)
+        most: int = argument(9, least=1, most=9)
+
+    made = table["count_letters"]
+    assert made is CountLettersRequest
+    assert (made.threads, made.once) == (Threads.SHORT, True)
+    assert list(made.arguments) == ["queue", "words", "most"]
+    assert [name for name, _ in made.naming] == ["queue"]
+    found = request_of("count_letters", {"queue": "q", "words": ["a"]}, table)
+    assert isinstance(found, CountLettersRequest)
+    assert (found.queue, found.words, found.most, found.request_id) == ("q", ["a"], 9, None)
+    assert found.what == {"operation": "count_letters", "queue": "q", "words": ["a"], "most": 9}
+    for given, error in (
+        ({}, "needs the argument 'queue' of type str, and it is missing"),
+        ({"queue": "q", "words": ["a", "b", "c"]}, "has 3 values; 2 is the limit"),
+        ({"queue": "q", "words": [1]}, "is not a list of str"),
+        ({"queue": "q", "most": 10}, "is not from 1 to 9: 10"),
+    ):
+        with pytest.raises(MessageFormatException, match=error):
+            request_of("count_letters", given, table)
+
+
+@pytest.mark.parametrize("operation", sorted(REQUESTS))
+def test_each_request_has_a_description(operation: str) -> None:
+    assert REQUESTS[operation].__doc__

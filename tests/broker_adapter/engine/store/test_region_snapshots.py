@@ -15,7 +15,7 @@ import pytest
 from broker_adapter.destination import topic
 from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations.requests import perform
+from broker_adapter.engine.operations.requests import perform, request_of
 from broker_adapter.engine.store import lmdb_store, region_snapshots
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import (
@@ -37,7 +37,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 def ask(broker: Broker, operation: str, **arguments: Any) -> Any:
-    return perform(broker, operation, arguments, 10)
+    return perform(broker, request_of(operation, arguments), 10)
 
 
 def put(broker: Broker, *values: tuple[str, str]) -> None:

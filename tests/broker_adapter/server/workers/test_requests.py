@@ -13,9 +13,10 @@ import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations.request import Threads
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.workers import requests as request_workers
+from broker_adapter.server.workers.requests import MAX_WAITING, THREADS
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     Connection,
@@ -110,10 +111,10 @@ def test_the_requests_of_one_connection_leave_workers_for_others(server: Server)
 
 def test_long_requests_hold_up_neither_short_ones_nor_those_of_a_restored_connection(server: Server) -> None:
     server.broker.gated = frozenset(["purge"])
-    names = [f"q{number}" for number in range(request_workers._LONG_THREADS + 2)]
+    names = [f"q{number}" for number in range(THREADS[Threads.LONG] + 2)]
     clients = [server.client(name) for name in names]
     asked = [server.ask(client, "purge", destination=name) for client, name in zip(clients, names, strict=True)]
-    server.broker.wait_for(request_workers._LONG_THREADS)  # all workers for long requests have one
+    server.broker.wait_for(THREADS[Threads.LONG])  # all workers for long requests have one
     for client in (clients[0], clients[-1]):
         assert client.statistics().clients == len(clients)
         assert server.ask(client, "resolve_commit", session="s", number=1).result(WAIT) is False
@@ -126,9 +127,9 @@ def test_long_requests_hold_up_neither_short_ones_nor_those_of_a_restored_connec
 
 def test_long_requests_hold_up_nothing_that_streaming_queries_need(server: Server) -> None:
     server.broker.gated = frozenset(["purge"])
-    names = [f"q{number}" for number in range(request_workers._LONG_THREADS)]
+    names = [f"q{number}" for number in range(THREADS[Threads.LONG])]
     asked = [server.ask(server.client(name), "purge", destination=name) for name in names]
-    server.broker.wait_for(request_workers._LONG_THREADS)
+    server.broker.wait_for(THREADS[Threads.LONG])
     query = server.client("read")
     bounds = server.ask(query, "bounds", destination="read").result(WAIT)
     settle = {"destination": "read", "position": bounds["next"] - 1, "incarnation": bounds["incarnation"]}
@@ -142,10 +143,10 @@ def test_long_requests_hold_up_nothing_that_streaming_queries_need(server: Serve
 
 def test_a_durable_client_waits_for_no_long_request_of_others(server: Server) -> None:
     slow = {
-        "read_keys": ({"region": "r", "max_bytes": 1}, request_workers._READING_THREADS),
-        "change_keys": ({"region": "r", "changes": []}, request_workers._WAITING_THREADS),
-        "register_interest": ({"region": "r", "interests": []}, request_workers._SHORT_THREADS),
-        "purge": ({"destination": "q"}, request_workers._LONG_THREADS),
+        "read_keys": ({"region": "r", "max_bytes": 1}, THREADS[Threads.READING]),
+        "change_keys": ({"region": "r", "changes": []}, THREADS[Threads.CONFIRMING]),
+        "register_interest": ({"region": "r", "interests": []}, THREADS[Threads.SHORT]),
+        "purge": ({"destination": "q"}, THREADS[Threads.LONG]),
     }
     assert server.ask(server.client("q"), "create_region", region="r").result(WAIT) is True
     server.broker.gated = frozenset(slow)
@@ -171,7 +172,7 @@ def test_a_durable_client_waits_for_no_long_request_of_others(server: Server) ->
 
 def test_publications_that_wait_for_room_hold_up_what_makes_it_and_no_confirmation(server: Server) -> None:
     server.broker.gated = frozenset(["publish"])
-    names = [f"g{number}" for number in range(request_workers._STREAMING_THREADS + request_workers._SHORT_THREADS)]
+    names = [f"g{number}" for number in range(THREADS[Threads.STREAMING] + THREADS[Threads.SHORT])]
     clients = [server.client("full") for _ in names]
     asked = [
         server.ask(client, "publish", group=name, number=1, transactions=[])
@@ -188,7 +189,7 @@ def test_publications_that_wait_for_room_hold_up_what_makes_it_and_no_confirmati
 
 def test_as_many_confirmations_may_wait_together_as_share_one_write(server: Server) -> None:
     server.broker.gated = frozenset(["confirm"])
-    clients = [server.client() for _ in range(request_workers._WAITING_THREADS)]
+    clients = [server.client() for _ in range(THREADS[Threads.CONFIRMING])]
     asked = [server.ask(client, "confirm") for client in clients]
     server.broker.wait_for(len(clients))
     assert clients[0].statistics().clients == len(clients)
@@ -209,7 +210,7 @@ def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Serv
     first = threading.Thread(target=once, args=("one", act, WAIT))
     first.start()
     assert begun.wait(WAIT)
-    sockets = [socket.socketpair() for _ in range(request_workers._LONG_THREADS + 1)]
+    sockets = [socket.socketpair() for _ in range(THREADS[Threads.LONG] + 1)]
     connections = [server.raw_connection(mine) for mine, _ in sockets]
     purge = {"destination": "q", "request_id": "one", "request_run": server.broker.run}
     answers: list[Any] = []
@@ -259,7 +260,7 @@ def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
     asking, other = socket.socketpair()
     connection = server.raw_connection(asking)
     answers: list[Any] = []
-    for _ in range(request_workers._MAX_WAITING + 2):
+    for _ in range(MAX_WAITING + 2):
         server.listener.request(connection, "statistics", dict, answers.append)
         if not server.broker.begun:
             server.broker.wait_for(1)
@@ -268,4 +269,4 @@ def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
     asking.close()
     other.close()
     server.broker.gate.set()
-    eventually(lambda: len(answers) == request_workers._MAX_WAITING + 2)
+    eventually(lambda: len(answers) == MAX_WAITING + 2)
