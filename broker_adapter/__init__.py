@@ -29,6 +29,7 @@ from broker_adapter.envelope import (
     unpack,
     unpack_further,
     unpack_properties,
+    without_reserved,
 )
 from broker_adapter.errors import (
     MESSAGE_TOO_LARGE,
@@ -92,6 +93,7 @@ from broker_adapter.version import PRODUCT, own_version
 from broker_adapter.wording import counted, in_seconds
 
 __all__ = [
+    "without_reserved",
     "BodyForm",
     "ENVELOPE_OCTET",
     "ENVELOPE_VERSION",

@@ -21,6 +21,7 @@ from broker_adapter import (
     pack,
     parse_selector,
     topic,
+    without_reserved,
 )
 from sdk.messages.envelopes import envelope_of, message_of, wrapped
 from sdk.messages.message import DeliveryMode, Message
@@ -153,7 +154,7 @@ class Region:
             message.sent_at_ms = now_ms
             identity = self._next_identity()
             message.message_id = f"ID:{identity.producer_id}:{identity.thread_id}-{identity.sequence}"
-            envelope = envelope_of(message, identity)
+            envelope = without_reserved(envelope_of(message, identity))  # as the engine keeps it, for the cache
             packed = pack(envelope)
             part.append((_checked(key), PUT, packed))
             messages.append(message_of(envelope, 0))

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from typing import NoReturn
 
 import pytest
 
+from broker_adapter import signals
 from broker_adapter.signals import Condition, Waiters, may_be_interrupted, uninterrupted
 from tests.broker_adapter.signalled import SCENARIOS
 
@@ -52,6 +54,7 @@ def test_a_function_runs_in_the_main_thread_where_no_thread_can_start(monkeypatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(signals, "_idle", deque())
     assert uninterrupted(threading.get_ident) == threading.get_ident()
 
 

@@ -122,7 +122,7 @@ def test_a_message_that_cannot_be_decoded_is_a_row_with_its_payload_and_the_reas
     first, second = batch_of(decoded([good, bad]), "q", NAMES).to_pylist()
     assert ("why", "dead") in first["properties"]
     assert (first["problem"], first["_corrupt_record"]) == (None, None)
-    assert "cannot be decoded: not a packed envelope" in second.pop("problem")
+    assert "cannot be decoded" in second.pop("problem")
     assert second == {
         **dict.fromkeys(NAMES[:-2]),
         "queue": "q",

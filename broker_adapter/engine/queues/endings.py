@@ -113,7 +113,7 @@ class Endings:
             limit = queue.max_deliveries
             failures = entry.delivery_count + (not counted)
             if ending is Outcome.REJECTED and not self._is_for_dead_letters(queue):
-                self.dead_letter(queue, entry, "rejected by a consumer", effects)
+                self.failed(queue, entry, "rejected by a consumer", effects)
                 return
             if limit is not None and failures >= limit:
                 entry.delivery_count = failures
@@ -218,9 +218,13 @@ class Endings:
         return None
 
     def failed_too_often(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
-        """Put a message into the dead-letter queue, with what was raised last, after as many failures as may be."""
+        """Put a message into the dead-letter queue after as many failures as may be."""
+        self.failed(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects)
+
+    def failed(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
+        """Put a message into the dead-letter queue that consumers could not process, with what was raised last."""
         raised = self._annotations(entry, effects).get(EXCEPTION_ANNOTATION)
-        self.dead_letter(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects, raised)
+        self.dead_letter(queue, entry, reason, effects, raised)
 
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects, raised: Any = None) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
