@@ -49,11 +49,11 @@ class LogWriter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._starting = threading.RLock()  # the handler of a signal may connect
         self.start_over()
 
     def start_over(self) -> None:
         """Begin without records and thread, as in a process made by fork."""
+        self._starting = threading.RLock()  # the handler of a signal may connect
         self._records: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._dropped = 0

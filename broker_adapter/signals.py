@@ -135,14 +135,16 @@ class _Work(Generic[T]):
         """Call the function, unless that has been done or is under way."""
         if not self._unclaimed.acquire(blocking=False):
             return
-        _under_way.append(self._done)
         try:
             self._result = self._function()
         except BaseException as error:
             self._error = error
         finally:
             self._done.release()
-            _under_way.remove(self._done)
+
+    def is_done(self, seconds: float) -> bool:
+        """Wait for the end of the call, at most so long, where nothing else waits for it; returns whether it came."""
+        return self._done.acquire(timeout=seconds)
 
     def result(self) -> T:
         """Wait for the end of the call, and return or raise what it did."""
@@ -172,20 +174,24 @@ class _Worker:
 
     def start(self) -> None:
         """Begin."""
+        _workers.append(self)
         try:
             threading.Thread(target=self._run, name="holdfast-uninterrupted", daemon=True).start()
         except RuntimeError:
             self.works.get().carry_out()
+            _workers.remove(self)
 
     def _run(self) -> None:
         while True:
             try:
                 work = self.works.get(timeout=_LINGER_SECONDS)
             except queue.Empty:
-                with suppress(ValueError):
+                try:
                     _idle.remove(self)
-                    return
-                continue  # the main thread has taken it out, and is about to give it work
+                except ValueError:
+                    continue  # the main thread has taken it out, and is about to give it work
+                _workers.remove(self)
+                return
             work.carry_out()
             del work  # it has the result
             _idle.append(self)
@@ -193,21 +199,23 @@ class _Worker:
 
 #: Workers without work.  The main thread takes one out, a worker itself.
 _idle: deque[_Worker] = deque()
-#: A lock for each piece of work under way, which is free at its end.
-_under_way: deque[threading.Lock] = deque()
+#: Those that run.
+_workers: deque[_Worker] = deque()
 
 
 @atexit.register
 def _finish() -> None:
     """Wait for what no caller waits for any more, as the process ends."""
-    for done in list(_under_way):
-        done.acquire()
-        done.release()
+    for worker in list(_workers):
+        last = _Work(int)
+        worker.works.put(last)
+        while worker in _workers and not last.is_done(_LINGER_SECONDS):
+            pass
 
 
 def _after_fork() -> None:
     _idle.clear()
-    _under_way.clear()
+    _workers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

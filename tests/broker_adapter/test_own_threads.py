@@ -252,3 +252,18 @@ def test_each_logger_of_holdfast_that_there_is_hands_over_what_it_logs(caplog: p
     assert [type(each) for each in log.filters] == [LogWriter]
     hand_over_log()
     assert len(log.filters) == 1
+
+
+def test_a_process_made_by_fork_connects_though_another_thread_was_starting_the_log(writer: LogWriter) -> None:
+    with writer._starting:  # as the other thread of the parent had it, which the child does not have
+        found: list[bool] = []
+
+        def connect_in_child() -> None:
+            writer.start_over()
+            writer.start()
+            found.append(writer._thread is not None)
+
+        thread = threading.Thread(target=connect_in_child)
+        thread.start()
+        thread.join(10)
+        assert found == [True]

@@ -105,3 +105,20 @@ def test_a_wait_that_times_out_says_so() -> None:
     assert not waiters.wait(lambda: False, time.monotonic() - 1)
     assert waiters.wait(lambda: True, time.monotonic() - 1), "what is so already needs no time"
     assert not waiters
+
+
+def test_work_that_an_idle_thread_has_been_given_is_done_before_the_process_ends() -> None:
+    """Its caller was interrupted as it began to wait, and the process ends at once."""
+    program = """
+import time
+from broker_adapter import signals
+
+signals.uninterrupted(int)
+while not signals._idle:
+    time.sleep(0.001)
+worker = signals._idle.pop()
+worker.works.put(signals._Work(lambda: time.sleep(0.3)))
+worker.works.put(signals._Work(lambda: print("done", flush=True)))
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert finished.stdout == "done\n"
