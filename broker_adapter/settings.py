@@ -36,27 +36,26 @@ def _option(
     return attrs.field(default=default, validator=check, metadata={"text": text, "least": least, "most": most})
 
 
+def _limit(default: Any, text: str, *, least: float | None = None, most: float | None = None) -> Any:
+    """Make a field that no URL and no command sets, as its default suits all users."""
+    field = _option(default, text, least=least, most=most)
+    field.metadata["fixed"] = True
+    return field
+
+
 @attrs.frozen(kw_only=True)
 class ClientSettings:
     """What a connection of the SDK does, on every transport."""
 
     prefetch_messages: int = _option(
         500,
-        "messages a consumer may hold that the application has not received; 0 asks for one at a time",
+        "messages a consumer may hold that the application has not received; 0 asks for one at a time; a browser holds"
+        " at least 50",
         least=0,
         most=32767,
     )
-    queue_prefetch_messages: int | None = _option(
-        None, "the same for consumers of queues; none: prefetch_messages", least=0, most=32767
-    )
     topic_prefetch_messages: int | None = _option(
         None, "the same for subscribers of topics that are not durable; none: prefetch_messages", least=0, most=32767
-    )
-    durable_prefetch_messages: int | None = _option(
-        None, "the same for durable subscribers; none: prefetch_messages", least=0, most=32767
-    )
-    browser_prefetch_messages: int | None = _option(
-        None, "messages that a browser holds at a time, at least 50; none: prefetch_messages", least=0, most=32767
     )
     max_redeliveries: int | None = _option(
         None,
@@ -272,7 +271,7 @@ class EngineSettings:
     redelivery_delay_seconds: float = _option(
         0.1, "pause before a message whose listener has raised twice is delivered again; 0: none", least=0
     )
-    redelivery_multiplier: float = _option(
+    redelivery_multiplier: float = _limit(
         2.0, "factor by which that pause grows each time the listener raises again", least=1, most=100
     )
     max_redelivery_delay_seconds: float = _option(
@@ -281,7 +280,7 @@ class EngineSettings:
         " (undeliverable-here) waits for another consumer before it goes to the dead-letter queue; 0: not at all",
         least=0,
     )
-    max_delayed_redeliveries: int = _option(
+    max_delayed_redeliveries: int = _limit(
         100_000, "messages of a queue in such a pause; a further one is delivered at once", least=1
     )
     dead_letter_queue: str = _option("DLQ", "name of the dead-letter queue")
@@ -289,27 +288,27 @@ class EngineSettings:
     blocked_send_timeout_seconds: float = _option(
         10.0, "longest time that a producer is blocked at a limit; then its send is refused", least=0
     )
-    max_blocked_sends: int = _option(
+    max_blocked_sends: int = _limit(
         100_000, "blocked sends in the whole broker; a further one is refused at once", least=1
     )
-    window_messages: int = _option(
+    window_messages: int = _limit(
         2_000,
         "messages of a queue whose place is kept in memory ahead of its consumers; also how many may be kept for"
         " consumers that own a message group or have a selector",
         least=10,
     )
-    max_window_messages: int = _option(
+    max_window_messages: int = _limit(
         400_000,
         "messages whose place is kept in memory ahead of the consumers of all queues together; the more queues have"
         " consumers, the smaller is the part of each",
         least=1000,
     )
-    max_in_hand_messages: int = _option(
+    max_in_hand_messages: int = _limit(
         2_000_000,
         "unsettled messages of all consumers together; above it a consumer gets no more while it holds 16",
         least=1000,
     )
-    message_cache_bytes: int = _option(
+    message_cache_bytes: int = _limit(
         32 * MIB, "memory for the bodies of messages that are about to be delivered", least=0
     )
     max_volatile_bytes: int = _option(
@@ -345,7 +344,7 @@ class EngineSettings:
         least=1,
     )
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
-    max_transaction_entries: int = _option(
+    max_transaction_entries: int = _limit(
         100_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
     )
     max_producers: int = _option(
@@ -353,13 +352,13 @@ class EngineSettings:
         "producers whose message numbers are remembered, to reject repetitions; beyond it the oldest is forgotten",
         least=1,
     )
-    commit_memory_seconds: float = _option(
+    commit_memory_seconds: float = _limit(
         7 * 86400.0,
         "time for which the last commit of a session is remembered while the engine runs, so that a client that lost"
         " its connection can ask whether it was done",
         least=60,
     )
-    publish_memory_seconds: float = _option(
+    publish_memory_seconds: float = _limit(
         400 * 86400.0,
         "time for which the last published batch of a group (of a Spark query) is remembered while the engine runs, so"
         " that it is not published again",
@@ -378,7 +377,7 @@ class EngineSettings:
     tombstone_seconds: float = _option(
         600.0, "time for which it is remembered that a key of a region was destroyed, while the engine runs", least=0
     )
-    region_snapshot_seconds: float = _option(
+    region_snapshot_seconds: float = _limit(
         600.0,
         "time after which a snapshot of a region is dropped that was not read, as Spark reads them; its age is limited"
         " to twelve times this. While one is open, room that is freed in the store is not used again",
@@ -401,12 +400,12 @@ class ServerSettings:
         "connections at once; a further one is refused; fewer if the process may open fewer files",
         least=1,
     )
-    max_login_connections: int = _option(
+    max_login_connections: int = _limit(
         200,
         "connections in their TLS handshake or login at once; others wait; one address has at most half of the places",
         least=1,
     )
-    max_login_connections_per_address: int | None = _option(
+    max_login_connections_per_address: int | None = _limit(
         None,
         "connections of one address (of IPv6: of one /64 network) that have not logged in yet; a further one is"
         " dropped; none: half of max_connections + 100",
@@ -421,7 +420,7 @@ class ServerSettings:
         " with each further one; 0: none",
         least=0,
     )
-    max_failed_login_delay_seconds: float = _option(
+    max_failed_login_delay_seconds: float = _limit(
         5.0,
         "longest such pause; passwords that are not verified within handshake_timeout_seconds are dropped",
         least=0,
@@ -435,14 +434,14 @@ class ServerSettings:
     max_frame_bytes: int = _option(
         MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB
     )
-    max_sessions: int = _option(256, "sessions of a connection", least=1, most=65536)
+    max_sessions: int = _limit(256, "sessions of a connection", least=1, most=65536)
     max_links: int = _option(
         1024, "links of a connection, beside those for requests and transactions", least=1, most=65536
     )
     link_credit_messages: int = _option(
         1000, "messages that a producer may send ahead (link credit)", least=1, most=100_000
     )
-    max_input_bytes: int = _option(
+    max_input_bytes: int = _limit(
         16 * MIB,
         "bytes of messages that a producer may send ahead, estimated by the size of its last messages",
         least=64 * KIB,
@@ -477,12 +476,18 @@ class OptionInfo:
 
 
 def options_of(*classes: type) -> list[OptionInfo]:
-    """All options of these settings classes, in order."""
+    """Return all options of these settings classes, in order."""
     return [
         OptionInfo(f.name, str(f.type), f.default, f.metadata["text"], f.metadata["least"], f.metadata["most"])
         for cls in classes
         for f in attrs.fields(cls)
+        if "fixed" not in f.metadata
     ]
+
+
+def limits_of(*classes: type) -> dict[str, Any]:
+    """Return the limits of these settings classes that are no options, with their values."""
+    return {f.name: f.default for cls in classes for f in attrs.fields(cls) if "fixed" in f.metadata}
 
 
 def parse_option(info: OptionInfo, text: str) -> Any:

@@ -29,6 +29,7 @@ from broker_adapter.settings import (
     EngineSettings,
     FailoverSettings,
     ServerSettings,
+    limits_of,
     options_of,
 )
 from spark_connector.options import SinkOptions, SourceOptions, describe
@@ -152,6 +153,9 @@ def options() -> str:
             f"| `{info.name}` | {_shown(info.default)} | {_limit(info.least)} | {_limit(info.most)} | {info.text} |\n"
             for info in options_of(cls)
         ]
+        fixed = [f"`{name}` {_shown(value)}" for name, value in limits_of(cls).items()]
+        if fixed:
+            parts.append("\n" + _wrapped(f"Limits that are no options: {', '.join(fixed)}.") + "\n")
     for title, cls in (("Spark: reading", SourceOptions), ("Spark: writing", SinkOptions)):
         parts.append(f"\n## {title}\n\n| option | default | meaning |\n|---|---|---|\n")
         parts += [f"| `{name}` | {_shown(default)} | {text} |\n" for name, default, text in describe(cls)]

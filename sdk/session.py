@@ -666,11 +666,7 @@ def _check_reliability(destination: Destination, mode: AcknowledgeMode) -> None:
 
 
 def _prefetch_for(destination: Destination, subscription: Subscription | None, settings: ClientSettings) -> int:
-    """What the options say of the prefetch of a consumer."""
-    if not destination.is_topic:
-        prefetch = settings.queue_prefetch_messages
-    elif subscription is not None and subscription.durable:
-        prefetch = settings.durable_prefetch_messages
-    else:
-        prefetch = settings.topic_prefetch_messages
+    """Return how many messages a consumer may hold in advance."""
+    is_durable = not destination.is_topic or (subscription is not None and subscription.durable)
+    prefetch = None if is_durable else settings.topic_prefetch_messages
     return settings.prefetch_messages if prefetch is None else prefetch

@@ -108,9 +108,7 @@ class QueueBrowser:
             JMSException: the broker closed the browser.
         """
         state = self._state
-        settings = state.settings
-        prefetch = settings.browser_prefetch_messages
-        window = max(_LEAST_WINDOW, settings.prefetch_messages if prefetch is None else prefetch)
+        window = max(_LEAST_WINDOW, state.settings.prefetch_messages)
         enumeration = self._state.in_one_call(self._open)
         end = self._end
         try:
@@ -126,7 +124,7 @@ class QueueBrowser:
             end = self._end_elsewhere  # the application leaves, or the garbage collector finds it, in any thread
             raise
         finally:
-            end(enumeration, settings.close_timeout_seconds)
+            end(enumeration, state.settings.close_timeout_seconds)
 
     def _open(self) -> _Enumeration:
         state = self._state

@@ -59,13 +59,11 @@ class SpoolSource:
             credentials = Credentials(options.username, password_of(options), options.client_id)
             self._transport.open(credentials, self._on_event, None)
             subscription = None
-            prefetch = settings.queue_prefetch_messages
             if options.subscription is not None:
                 subscription = Subscription(options.subscription, durable=True, shared=options.client_id is None)
-                prefetch = settings.durable_prefetch_messages
             spec = ReceiverSpec(_SESSION, source_of(options), options.selector, subscription=subscription)
             self._link = self._transport.attach(spec, self._on_deliveries, settings.request_timeout_seconds)
-            self._transport.credit(self._link, max(1, settings.prefetch_messages if prefetch is None else prefetch))
+            self._transport.credit(self._link, max(1, settings.prefetch_messages))
         except BaseException:
             self._transport.close(_CLOSE_SECONDS)
             raise

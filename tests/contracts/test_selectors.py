@@ -9,6 +9,7 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.errors import InvalidSelectorException
+from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Delivery, Subscription
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
@@ -38,12 +39,13 @@ def test_what_arrives_later_is_matched_on_arrival(client: Client) -> None:
 
 
 def test_a_selector_finds_what_stands_behind_the_window(make_engine: MakeEngine) -> None:
-    client = make_engine("window_messages=10").open()
-    send(client, *["blue"] * 50, "red", *["blue"] * 20, "red")
+    behind = EngineSettings().window_messages
+    client = make_engine("").open()
+    send(client, *["blue"] * behind, "red", *["blue"] * 20, "red")
     plain = client.receiver(queue("q"), 5)
     plain.wait_for(5)
-    assert bodies(client.drained("q", selector="colour = 'red'")) == ["red 50", "red 71"]
-    assert bodies(client.drained("q"))[-1] == "blue 70"
+    assert bodies(client.drained("q", selector="colour = 'red'")) == [f"red {behind}", f"red {behind + 21}"]
+    assert bodies(client.drained("q"))[-1] == f"blue {behind + 20}"
 
 
 def test_two_selectors_share_a_queue(client: Client) -> None:

@@ -185,7 +185,7 @@ class Client:
 
     def drained(self, destination: Destination | str, **fields: Any) -> list[Delivery]:
         """What a new consumer gets until nothing is left; it holds all of it."""
-        receiver = self.receiver(queue(destination) if isinstance(destination, str) else destination, 1000, **fields)
+        receiver = self.receiver(queue(destination) if isinstance(destination, str) else destination, 5000, **fields)
         self.transport.drain(receiver.link, WAIT)
         return list(receiver.deliveries)
 

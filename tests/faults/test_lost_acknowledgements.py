@@ -160,7 +160,7 @@ def test_a_consumer_that_closes_in_a_black_hole_leaves_its_acknowledgements_to_b
 ) -> None:
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect("close_timeout_seconds=0.5&queue_prefetch_messages=40")
+    client = connect("close_timeout_seconds=0.5&prefetch_messages=40")
     session = client.connection.create_session()
     other = session.create_consumer(session.create_queue(f"{name} other"), prefetch=20)
     fill(direct, f"{name} other")
@@ -385,7 +385,7 @@ def test_a_listener_goes_on_when_an_acknowledgement_is_not_confirmed_in_time(
     """Each time the exception listener is called, and the consumer still asks for the next message."""
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect("synchronous_acknowledge=true&queue_prefetch_messages=5")
+    client = connect("synchronous_acknowledge=true&prefetch_messages=5")
     transport = client.connection._transport
     confirm = transport.confirm
     left = [10]

@@ -130,7 +130,7 @@ def test_a_browser_that_was_being_iterated_says_that_it_lost_its_place(
     connect: Connect, proxy: Proxy, direct: Connection, name: str, prefetch: int
 ) -> None:
     fill(direct, name, 120)
-    client = connect(f"&browser_prefetch_messages={prefetch}")
+    client = connect(f"&prefetch_messages={prefetch}")
     with client.connection.create_session() as session:
         browser = session.create_browser(session.create_queue(name))
         look = iter(browser)

@@ -40,10 +40,10 @@ def with_options(path: Path, options: str, **arguments: Any) -> Connection:
     ("kind", "options", "credit"),
     [
         ("queue", {"prefetch_messages": 7}, 7),
-        ("queue", {"prefetch_messages": 7, "queue_prefetch_messages": 3}, 3),
+        ("queue", {"prefetch_messages": 7, "topic_prefetch_messages": 4}, 7),
         ("topic", {"prefetch_messages": 7, "topic_prefetch_messages": 4}, 4),
-        ("durable", {"prefetch_messages": 7, "topic_prefetch_messages": 4, "durable_prefetch_messages": 5}, 5),
-        ("shared", {"prefetch_messages": 7, "topic_prefetch_messages": 4, "durable_prefetch_messages": 5}, 4),
+        ("durable", {"prefetch_messages": 7, "topic_prefetch_messages": 4}, 7),
+        ("shared", {"prefetch_messages": 7, "topic_prefetch_messages": 4}, 4),
     ],
 )
 def test_each_kind_of_consumer_has_its_prefetch(kind: str, options: dict[str, int], credit: int) -> None:

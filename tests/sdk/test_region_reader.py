@@ -114,11 +114,13 @@ def test_a_region_that_is_not_there_is_named(connection: Connection) -> None:
 
 @pytest.mark.damages
 def test_a_value_that_is_damaged_is_named_and_left_out(tmp_path: Path) -> None:
-    url = f"embedded:{tmp_path}?message_cache_bytes=0"
-    with closing(ConnectionFactory(url).create_connection()) as connection:
+    factory = ConnectionFactory(f"embedded:{tmp_path}")
+    with closing(factory.create_connection()) as connection:
         create_region(connection, "r")
         put(connection, ("a", "1"), ("b", "2"), ("c", "3"))
-        damage_body(connection._transport._broker, read(connection, after="a", through="b")[0].payload)  # type: ignore[attr-defined]
+        value = read(connection, after="a", through="b")[0].payload
+    with closing(factory.create_connection()) as connection:  # its engine has none of the values in memory
+        damage_body(connection._transport._broker, value)  # type: ignore[attr-defined]
         damaged: list[str] = []
         assert names(read(connection, on_damaged=damaged.extend)) == ["a", "c"]
         assert damaged == ["b"]
