@@ -47,12 +47,17 @@ def _attributes(functions: list[ast.FunctionDef]) -> set[str]:
     }
 
 
+#: What named tuples have, which is public all the same.
+_OF_TUPLES: Final = frozenset({"_asdict", "_fields", "_make", "_replace"})
+
+
 def foreign_underscores(text: str) -> int:
     """Count the uses of names with an underscore that are another object's."""
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
+        and node.attr not in _OF_TUPLES
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
         for node in ast.walk(ast.parse(text))
     )
