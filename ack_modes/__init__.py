@@ -24,13 +24,13 @@ One law for all: each delivery is settled exactly once, none before it was deliv
 
 from ack_modes.mode import AcknowledgeMode
 from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
-from ack_modes.policy import AckPolicy, Batch, Ending
+from ack_modes.policy import AckPolicy, BatchLimits, Ending
 from ack_modes.reliability import LinkReliability, contradiction
 
 __all__ = [
     "AckPolicy",
     "AcknowledgeMode",
-    "Batch",
+    "BatchLimits",
     "DeliveryTag",
     "Ending",
     "Failure",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 _ACCEPTED = Outcome.ACCEPTED
 
@@ -21,7 +21,7 @@ class AutoPolicy:
     raises_lost_acknowledgements = False
     due_at = None
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._in_hand: DeliveryTag | None = None
 
     def delivered(self, tag: DeliveryTag) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 #: Most links that were lost, while the connection lived, and are remembered one by one.
 MAX_LOST_LINKS: Final = 1_000
@@ -27,7 +27,7 @@ class ClientPolicy:
     raises_lost_acknowledgements = True
     due_at = None
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
         self._returned: list[DeliveryTag] = []  #: is being given back
         self._epoch = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 _ACCEPTED = Outcome.ACCEPTED
 
@@ -20,7 +20,7 @@ class DupsOkPolicy:
     tells_lost_acknowledgements = False
     raises_lost_acknowledgements = False
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._messages, self._delay_seconds = batch
         self._in_hand: DeliveryTag | None = None
         self._batch: list[Settlement] = []

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 #: Most messages that were lost with a connection or link, and are remembered one by one.
 MAX_STALE: Final = 10_000
@@ -31,7 +31,7 @@ class IndividualPolicy:
     raises_lost_acknowledgements = True
     due_at = None
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: dict[DeliveryTag, None] = {}
         self._returned: dict[DeliveryTag, None] = {}  #: is being given back
         self._epoch = 0

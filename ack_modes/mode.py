@@ -10,7 +10,7 @@ from ack_modes.client import ClientPolicy
 from ack_modes.dups_ok import DupsOkPolicy
 from ack_modes.individual import IndividualPolicy
 from ack_modes.no_ack import NoAckPolicy
-from ack_modes.policy import AckPolicy, Batch
+from ack_modes.policy import AckPolicy, BatchLimits
 from ack_modes.transacted import TransactedPolicy
 
 
@@ -30,14 +30,14 @@ class AcknowledgeMode(Enum):
     NO_ACK = ("no_ack", NoAckPolicy)
     """The broker forgets messages as it sends them."""
 
-    def __init__(self, label: str, policy: Callable[[Batch], AckPolicy]) -> None:
+    def __init__(self, label: str, policy: Callable[[BatchLimits], AckPolicy]) -> None:
         self.label = label  #: its name in options and on command lines
         self._policy = policy
 
     def __repr__(self) -> str:
         return f"AcknowledgeMode.{self.name}"
 
-    def new_policy(self, batch: Batch = Batch()) -> AckPolicy:  # noqa: B008 - an immutable tuple
+    def new_policy(self, batch: BatchLimits = BatchLimits()) -> AckPolicy:  # noqa: B008 - an immutable tuple
         """The strategy of this mode for one session.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending
 
 
 class NoAckPolicy:
@@ -19,7 +19,7 @@ class NoAckPolicy:
     raises_lost_acknowledgements = False
     due_at = None
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         pass
 
     def delivered(self, tag: DeliveryTag) -> None:

@@ -28,7 +28,7 @@ from ack_modes.outcome import DeliveryTag, Outcome, Settlement
 NOTHING: Final[tuple[Settlement, ...]] = ()
 
 
-class Batch(NamedTuple):
+class BatchLimits(NamedTuple):
     """How long a mode that acknowledges lazily may wait."""
 
     messages: int = 100

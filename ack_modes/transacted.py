@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
-from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 
 class TransactedPolicy:
@@ -19,7 +19,7 @@ class TransactedPolicy:
     raises_lost_acknowledgements = False
     due_at = None
 
-    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
         self._returned: list[DeliveryTag] = []  #: is being given back
         self._sent = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Settlement, contradiction
+from ack_modes import AcknowledgeMode, BatchLimits, DeliveryTag, Settlement, contradiction
 from broker_adapter import (
     ClientSettings,
     Destination,
@@ -124,7 +124,7 @@ class Session(MessageFactory):
         self._identify = identify
         self._client_id = client_id
         self._on_close = on_close
-        policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
+        policy = mode.new_policy(BatchLimits(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
         state = SessionState(
             *(number, transport, settings, policy, report, self._start_thread),
             is_holdfast=is_holdfast,

@@ -23,7 +23,7 @@ MAX_ARGUMENT_BYTES: Final = 32 * 1024
 DESTINATIONS: Final = "destinations"
 
 
-class Request(NamedTuple):
+class ManagementRequest(NamedTuple):
     """Something that our own server is asked beyond messaging."""
 
     number: int
@@ -39,7 +39,7 @@ class Outline(NamedTuple):
     arguments: dict[str, Any]
 
 
-class Answer(NamedTuple):
+class ManagementAnswer(NamedTuple):
     """The answer to the request of this number: an error, or a result."""
 
     number: int
@@ -47,12 +47,12 @@ class Answer(NamedTuple):
     result: Any
 
 
-def pack_request(request: Request) -> bytes:
+def pack_request(request: ManagementRequest) -> bytes:
     """A request as bytes; raises MessageFormatException for what cannot be packed or is too large."""
     return _packed(request)
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_answer(answer: ManagementAnswer) -> bytes:
     """An answer as bytes; raises MessageFormatException for what cannot be packed or is too large."""
     return _packed(answer)
 
@@ -92,7 +92,7 @@ def _outline(outliner: Outliner) -> Outline:
     return Outline(number, operation, arguments)
 
 
-def unpack_request(payload: bytes, most_members: int | None = None) -> Request:
+def unpack_request(payload: bytes, most_members: int | None = None) -> ManagementRequest:
     """The request in these bytes; raises MessageFormatException where there is none.
 
     Args:
@@ -102,17 +102,17 @@ def unpack_request(payload: bytes, most_members: int | None = None) -> Request:
     number, operation, arguments = _unpacked(payload, strict_map_key=True, most_members=most_members)
     if not isinstance(operation, str) or not isinstance(arguments, dict):
         raise MessageFormatException("a request is a number, an operation and a map of arguments")
-    return Request(number, operation, arguments)
+    return ManagementRequest(number, operation, arguments)
 
 
-def unpack_answer(payload: bytes) -> Answer:
+def unpack_answer(payload: bytes) -> ManagementAnswer:
     """The answer in these bytes; raises MessageFormatException where there is none."""
     number, error, result = _unpacked(payload, strict_map_key=False)
     if error is not None:
         if not isinstance(error, list) or len(error) != 3 or not all(isinstance(part, str | None) for part in error):
             raise MessageFormatException("the error of an answer is a class, a reason and a code")
         error = (str(error[0]), str(error[1]), error[2])
-    return Answer(number, error, result)
+    return ManagementAnswer(number, error, result)
 
 
 def error_fields(error: JMSException) -> tuple[str, str, str | None]:
@@ -137,7 +137,7 @@ def _exception_classes() -> dict[str, type[JMSException]]:
     return classes
 
 
-def _packed(fields: Request | Answer) -> bytes:
+def _packed(fields: ManagementRequest | ManagementAnswer) -> bytes:
     try:
         payload: bytes = msgpack.packb(fields)
     except (TypeError, ValueError, OverflowError) as error:

@@ -45,7 +45,7 @@ from broker_adapter.errors import (
     StoreException,
 )
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.server.access.admission import Admission
+from broker_adapter.server.access.admission import LoginAdmission
 from broker_adapter.server.access.connection_tokens import ConnectionTokens
 from broker_adapter.server.access.origins import origin_of
 from broker_adapter.server.access.password_checks import PasswordChecks
@@ -55,7 +55,7 @@ from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.links.engine_calls import EngineCalls
 from broker_adapter.server.links.requests import Unpack
 from broker_adapter.server.listening import EXHAUSTED, bound, cannot_listen
-from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
+from broker_adapter.server.open_files import ConnectionPlaces, open_now, places_for, soft_limit
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.workers.requests import RequestWorkers
 from broker_adapter.settings import ServerSettings
@@ -113,7 +113,7 @@ class Listener:
         self._authorize = authorize
         self._thread: LoopThread | None = None
         self._listening: list[socket.socket] = []
-        self._admission = _admission(settings, Places(settings.max_connections, settings.max_connections))
+        self._admission = _admission(settings, ConnectionPlaces(settings.max_connections, settings.max_connections))
         self._request_workers = RequestWorkers(broker)
         self._password_checks = PasswordChecks(
             settings.failed_login_delay_seconds, settings.max_failed_login_delay_seconds
@@ -430,9 +430,9 @@ class Listener:
             raise ResourceAllocationException(f"{limit} connections are the limit (option max_connections)")
 
 
-def _admission(settings: ServerSettings, places: Places) -> Admission[ClientConnection]:
+def _admission(settings: ServerSettings, places: ConnectionPlaces) -> LoginAdmission[ClientConnection]:
     per_origin = settings.max_login_connections_per_address
-    return Admission(
+    return LoginAdmission(
         places=places.sockets,
         logins=settings.max_login_connections,
         per_origin=max(1, places.sockets // 2) if per_origin is None else per_origin,

@@ -16,14 +16,14 @@ RESERVE: Final = 32
 TOLD_AT_ONCE: Final = 100
 
 
-class Places(NamedTuple):
+class ConnectionPlaces(NamedTuple):
     """How many connections there may be."""
 
     connections: int  #: open at once
     sockets: int  #: with those that are to be told that they are too many
 
 
-def places_for(wanted: int, soft_limit: int, already_open: int) -> Places:
+def places_for(wanted: int, soft_limit: int, already_open: int) -> ConnectionPlaces:
     """The places that a limit of open files allows.
 
     Args:
@@ -41,9 +41,9 @@ def places_for(wanted: int, soft_limit: int, already_open: int) -> Places:
             " left for connections; raise the limit with 'ulimit -n'"
         )
     if wanted + TOLD_AT_ONCE <= affordable:
-        return Places(wanted, wanted + TOLD_AT_ONCE)
+        return ConnectionPlaces(wanted, wanted + TOLD_AT_ONCE)
     told = min(TOLD_AT_ONCE, affordable // 10)
-    return Places(min(wanted, affordable - told), affordable)
+    return ConnectionPlaces(min(wanted, affordable - told), affordable)
 
 
 def soft_limit() -> int:

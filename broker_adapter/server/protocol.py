@@ -59,7 +59,7 @@ from broker_adapter.server.links.budget import Budget
 from broker_adapter.server.links.client import Client
 from broker_adapter.server.links.consumers import IN_HAND_BYTES, SLICE_MESSAGES, Consumers
 from broker_adapter.server.links.coordinator import Coordinator
-from broker_adapter.server.links.engine_calls import Engine, EngineCalls
+from broker_adapter.server.links.engine_calls import ConnectionEngine, EngineCalls
 from broker_adapter.server.links.event_links import EventLinks
 from broker_adapter.server.links.links import Links
 from broker_adapter.server.links.output import Output
@@ -90,7 +90,7 @@ class ServerProtocol:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ConnectionEngine,
         settings: ServerSettings,
         login: Login | None,
         wake: Callable[[], None],

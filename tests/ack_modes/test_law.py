@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ack_modes import AcknowledgeMode, AckPolicy, Batch, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Outcome, Settlement
 
 
 class SessionHistory(RuleBasedStateMachine):
@@ -32,7 +32,7 @@ class SessionHistory(RuleBasedStateMachine):
 
     @initialize(messages=st.integers(1, 4), delay=st.sampled_from([0.0, 1.0, 100.0]))
     def begin(self, messages: int, delay: float) -> None:
-        self.policy = self.mode.new_policy(Batch(messages, delay))
+        self.policy = self.mode.new_policy(BatchLimits(messages, delay))
 
     def take(self, settlements: Iterable[Settlement]) -> list[Settlement]:
         taken = list(settlements)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import ack_modes
-from ack_modes import AcknowledgeMode, AckPolicy, Batch, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Outcome, Settlement
 from ack_modes.client import MAX_LOST_LINKS, ClientPolicy
 from ack_modes.individual import MAX_STALE, IndividualPolicy
 
-_BATCH = Batch(messages=3, delay_seconds=1.0)
+_BATCH = BatchLimits(messages=3, delay_seconds=1.0)
 
 
 def _tag(number: int, epoch: int = 0) -> DeliveryTag:
@@ -339,7 +339,7 @@ def test_what_the_application_never_saw_ends_as_the_session_says(mode: Acknowled
 
 
 def test_dups_ok_with_no_delay_accepts_at_once() -> None:
-    policy = AcknowledgeMode.DUPS_OK.new_policy(Batch(messages=100, delay_seconds=0.0))
+    policy = AcknowledgeMode.DUPS_OK.new_policy(BatchLimits(messages=100, delay_seconds=0.0))
 
     assert _see(policy, 1) == _accepted(1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.management import Request, outline_of, pack_request
+from broker_adapter.amqp.management import ManagementRequest, outline_of, pack_request
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations.request import check_outline
@@ -229,7 +229,7 @@ def test_each_request_for_several_queues_is_one_that_the_broker_takes() -> None:
         assert [name for part in parts for name in part] == names
         for part in parts:
             asked = {"destinations": part, "runs": [""] * len(part)}
-            outline = outline_of(pack_request(Request(1, "bounds_of_queues", asked)))
+            outline = outline_of(pack_request(ManagementRequest(1, "bounds_of_queues", asked)))
             assert outline.arguments["destinations"] == part
             check_outline(REQUESTS["bounds_of_queues"], outline.arguments)
 

@@ -20,7 +20,7 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
+from broker_adapter.amqp.management import ManagementRequest, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.wire import ANNOUNCED, MANAGEMENT_ADDRESS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
 from broker_adapter.transport import ServersAnnounced
@@ -62,7 +62,7 @@ class Requests:
         number = self._next_number
         self._next_number = number + 1
         try:
-            payload = pack_request(Request(number, operation, arguments))
+            payload = pack_request(ManagementRequest(number, operation, arguments))
         except MessageFormatException as error:
             done(None, error)
             return

@@ -33,7 +33,7 @@ from broker_adapter.engine.regions.event_records import EventRecord
 EXAMINED: Final = 1000
 
 
-class Part(NamedTuple):
+class AudiencePart(NamedTuple):
     """For which positions a client belonged to which audience of a region."""
 
     region: int
@@ -115,7 +115,7 @@ class ClientQueue:
 
     __slots__ = ("_gaps", "_sizes", "cursor", "in_hand", "in_hand_bytes", "parts", "read_through")
 
-    def __init__(self, cursor: int, parts: Iterable[Part] = ()) -> None:
+    def __init__(self, cursor: int, parts: Iterable[AudiencePart] = ()) -> None:
         self.cursor = cursor
         self.read_through = cursor
         self.in_hand: deque[int] = deque()
@@ -146,10 +146,10 @@ class ClientQueue:
                 part = part._replace(last=head)
             parts.append(part)
         if audience is not None:
-            parts.append(Part(region, broad, audience, head + 1))
+            parts.append(AudiencePart(region, broad, audience, head + 1))
         self.parts = parts
 
-    def remove_ended_parts(self) -> list[Part]:
+    def remove_ended_parts(self) -> list[AudiencePart]:
         """Remove the parts that have ended, and of which everything is processed; returns these."""
         gone = [part for part in self.parts if part.last is not None and part.last <= self.cursor]
         if gone:
@@ -329,7 +329,7 @@ class ClientQueue:
 _NONE_PASSED: Final = Passed()
 
 
-def _streams(log: EventLog, part: Part, after: int, head: int) -> Iterator[Iterator[tuple[int, bool, int]]]:
+def _streams(log: EventLog, part: AudiencePart, after: int, head: int) -> Iterator[Iterator[tuple[int, bool, int]]]:
     """(position, whether it is broad, audience) of what may be of a part, in order."""
     first, last = part.within(after, head)
     if first <= last:

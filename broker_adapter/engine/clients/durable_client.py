@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from broker_adapter.engine.clients.client_queue import ClientQueue, Passed
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_walks import Drain, Walk, count_behind
+from broker_adapter.engine.clients.queue_walks import QueryDrain, Walk, count_behind
 from broker_adapter.engine.clients.states import NO_QUEUE_COUNT, State
 from broker_adapter.engine.records.new_message import EventSink
 from broker_adapter.engine.regions.audience import Audience
@@ -62,7 +62,7 @@ class Marker(NamedTuple):
     position: int
 
 
-class Counters(NamedTuple):
+class ClientCounters(NamedTuple):
     """What has happened to a client's queue since the client came first.
 
     Of the events that came for it, each one is removed, conflated, drained, dropped, or still in its queue.
@@ -78,7 +78,7 @@ class Counters(NamedTuple):
     while_away: int = 0  #: events that came while it was away, up to its last connect
 
 
-class Counted(NamedTuple):
+class CountedQueue(NamedTuple):
     """What was counted of the queue of a client that connects, as of the last commit."""
 
     too_many: int = 0  #: by how many its queue was counted as longer than it is
@@ -87,7 +87,7 @@ class Counted(NamedTuple):
     came: int = -1  #: how many events had come for it, of which this is all; -1: it is not
 
 
-class Totals(NamedTuple):
+class ClientTotals(NamedTuple):
     """What has happened to all clients since the engine was started."""
 
     timed_out: int = 0  #: queues that were dropped since their clients were away for too long
@@ -173,7 +173,7 @@ class DurableClient:
         self.interests: dict[int, dict[Interest, bool]] = {}
         self.conflation = Conflation.SERVER
         self.closed: list[Closed] = []
-        self.drains: list[Drain] = []
+        self.drains: list[QueryDrain] = []
         self.walk: Walk | None = None
         self.connection: int | None = None
         self.sink: EventSink | None = None
@@ -184,7 +184,7 @@ class DurableClient:
         self.asked: dict[int, int] = {}
         self.marker: int | None = None
         self.is_behind = True
-        self.counters = Counters()
+        self.counters = ClientCounters()
         self.counted = 0
         self.is_exact = True
         self.seen: dict[int, int] = {}
@@ -280,7 +280,7 @@ class DurableClient:
         gone = counters.removed + counters.conflated + counters.drained - self.drained + counters.dropped
         return gone + self.raw_size(audiences)
 
-    def all_counters(self) -> Counters:
+    def all_counters(self) -> ClientCounters:
         """What has happened, with what is known to be conflated behind the cursor."""
         foreseen = count_behind(self.foreseen, self.queue.read_through)
         return self.counters._replace(conflated=self.counters.conflated + self.conflated + foreseen)

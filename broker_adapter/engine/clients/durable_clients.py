@@ -24,20 +24,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from broker_adapter.engine.clients.client_interests import ClientInterests
-from broker_adapter.engine.clients.client_queue import ClientQueue, LeftOut, Part, Read
+from broker_adapter.engine.clients.client_queue import AudiencePart, ClientQueue, LeftOut, Read
 from broker_adapter.engine.clients.client_records import ClientRecord
 from broker_adapter.engine.clients.durable_client import (
+    ClientCounters,
+    ClientTotals,
     Conflation,
-    Counted,
-    Counters,
+    CountedQueue,
     DurableClient,
     Marker,
     OutgoingEvent,
-    Totals,
 )
 from broker_adapter.engine.clients.expiries import Expiries
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_walks import Answer, Drain
+from broker_adapter.engine.clients.queue_walks import Answer, QueryDrain
 from broker_adapter.engine.clients.states import Event, Refusal, State, after, pending_count
 from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.records.layout import LAST_POSITION
@@ -99,7 +99,7 @@ class DurableClients:
         self.conflating = interests.conflating
         self.regions_to_trim: dict[int, None] = {}
         self.alerts: list[tuple[str, str]] = []
-        self.totals = Totals()
+        self.totals = ClientTotals()
         self._region = region
         self._store_client = store_client
         self._store_cursor = store_cursor
@@ -137,11 +137,11 @@ class DurableClients:
             is_exact: whether these are exact; else they may be less.
         """
         client = self.clients[record.client_id] = DurableClient(
-            record.client_id, ClientQueue(record.cursor, [Part(*part) for part in record.parts])
+            record.client_id, ClientQueue(record.cursor, [AudiencePart(*part) for part in record.parts])
         )
         client.timeout_ms = record.timeout_ms
         client.conflation = Conflation(record.conflation)
-        client.counters = Counters(*record.counters)
+        client.counters = ClientCounters(*record.counters)
         if record.timed_out:
             client.state = State.TIMED_OUT
             self._timed_out[client.id] = None
@@ -149,7 +149,7 @@ class DurableClients:
         self._queues += 1
         client.drained = record.drained
         client.closed = [Closed(*each) for each in record.closed]
-        client.drains = [Drain(*each) for each in record.draining]
+        client.drains = [QueryDrain(*each) for each in record.draining]
         client.counted, client.is_exact = sizes[0], is_exact
         client.state = State.DRAINING if client.drains else State.PAUSED
         client.away_ms, client.away_at = record.away_ms, record.away_at
@@ -185,7 +185,7 @@ class DurableClients:
         window: int,
         sink: EventSink,
         conflation: Conflation,
-        counted: Counted | None,
+        counted: CountedQueue | None,
         head: int,
         window_bytes: int | None = None,
     ) -> int:
@@ -221,7 +221,7 @@ class DurableClients:
                 )
             self._queues += 1
             self._timed_out.pop(client_id, None)
-            counters = Counters() if client is None else client.counters
+            counters = ClientCounters() if client is None else client.counters
             client = self.clients[client_id] = DurableClient(client_id, ClientQueue(head))
             client.counters = counters
         else:
@@ -238,7 +238,7 @@ class DurableClients:
         client.pending = pending_count(before, self.size(client))
         return client.pending
 
-    def _come_back(self, client: DurableClient, counted: Counted | None, head: int) -> None:
+    def _come_back(self, client: DurableClient, counted: CountedQueue | None, head: int) -> None:
         """A client comes that was away."""
         too_many_away = 0
         client.foresee(array("Q"), -1)
@@ -405,7 +405,7 @@ class DurableClients:
         ended = self._interests.end(client, region, interests, head)
         names = [interest.name for interest in ended if interest.name] if drop else []
         if names:
-            client.drains.append(Drain(region.id, names, head, answer))
+            client.drains.append(QueryDrain(region.id, names, head, answer))
             self.walks.go_on(client)
         self._store_client(client, True)
         return bool(names)

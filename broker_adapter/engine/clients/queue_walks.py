@@ -16,7 +16,7 @@ from typing import Any
 Answer = Callable[[Any], None]
 
 
-class Drain:
+class QueryDrain:
     """The events of some queries of a client are to be taken out of its queue.
 
     Attributes:
@@ -52,7 +52,7 @@ class Walk:
 
     __slots__ = ("after", "drain", "first", "found", "through")
 
-    def __init__(self, after: int, through: int, drain: Drain | None = None) -> None:
+    def __init__(self, after: int, through: int, drain: QueryDrain | None = None) -> None:
         self.drain = drain
         self.first = self.after = after
         self.through = through

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.clients.client_queue import Read
-from broker_adapter.engine.clients.durable_client import Counted, Counters
+from broker_adapter.engine.clients.durable_client import ClientCounters, CountedQueue
 from broker_adapter.engine.clients.queue_walks import Walk
 from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.engine.records.new_message import EventSink, NewMessage, Reply
@@ -97,7 +97,7 @@ class ConnectDurable(NamedTuple):
     sink: EventSink
     reply: Reply | None = None
     conflation: str = "server"  #: whether updates are conflated for it: "true", "false", or as the region says
-    counted: Counted | None = None  #: supplied by the driver, where its queue is not known exactly
+    counted: CountedQueue | None = None  #: supplied by the driver, where its queue is not known exactly
     window_bytes: int | None = None  #: most bytes that the events under way may take, but for the last; None: no limit
 
 
@@ -228,7 +228,7 @@ class ClientDescription(NamedTuple):
     interests: Sequence[InterestDescription]  #: the first ones, as many as were asked for
     interest_count: int  #: how many it has
     queued: int  #: events that came for it, since it came first
-    counters: Counters
+    counters: ClientCounters
     size: int  #: events in its queue, under way or not
     in_hand: int  #: of these, under way
     is_exact: bool  #: whether ``size`` is exact, and what follows from it; else it may be less

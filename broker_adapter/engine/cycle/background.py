@@ -50,7 +50,7 @@ TRIMMED_STREAMS: Final = 20
 _NAMED: Final = 20
 
 
-class Rules(Protocol):
+class BackgroundState(Protocol):
     """What is read of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
 
     admission: Admission
@@ -78,7 +78,7 @@ class Background:
     """
 
     def __init__(
-        self, settings: EngineSettings, stores: Stores, rules: Rules, reads: EntryReads, *, by_itself: bool
+        self, settings: EngineSettings, stores: Stores, rules: BackgroundState, reads: EntryReads, *, by_itself: bool
     ) -> None:
         self.jobs = BackgroundJobs()
         self._settings = settings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from broker_adapter.engine.clients.client_queue import LeftOut, Part
+from broker_adapter.engine.clients.client_queue import AudiencePart, LeftOut
 from broker_adapter.engine.clients.client_records import (
     SPAN_KEY_BYTES,
     AudienceRecord,
@@ -22,7 +22,7 @@ from broker_adapter.engine.clients.client_records import (
     decode_span,
     moved,
 )
-from broker_adapter.engine.clients.durable_client import CONFLATIONS, Conflation, Counted, DurableClient
+from broker_adapter.engine.clients.durable_client import CONFLATIONS, Conflation, CountedQueue, DurableClient
 from broker_adapter.engine.clients.durable_clients import EVERYTHING
 from broker_adapter.engine.clients.left_out import Closed, LeavingOut
 from broker_adapter.engine.clients.states import State
@@ -206,7 +206,7 @@ class EventReads:
                     is_all = count < e.COUNTED_AT_ONCE
                     if event is not None and leave_out(position, event, audience) is LeftOut.CONFLATED:
                         conflated.append(position)
-        counted = Counted(too_many, too_many_away, conflated, came - too_many if is_all else -1)
+        counted = CountedQueue(too_many, too_many_away, conflated, came - too_many if is_all else -1)
         return command._replace(counted=counted)
 
     def _leaving_out(
@@ -383,8 +383,8 @@ def _events_behind(client: ClientRecord, log: StoredLog, after: int, head: int) 
     return own + many, many
 
 
-def _part(fields: Sequence[Any]) -> Part:
-    return Part(*fields)
+def _part(fields: Sequence[Any]) -> AudiencePart:
+    return AudiencePart(*fields)
 
 
 def _key_record(records: Records, region: int, key: str, damaged: list[bytes]) -> KeyRecord | None:

@@ -38,7 +38,7 @@ SELECT_SECONDS: Final = 0.01
 _CANDIDATES: Final = 500
 
 
-class Rules(Protocol):
+class LoadingState(Protocol):
     """What loading asks of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
 
     matching: Matching
@@ -66,7 +66,7 @@ class Loading:
         has_more: whether something waits for the next cycle.
     """
 
-    def __init__(self, stores: Stores, rules: Rules, reads: EntryReads, messages: MessageReads) -> None:
+    def __init__(self, stores: Stores, rules: LoadingState, reads: EntryReads, messages: MessageReads) -> None:
         self.has_more = False
         self._stores = stores
         self._rules = rules

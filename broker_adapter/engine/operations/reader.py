@@ -32,7 +32,7 @@ from broker_adapter.selectors.language import Selector
 AGE_BYTES: Final = 1024 * 1024
 
 
-class Rules(Protocol):
+class OperationsState(Protocol):
     """What operations see of the rules: :class:`~broker_adapter.engine.broker_state.BrokerState` has it."""
 
     directory: Directory
@@ -60,7 +60,7 @@ class Reader:
     def __init__(
         self,
         stores: Stores,
-        state: Rules,
+        state: OperationsState,
         reads: EntryReads,
         runs: Runs,
         jobs: BackgroundJobs,

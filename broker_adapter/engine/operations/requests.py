@@ -17,13 +17,13 @@ from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import REQUESTS, Request, Steps, request_of
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
 
-__all__ = ["FILES", "REQUESTS", "Engine", "perform", "request_of", "steps_of"]
+__all__ = ["FILES", "REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 
 #: The files of the requests, as the page of the requests has them in order, each with its parts of the table.
 FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients)
 
 
-class Engine(Protocol):
+class RequestEngine(Protocol):
     """What requests need of the broker."""
 
     def call(self, command: c.Command, timeout: float | None) -> Any:
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 def perform(
-    engine: Engine,
+    engine: RequestEngine,
     request: Request,
     timeout: float | None,
     is_cancelled: Callable[[], bool] | None = None,

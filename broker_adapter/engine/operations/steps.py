@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.operations.reader import Reader, Rules
+from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Names, Request, Steps, argument, fields_of
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
@@ -43,7 +43,7 @@ LOST_ENTRIES: Final = 1_000
 ENDED: Final = c.ResolveCommit(c.CommitId("", 0))
 
 
-def queue_named(state: Rules, name: str) -> QueueState | None:
+def queue_named(state: OperationsState, name: str) -> QueueState | None:
     """The queue of a name, which may be a temporary one; None where there is none."""
     found = state.directory.by_destination.get(Destination(name))
     return found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
@@ -82,10 +82,10 @@ class OfQueue(Request):
                         f"the argument {name!r} needs a 'subscription' that it is of (operation {operation!r})"
                     )
 
-    def _name(self, state: Rules) -> str:
+    def _name(self, state: OperationsState) -> str:
         return self.destination
 
-    def queue_in(self, state: Rules) -> QueueState:
+    def queue_in(self, state: OperationsState) -> QueueState:
         """Return the queue that is named; raises InvalidDestinationException where there is none."""
         name = self._name(state)
         if self.kind == "topic":

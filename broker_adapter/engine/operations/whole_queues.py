@@ -8,7 +8,7 @@ from typing import Final
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.engine.operations.reader import Reader, Rules
+from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import SEND, Names, Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import RANGE_ENTRIES, OfQueue, settle
 from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics, as_plain
@@ -98,7 +98,7 @@ class RedriveRequest(OfQueue):
     to: str | None = argument(None, names=Names.QUEUE, rights=(SEND,), note="name of a queue")
     limit: int | None = argument(None)
 
-    def _name(self, state: Rules) -> str:
+    def _name(self, state: OperationsState) -> str:
         return state.directory.settings.dead_letter_queue if self.destination is None else self.destination
 
     def steps(self, client: int) -> Steps:

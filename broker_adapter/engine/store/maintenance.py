@@ -523,7 +523,7 @@ def _check_pages_are_sound(directory: Path, progress: Progress) -> None:
 # The quarantine.
 
 
-class Quarantined(NamedTuple):
+class QuarantinedRecord(NamedTuple):
     """A record that was set aside because it could not be trusted."""
 
     table: str
@@ -591,12 +591,12 @@ def sound_store(
             store.close()
 
 
-def quarantined(store: LmdbStore) -> list[Quarantined]:
+def quarantined(store: LmdbStore) -> list[QuarantinedRecord]:
     """All records in quarantine."""
     with store.snapshot() as tables:
-        return [Quarantined(*split_quarantine_key(key), value) for key, value in tables.items("quarantine")]
+        return [QuarantinedRecord(*split_quarantine_key(key), value) for key, value in tables.items("quarantine")]
 
 
-def drop_quarantined(store: LmdbStore, records: Sequence[Quarantined]) -> None:
+def drop_quarantined(store: LmdbStore, records: Sequence[QuarantinedRecord]) -> None:
     """Drop records from quarantine, for good; raises as ``LmdbStore.apply``."""
     store.apply(("quarantine", quarantine_key(each.table, each.key), None) for each in records)

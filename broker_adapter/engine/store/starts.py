@@ -41,7 +41,7 @@ AGING_STARTS: Final = ALWAYS_KEPT_RUNS // 2
 _FIRST: Final = 1
 
 
-class Link(NamedTuple):
+class StartPosition(NamedTuple):
     """A run, and the position at which it began in one queue; 0: that is not known."""
 
     run: str
@@ -56,19 +56,19 @@ def new_run(now_ms: int, token: str) -> str:
     return f"{now_ms:012x}-{token}"
 
 
-def text_of(links: Sequence[Link]) -> str:
+def text_of(links: Sequence[StartPosition]) -> str:
     """Links as clients keep them; the latest one, which comes first, has the word of its run first."""
     return "<".join(f"{link.run}@{link.start}" for link in links)
 
 
-def links_of(text: str) -> list[Link]:
+def links_of(text: str) -> list[StartPosition]:
     """Return the links that a client has kept, as far as they can be read."""
     links = []
     for part in text.split("<", LINKS)[:LINKS]:
         run, _, start = part.rpartition("@")
         if not run or not start.isdecimal() or len(start) > 20:
             break
-        links.append(Link(run, int(start)))
+        links.append(StartPosition(run, int(start)))
     return links
 
 
@@ -77,27 +77,27 @@ def run_of(text: str) -> str:
     return text.partition("@")[0]
 
 
-def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[Link]:
+def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[StartPosition]:
     """The links of the last run.
 
     Args:
         known: the runs in order; empty in place of those that cannot be trusted.
         start: the position at which a run of these began.
     """
-    links: list[Link] = []
+    links: list[StartPosition] = []
     for run in reversed(known):
         if not run or len(links) == LINKS:
             break
         began = start(run)
         if links and began == links[-1].start:
             continue  # the queue gave no position in it, so the run behind it says as much
-        links.append(Link(run, began))
+        links.append(StartPosition(run, began))
         if links[-1].start <= _FIRST:
             break  # the runs before that have no positions
     return links
 
 
-def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int], next_position: int) -> int:
+def kept(links: Sequence[StartPosition], known: Sequence[str], start: Callable[[str], int], next_position: int) -> int:
     """Positions below this one are those of the same messages as where these links are from.
 
     Args:
@@ -119,7 +119,7 @@ def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int
     return _FIRST
 
 
-def is_aging(links: Sequence[Link], known: Sequence[str]) -> bool:
+def is_aging(links: Sequence[StartPosition], known: Sequence[str]) -> bool:
     """Whether a run is one of those that are forgotten next, so that clients with positions of it should ask again.
 
     Args:

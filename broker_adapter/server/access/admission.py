@@ -37,7 +37,7 @@ Connection = TypeVar("Connection")
 SLOW_SECONDS: Final = 2.0
 
 
-class Admission(Generic[Connection]):
+class LoginAdmission(Generic[Connection]):
     """The places, and which connections have them.  All instants are seconds of one steady clock.
 
     Args:
@@ -63,7 +63,9 @@ class Admission(Generic[Connection]):
         self._evicted: list[Connection] = []  #: since the last call of ``advance``
 
     def __repr__(self) -> str:
-        return f"<Admission {len(self)} of {self.places}: logging in {len(self._logging_in)}, open {len(self._open)}>"
+        return (
+            f"<LoginAdmission {len(self)} of {self.places}: logging in {len(self._logging_in)}, open {len(self._open)}>"
+        )
 
     def __len__(self) -> int:
         """The number of connections."""

@@ -26,7 +26,7 @@ from broker_adapter.engine.records.layout import quarantine_key
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.store.maintenance import (
     Progress,
-    Quarantined,
+    QuarantinedRecord,
     as_answer,
     check_store,
     compact_store,
@@ -244,7 +244,7 @@ def _subscription(options: argparse.Namespace) -> _Subscription | None:
     )
 
 
-def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
+def _list(options: argparse.Namespace, records: list[QuarantinedRecord]) -> None:
     if options.json:
         for record in records:
             say(json.dumps(_fields(record)))
@@ -256,7 +256,7 @@ def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
         print("nothing is in quarantine", file=sys.stderr)
 
 
-def _show(options: argparse.Namespace, records: list[Quarantined]) -> None:
+def _show(options: argparse.Namespace, records: list[QuarantinedRecord]) -> None:
     """The bytes of one record as they are; those of several under their names."""
     for record in records:
         content = record.payload if record.payload is not None else record.value
@@ -273,7 +273,7 @@ def _write(content: bytes) -> None:
         sys.stdout.buffer.write(content)
 
 
-def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Quarantined]:
+def _chosen(options: argparse.Namespace, records: list[QuarantinedRecord]) -> list[QuarantinedRecord]:
     if options.all:
         return records if options.action == "drop" else [each for each in records if each.payload is not None]
     if not options.names:
@@ -290,13 +290,13 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
     return list(dict.fromkeys([*chosen, *of_messages]))
 
 
-def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list[Quarantined]], list[str]]:
+def _homes(records: list[QuarantinedRecord], name: str | None) -> tuple[dict[str, list[QuarantinedRecord]], list[str]]:
     """The messages by the queue or subscription that they go back to: this, or (None) the one to which each was sent.
 
     Returns:
         They, and the names of those of which that is not known.
     """
-    by_queue: dict[str, list[Quarantined]] = {}
+    by_queue: dict[str, list[QuarantinedRecord]] = {}
     homeless = []
     for record in records:
         if record.payload is None:
@@ -312,7 +312,7 @@ def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list
 def _put_back(
     path: str,
     settings: EngineSettings,
-    by_queue: dict[str, list[Quarantined]],
+    by_queue: dict[str, list[QuarantinedRecord]],
     counts: dict[str, int],
     subscription: _Subscription | None = None,
     *,
@@ -333,7 +333,7 @@ def _put_back(
                 counts[home] = counts.get(home, 0) + broker.call(command, _WAIT_SECONDS)
 
 
-def _sent_to(record: Quarantined) -> Destination | None:
+def _sent_to(record: QuarantinedRecord) -> Destination | None:
     """The queue or topic to which a message was sent that is as it was written; None: it is not known."""
     if not record.is_sound or record.payload is None:
         return None
@@ -347,13 +347,13 @@ def _sent_to(record: Quarantined) -> Destination | None:
     return destination
 
 
-def _queue_of(record: Quarantined) -> str | None:
+def _queue_of(record: QuarantinedRecord) -> str | None:
     """The queue to which a message was sent that is as it was written; None: it is not known, or was a topic."""
     sent_to = _sent_to(record)
     return None if sent_to is None or sent_to.is_topic else sent_to.name
 
 
-def _message(record: Quarantined) -> c.NewMessage:
+def _message(record: QuarantinedRecord) -> c.NewMessage:
     payload = record.payload or b""
     message_format = int.from_bytes(record.value[4:8])
     try:
@@ -367,7 +367,7 @@ def _message(record: Quarantined) -> c.NewMessage:
     )
 
 
-def _fields(record: Quarantined) -> dict[str, Any]:
+def _fields(record: QuarantinedRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {"record": record.name, "table": record.table, "bytes": len(record.value)}
     if record.payload is not None:
         sent_to = _sent_to(record)
@@ -378,10 +378,12 @@ def _fields(record: Quarantined) -> dict[str, Any]:
     return fields
 
 
-def _with_their_entries(records: list[Quarantined]) -> tuple[list[Quarantined], dict[int, list[Quarantined]]]:
+def _with_their_entries(
+    records: list[QuarantinedRecord],
+) -> tuple[list[QuarantinedRecord], dict[int, list[QuarantinedRecord]]]:
     """The records without the entries of messages that are among them; and these, by the number of the message."""
     numbers = {record.number for record in records if record.payload is not None}
-    entries: dict[int, list[Quarantined]] = {}
+    entries: dict[int, list[QuarantinedRecord]] = {}
     others = []
     for record in records:
         number = record.entry_of
@@ -392,7 +394,7 @@ def _with_their_entries(records: list[Quarantined]) -> tuple[list[Quarantined], 
     return others, entries
 
 
-def _line(record: Quarantined, entries: int = 0) -> str:
+def _line(record: QuarantinedRecord, entries: int = 0) -> str:
     """What a person reads of a record; ``entries``: how many of this message are in quarantine with it."""
     kind = record.table
     if record.payload is not None:

@@ -21,7 +21,7 @@ _COUNTED_AT_ONCE: Final = 500
 MOST_SETTLING: Final = 8_000
 
 
-class Engine(Protocol):
+class ConnectionEngine(Protocol):
     """What a connection needs of the broker."""
 
     settings: EngineSettings
@@ -49,7 +49,7 @@ class EngineCalls:
         go_on: is called once when these have become few enough; None: no caller waits for that.
     """
 
-    def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(self, engine: ConnectionEngine, wake: Callable[[], None]) -> None:
         self._engine = engine
         self._wake = wake
         self.deferred: list[c.Command] = []

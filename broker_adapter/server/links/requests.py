@@ -16,7 +16,14 @@ from typing import Any, Final
 
 from broker_adapter.amqp.conditions import error_for
 from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteOpen, Transfers
-from broker_adapter.amqp.management import Answer, Outline, error_fields, outline_of, pack_answer, unpack_request
+from broker_adapter.amqp.management import (
+    ManagementAnswer,
+    Outline,
+    error_fields,
+    outline_of,
+    pack_answer,
+    unpack_request,
+)
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import ANNOUNCED, MAX_SERVERS, WATCH
 from broker_adapter.destination import Destination
@@ -207,7 +214,7 @@ class Requests:
         if self._watcher in self._requesters and not self._client.has_ended:
             # An answer that was not sent yet is as old as the list that it has.
             self._drop_answers(None)
-            self._queue_answer(None, pack_answer(Answer(ANNOUNCED, None, as_answer(self._servers()))))
+            self._queue_answer(None, pack_answer(ManagementAnswer(ANNOUNCED, None, as_answer(self._servers()))))
 
     def _queue_answer(self, link: int | None, answer: bytes) -> None:
         """Have an answer sent when the client takes it; a link of None is that of the watcher."""
@@ -259,7 +266,7 @@ def _packed(number: int, result: Any) -> bytes:
     """The answer to a request, packed: an error if the result is one, or cannot be packed."""
     try:
         if isinstance(result, JMSException):
-            return pack_answer(Answer(number, error_fields(result), None))
-        return pack_answer(Answer(number, None, result))
+            return pack_answer(ManagementAnswer(number, error_fields(result), None))
+        return pack_answer(ManagementAnswer(number, None, result))
     except MessageFormatException as error:
-        return pack_answer(Answer(number, error_fields(error), None))
+        return pack_answer(ManagementAnswer(number, error_fields(error), None))

@@ -29,7 +29,7 @@ from broker_adapter.engine.store.lmdb_reads import run_items
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.maintenance import check_store
-from broker_adapter.engine.store.starts import Link, links_of, run_of
+from broker_adapter.engine.store.starts import StartPosition, links_of, run_of
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.copies import Engines, ask, fill
@@ -55,7 +55,7 @@ def test_starts_without_a_commit_write_nothing_and_push_none_out_that_is_remembe
         now = fill(broker, 1)
         assert broker.store.runs() == [run_of(seen["run"]), broker.run]
         assert ask(broker, "bounds", run=seen["run"])["kept"] == 11
-        assert links_of(now["run"]) == [Link(broker.run, 11), Link(run_of(seen["run"]), 1)]
+        assert links_of(now["run"]) == [StartPosition(broker.run, 11), StartPosition(run_of(seen["run"]), 1)]
 
 
 def test_a_start_is_noted_when_a_client_asks_in_which_run_a_position_was_seen(engines: Engines) -> None:

@@ -10,7 +10,7 @@ from broker_adapter.errors import IllegalStateException
 from broker_adapter.server.open_files import (
     RESERVE,
     TOLD_AT_ONCE,
-    Places,
+    ConnectionPlaces,
     open_now,
     places_for,
     raise_soft_limit,
@@ -21,16 +21,18 @@ from broker_adapter.server.open_files import (
 @pytest.mark.parametrize(
     ("wanted", "limit", "places"),
     [
-        (10_000, 1_000_000, Places(10_000, 10_000 + TOLD_AT_ONCE)),
-        (50, 1024, Places(50, 50 + TOLD_AT_ONCE)),
-        (10_000, 1024, Places(1024 - 10 - RESERVE - 98, 1024 - 10 - RESERVE)),
-        (950, 1024, Places(884, 982)),
-        (10_000, 142, Places(90, 100)),
-        (95, 142, Places(90, 100)),
-        (10_000, 43, Places(1, 1)),
+        (10_000, 1_000_000, ConnectionPlaces(10_000, 10_000 + TOLD_AT_ONCE)),
+        (50, 1024, ConnectionPlaces(50, 50 + TOLD_AT_ONCE)),
+        (10_000, 1024, ConnectionPlaces(1024 - 10 - RESERVE - 98, 1024 - 10 - RESERVE)),
+        (950, 1024, ConnectionPlaces(884, 982)),
+        (10_000, 142, ConnectionPlaces(90, 100)),
+        (95, 142, ConnectionPlaces(90, 100)),
+        (10_000, 43, ConnectionPlaces(1, 1)),
     ],
 )
-def test_connections_are_as_many_as_are_wanted_and_the_limit_allows(wanted: int, limit: int, places: Places) -> None:
+def test_connections_are_as_many_as_are_wanted_and_the_limit_allows(
+    wanted: int, limit: int, places: ConnectionPlaces
+) -> None:
     assert places_for(wanted, limit, 10) == places
 
 

@@ -24,7 +24,7 @@ from broker_adapter.amqp.events import (
     State,
     Terminus,
 )
-from broker_adapter.amqp.management import Request, pack_request, unpack_answer
+from broker_adapter.amqp.management import ManagementRequest, pack_request, unpack_answer
 from broker_adapter.amqp.messages.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.amqp.wire import (
@@ -448,7 +448,9 @@ def test_requests_that_are_carried_out_stop_the_reading_above_the_budget(broker:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number in range(3):
-        request = Request(number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]})
+        request = ManagementRequest(
+            number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]}
+        )
         client.peer.send(asking, pack_request(request), settled=True)
     client.rest()
     assert len(client.pending) == 3
@@ -468,7 +470,7 @@ def test_answers_that_are_not_taken_stop_the_requests_and_are_bounded(broker: Br
     answers = client.receiver(MANAGEMENT_ADDRESS, 1_000_000, session=session, name="answers")
     carried_out = 0
     while client.peer.remaining_credit(asking):
-        client.peer.send(asking, pack_request(Request(carried_out, "statistics", {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(carried_out, "statistics", {})), settled=True)
         client.to_server()
         client.pending.pop()("x" * 10_000)
         carried_out += 1
@@ -488,7 +490,7 @@ def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not
     answers = client.receiver(MANAGEMENT_ADDRESS, 1, name="answers")
     count = 20
     for number in range(count):
-        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(number, "statistics", {})), settled=True)
         client.rest()
         if client.pending:
             client.pending.pop()("x" * 100_000)
@@ -498,7 +500,7 @@ def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not
     found = [unpack_answer(each.payload) for each in client.receive(answers, count)]
     assert [each.number for each in found] == list(range(count))
     assert [each.error is None for each in found] == [True] * 12 + [False] * 8  # one was sent, then 11 were too many
-    client.peer.send(asking, pack_request(Request(count, "statistics", {})), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(count, "statistics", {})), settled=True)
     client.rest()
     client.pending.pop()("done")
     assert unpack_answer(client.receive(answers, count + 1)[count].payload).result == "done"
@@ -544,7 +546,9 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_silent(broker: Broker) 
         client.peer.send(
             asking,
             pack_request(
-                Request(number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]})
+                ManagementRequest(
+                    number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]}
+                )
             ),
             settled=True,
         )
@@ -629,7 +633,7 @@ def conversation() -> bytes:
     filters = {Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), "a = 1")}
     client.peer.attach_receiver(client.session, "selector", Terminus("q", filters=filters), Terminus())
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
-    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(1, "statistics", {})), settled=True)
     client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     client.rest()
     client.peer.end_session(client.session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker_adapter.amqp.events import LinkRemoteOpen, Terminus
-from broker_adapter.amqp.management import Answer, pack_answer, unpack_request
+from broker_adapter.amqp.management import ManagementAnswer, pack_answer, unpack_request
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from tests.broker_adapter.amqp.client.scripted_broker import Wired
 
@@ -20,7 +20,7 @@ class Manager:
         """All requests so far."""
         return [unpack_request(each.payload) for _, each in self._wired.broker.held]
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ManagementAnswer) -> None:
         """Send an answer."""
         self.send(pack_answer(answer))
 

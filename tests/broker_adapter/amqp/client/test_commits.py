@@ -22,7 +22,7 @@ from broker_adapter.amqp.events import (
     State,
     Transfers,
 )
-from broker_adapter.amqp.management import Answer
+from broker_adapter.amqp.management import ManagementAnswer
 from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -276,7 +276,7 @@ def test_what_became_of_a_commit_is_asked_for_once_its_session_has_ended(
         SessionRemoteClose,
         Transfers,
     ], "the broker has ended the session when it is asked"
-    manager.answer(Answer(1, *answer))
+    manager.answer(ManagementAnswer(1, *answer))
     if error is None:
         assert result.value is None
         return
@@ -337,7 +337,7 @@ def test_what_became_of_a_commit_is_asked_for_where_the_broker_ends_its_coordina
         SessionRemoteClose if what == "session" else LinkRemoteClose,
         Transfers,
     ], "we have ended it as well when the broker is asked"
-    manager.answer(Answer(1, *answer))
+    manager.answer(ManagementAnswer(1, *answer))
     if error is None:
         assert result.value is None
         return
@@ -364,7 +364,7 @@ def test_a_connection_closes_once_it_is_known_what_became_of_a_commit_whose_sess
     wired.client.close(closed)
     wired.pump()
     assert (result.pending, closed.pending) == (True, True)
-    Manager(wired).answer(Answer(1, None, True))
+    Manager(wired).answer(ManagementAnswer(1, None, True))
     wired.pump()
     assert (result.value, closed.value) == (None, None)
 

@@ -8,7 +8,7 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client.requests import MAX_REQUESTS
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import Dispositions, Transfers
-from broker_adapter.amqp.management import Answer
+from broker_adapter.amqp.management import ManagementAnswer
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import (
     InvalidDestinationException,
@@ -32,9 +32,9 @@ def test_requests_are_answered_by_number(wired: Wired) -> None:
     wired.pump()
 
     assert [(each.operation, each.arguments) for each in manager.requests()] == [("one", {"a": 1}), ("two", {})]
-    manager.answer(Answer(2, ("InvalidDestinationException", "no such queue", "amqp:not-found"), None))
-    manager.answer(Answer(1, None, {"depth": 3}))
-    manager.answer(Answer(77, None, None))
+    manager.answer(ManagementAnswer(2, ("InvalidDestinationException", "no such queue", "amqp:not-found"), None))
+    manager.answer(ManagementAnswer(1, None, {"depth": 3}))
+    manager.answer(ManagementAnswer(77, None, None))
     assert first.value == {"depth": 3}
     with pytest.raises(InvalidDestinationException, match="no such queue"):
         _ = second.value

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.management import Request, pack_request, unpack_answer, unpack_request
+from broker_adapter.amqp.management import ManagementRequest, pack_request, unpack_answer, unpack_request
 from broker_adapter.amqp.messages.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.amqp.messages.payloads import (
     as_amqp,
@@ -49,7 +49,7 @@ def test_our_own_deliveries_carry_place_count_and_annotations(envelope: Envelope
 def test_the_first_octet_names_the_format() -> None:
     assert format_of(encode_amqp(FULL)) == AMQP_FORMAT
     assert format_of(pack(FULL)) == ENVELOPE_FORMAT
-    assert pack_request(Request(1, "x", {}))[0] == 0x93
+    assert pack_request(ManagementRequest(1, "x", {}))[0] == 0x93
     with pytest.raises(MessageFormatException, match="0x41"):
         format_of(b"ABC")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.engine.clients import client_queue
-from broker_adapter.engine.clients.client_queue import ClientQueue, Part
+from broker_adapter.engine.clients.client_queue import AudiencePart, ClientQueue
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
 
 BROAD = {1: 101, 2: 102}  #: the broad stream of each region
@@ -133,10 +133,10 @@ def test_a_part_that_has_ended_is_forgotten_when_it_is_processed(log: Log) -> No
     queue = ClientQueue(0)
     queue.belong(1, BROAD[1], 5, 0)
     queue.belong(1, BROAD[1], 6, 0)  # nothing came between
-    assert queue.parts == [Part(1, BROAD[1], 6, 1)]
+    assert queue.parts == [AudiencePart(1, BROAD[1], 6, 1)]
     mine = log.add(1, [6])
     queue.belong(1, BROAD[1], 6, log.head)
-    assert queue.parts == [Part(1, BROAD[1], 6, 1)]
+    assert queue.parts == [AudiencePart(1, BROAD[1], 6, 1)]
     queue.belong(1, BROAD[1], 7, log.head)
     assert [part.audience for part in queue.parts] == [6, 7]
     assert positions(queue, log) == [mine]

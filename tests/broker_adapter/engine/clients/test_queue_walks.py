@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from broker_adapter.engine.clients.queue_walks import Drain, Walk, count_behind
+from broker_adapter.engine.clients.queue_walks import QueryDrain, Walk, count_behind
 
 
 def test_a_walk_is_done_when_its_parts_have_come_to_its_end() -> None:
@@ -24,6 +24,6 @@ def test_what_stands_behind_a_position_is_counted() -> None:
 
 
 def test_a_drain_is_stored_without_who_asked_for_it() -> None:
-    drain = Drain(4, ["dear", "cheap"], 99, lambda _count: None)
+    drain = QueryDrain(4, ["dear", "cheap"], 99, lambda _count: None)
     assert drain.record() == (4, ("dear", "cheap"), 99)
-    assert Drain(*drain.record()).answer is None
+    assert QueryDrain(*drain.record()).answer is None

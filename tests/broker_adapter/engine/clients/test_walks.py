@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.engine.clients.client_queue import ClientQueue
 from broker_adapter.engine.clients.durable_client import DurableClient
 from broker_adapter.engine.clients.left_out import Closed
-from broker_adapter.engine.clients.queue_walks import Drain
+from broker_adapter.engine.clients.queue_walks import QueryDrain
 from broker_adapter.engine.clients.walks import Walks
 from broker_adapter.engine.regions.audience import Audience
 
@@ -28,8 +28,8 @@ class Desk:
         self.walks = Walks({5: audience}, self.drained.append)
         self.answers: list[Any] = []
 
-    def close(self, name: str, through: int) -> Drain:
-        drain = Drain(1, [name], through, self.answers.append)
+    def close(self, name: str, through: int) -> QueryDrain:
+        drain = QueryDrain(1, [name], through, self.answers.append)
         self.client.drains.append(drain)
         self.walks.go_on(self.client)
         return drain
@@ -132,7 +132,7 @@ def test_a_walk_begins_again_where_more_is_queued_since_its_connection_was_lost(
 def test_the_drains_of_a_queue_that_is_gone_are_answered(desk: Desk) -> None:
     desk.close("dear", 40)
     desk.close("cheap", 45)
-    desk.client.drains.append(Drain(1, ["restored"], 45))
+    desk.client.drains.append(QueryDrain(1, ["restored"], 45))
     assert desk.walks.waiting() == [desk.answers.append] * 2
     desk.walks.give_up(desk.client)
     assert desk.walks.waiting() == [desk.answers.append] * 2

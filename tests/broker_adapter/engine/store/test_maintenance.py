@@ -14,7 +14,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.check.pages import metas
 from broker_adapter.engine.store import maintenance
 from broker_adapter.engine.store.maintenance import (
-    Quarantined,
+    QuarantinedRecord,
     check_store,
     compact_store,
     drop_quarantined,
@@ -224,7 +224,7 @@ def test_what_is_in_quarantine_can_be_listed_and_dropped_while_no_engine_has_the
     assert (entry.payload, entry.is_sound) == (None, False)
     with sound_store(tmp_path, EngineSettings()) as store:
         drop_quarantined(store, [changed, entry])
-        assert quarantined(store) == [lost] == [Quarantined("messages", sound, messages[sound])]
+        assert quarantined(store) == [lost] == [QuarantinedRecord("messages", sound, messages[sound])]
 
 
 def test_a_store_that_an_engine_has_open_cannot_be_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.starts import (
     AGING_STARTS,
     LINKS,
-    Link,
+    StartPosition,
     is_aging,
     kept,
     links_of,
@@ -45,9 +45,13 @@ def step_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
 
 def test_links_name_no_starts_between_which_the_queue_has_given_no_position() -> None:
     starts = {"1": 1, "2": 5, "3": 5, "4": 5, "5": 8, "6": 8}
-    assert links_to(list(starts), starts.__getitem__) == [Link("6", 8), Link("4", 5), Link("1", 1)]
+    assert links_to(list(starts), starts.__getitem__) == [
+        StartPosition("6", 8),
+        StartPosition("4", 5),
+        StartPosition("1", 1),
+    ]
     known = [str(number) for number in range(50)]
-    assert links_to(known, lambda _run: 5) == [Link("49", 5)]
+    assert links_to(known, lambda _run: 5) == [StartPosition("49", 5)]
 
 
 def test_a_query_that_has_waited_over_many_starts_is_known_by_an_older_copy_of_the_store(engines: Engines) -> None:
@@ -206,7 +210,7 @@ def test_an_older_copy_of_the_store_does_not_keep_them_whatever_the_clock_says(
 
 
 def test_links_are_read_as_they_were_written() -> None:
-    links = [Link(new_run(time, "abc"), time) for time in range(LINKS + 1)]
+    links = [StartPosition(new_run(time, "abc"), time) for time in range(LINKS + 1)]
     assert links_of(text_of(links)) == links[:LINKS]
     assert links_of("0123-ab") == links_of("0123-ab@x") == [], "nothing says where that run began"
     assert [run_of(text) for text in (text_of(links), "0123-ab", "")] == [links[0].run, "0123-ab", ""]
@@ -221,14 +225,16 @@ def test_any_text_is_links_or_none(text: str) -> None:
 
 def test_a_run_is_aging_where_more_starts_follow_it_than_half_of_those_that_are_always_remembered() -> None:
     known = [str(number) for number in range(AGING_STARTS + 2)]
-    assert is_aging([Link("0", 1)], known)
-    assert not is_aging([Link("1", 1)], known)
-    assert not is_aging([Link(known[-1], 1)], known)
-    assert is_aging([Link("of another store", 9), Link("0", 1), Link("1", 1)], known), "the latest that is known counts"
-    assert not is_aging([Link("of another store", 9)], known), "there is nothing to renew"
+    assert is_aging([StartPosition("0", 1)], known)
+    assert not is_aging([StartPosition("1", 1)], known)
+    assert not is_aging([StartPosition(known[-1], 1)], known)
+    assert is_aging([StartPosition("of another store", 9), StartPosition("0", 1), StartPosition("1", 1)], known), (
+        "the latest that is known counts"
+    )
+    assert not is_aging([StartPosition("of another store", 9)], known), "there is nothing to renew"
     assert not is_aging([], known)
-    assert is_aging([Link("0", 1)], ["0", *[""] * AGING_STARTS, "last"])
-    assert not is_aging([Link("", 0)], ["", *known])
+    assert is_aging([StartPosition("0", 1)], ["0", *[""] * AGING_STARTS, "last"])
+    assert not is_aging([StartPosition("", 0)], ["", *known])
 
 
 def test_bounds_say_that_a_run_is_aging_before_it_is_forgotten(engines: Engines) -> None:

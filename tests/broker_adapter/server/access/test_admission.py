@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.server.access.admission import SLOW_SECONDS, Admission
+from broker_adapter.server.access.admission import SLOW_SECONDS, LoginAdmission
 
 
-def make(places: int = 100, logins: int = 4, per_origin: int = 50) -> Admission[str]:
-    return Admission(places=places, logins=logins, per_origin=per_origin)
+def make(places: int = 100, logins: int = 4, per_origin: int = 50) -> LoginAdmission[str]:
+    return LoginAdmission(places=places, logins=logins, per_origin=per_origin)
 
 
-def come(admission: Admission[str], *connections: str, now: float = 0.0) -> list[str]:
+def come(admission: LoginAdmission[str], *connections: str, now: float = 0.0) -> list[str]:
     """Connections named by their origin and a number, which speak at once; returns those that may begin to log in."""
     for connection in connections:
         assert admission.accepted(connection, connection[0], now) is None
@@ -29,7 +29,7 @@ def test_few_connections_log_in_at_once_and_an_origin_has_half_of_the_places() -
     admission.opened("b1")
     assert admission.advance(0.0) == (["a3"], [])
     assert (len(admission), admission.open_connections) == (8, 2)
-    assert repr(admission) == "<Admission 8 of 100: logging in 4, open 2>"
+    assert repr(admission) == "<LoginAdmission 8 of 100: logging in 4, open 2>"
 
 
 def test_connections_are_counted_from_the_moment_when_they_are_accepted() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteClose, Terminus
-from broker_adapter.amqp.management import Request, pack_request, unpack_answer
+from broker_adapter.amqp.management import ManagementRequest, pack_request, unpack_answer
 from broker_adapter.amqp.messages.region_events import (
     EVENTS_ADDRESS,
     EVENTS_CAPABILITY,
@@ -197,7 +197,7 @@ def test_a_request_is_carried_out_after_the_attach_that_came_before_it(raw: Raw)
             ("ready_for_events", {}),
         )
     ):
-        raw.client.peer.send(asking, pack_request(Request(number, operation, arguments)), settled=True)
+        raw.client.peer.send(asking, pack_request(ManagementRequest(number, operation, arguments)), settled=True)
     found = [unpack_answer(each.payload) for each in raw.client.receive(answers, 3)]
     assert [each.error for each in found] == [None] * 3
     assert found[0].result == -2

@@ -11,7 +11,7 @@ from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     LinkRemoteClose,
 )
-from broker_adapter.amqp.management import Request, pack_request, unpack_answer
+from broker_adapter.amqp.management import ManagementRequest, pack_request, unpack_answer
 from broker_adapter.amqp.wire import (
     MANAGEMENT_ADDRESS,
 )
@@ -26,7 +26,7 @@ def test_requests_are_answered_and_errors_are_answers(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number, operation in enumerate(("statistics", "nonsense")):
-        client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(number, operation, {})), settled=True)
     found = [unpack_answer(each.payload) for each in client.receive(answers, 2)]
     first, second = sorted(found, key=lambda answer: answer.number)
     assert (first.number, first.error) == (0, None)
@@ -46,7 +46,7 @@ def test_a_result_that_cannot_be_carried_is_an_error(broker: Broker) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number, operation in enumerate(("check", "statistics")):
-        client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(number, operation, {})), settled=True)
     for number, delivery in enumerate(client.receive(answers, 2)):
         answer = unpack_answer(delivery.payload)
         assert (answer.number, answer.result) == (number, None)
@@ -56,7 +56,7 @@ def test_a_result_that_cannot_be_carried_is_an_error(broker: Broker) -> None:
 
 def test_an_answer_for_a_connection_that_is_gone_is_dropped(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
-    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(1, "statistics", {})), settled=True)
     client.to_server()  # the answer is there, and not taken yet
     client.server.receive_end()
     client.rest()
@@ -64,7 +64,7 @@ def test_an_answer_for_a_connection_that_is_gone_is_dropped(client: Client) -> N
 
 def test_answers_wait_for_credit(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
-    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(1, "statistics", {})), settled=True)
     client.rest()
     answers = client.receiver(MANAGEMENT_ADDRESS, name="answers")
     client.rest()
@@ -77,7 +77,7 @@ def test_a_client_that_takes_no_answers_gets_no_credit_for_requests(client: Clie
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     most = client.peer.remaining_credit(asking)
     for number in range(most):
-        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(number, "statistics", {})), settled=True)
     client.rest()
     assert client.peer.remaining_credit(asking) == 0
     answers = client.receiver(MANAGEMENT_ADDRESS, 1, name="answers")
@@ -94,7 +94,7 @@ def test_a_request_comes_after_what_was_sent_before_it_in_the_same_breath(client
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number in (1, 2):
         client.peer.send(sending, encoded(f"message {number}"))
-        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
+        client.peer.send(asking, pack_request(ManagementRequest(number, "statistics", {})), settled=True)
         client.to_server()
     found = [unpack_answer(each.payload).result["queues"] for each in client.receive(answers, 2)]
     depths = [sum(each["messages"] for each in queues if each["name"] == "q") for queues in found]
@@ -125,7 +125,7 @@ def test_a_request_that_waits_is_kept_as_bytes_and_unpacked_when_it_is_its_turn(
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     names = [f"t{number}" for number in range(10_000)]
-    packed = pack_request(Request(1, "discard", {"transactions": names}))
+    packed = pack_request(ManagementRequest(1, "discard", {"transactions": names}))
     client.peer.send(asking, packed, settled=True)
     client.rest()
     ((operation, arguments, done),) = client.waiting
@@ -157,7 +157,7 @@ def test_what_no_operation_takes_is_refused_before_it_waits(
     client = BusyClient(broker).open()
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
-    client.peer.send(asking, pack_request(Request(1, operation, arguments)), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(1, operation, arguments)), settled=True)
     error = unpack_answer(client.receive(answers, 1)[0].payload).error
     assert error is not None
     assert error[0] == "MessageFormatException"
@@ -170,7 +170,7 @@ def test_lists_in_the_places_of_values_are_not_unpacked_beyond_the_limit_of_the_
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     given = {"destination": "q", "given": [[0] * 1_000] * 1_000}
-    client.peer.send(asking, pack_request(Request(1, "uncount", given)), settled=True)
+    client.peer.send(asking, pack_request(ManagementRequest(1, "uncount", given)), settled=True)
     error = unpack_answer(client.receive(answers, 1)[0].payload).error
     assert error is not None
     assert "more members of lists and maps than the limit" in error[1]
