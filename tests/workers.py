@@ -23,6 +23,7 @@ LONG: Final = (
     "spark_connector/test_stream.py",
     "spark_connector/test_checkpoints.py",
     "spark_connector/test_regions.py",
+    "spark_connector/test_samples.py",
     "samples/test_demo.py",
     "faults/test_sweep.py",
     "faults/test_kills.py",
@@ -51,6 +52,7 @@ SHARED: Final = {
     "tests/spark_connector/test_stream.py": "spark",
     "tests/spark_connector/test_checkpoints.py": "spark",
     "tests/spark_connector/test_regions.py": "spark",
+    "tests/spark_connector/test_samples.py": "spark",
     "tests/spark_connector/test_sql.py": "spark",
     "tests/spark_connector/driver/test_worker_python.py": "spark",
 }

@@ -1,4 +1,4 @@
-"""Each sample, run as a reader runs it, prints what it says."""
+"""Each sample, run as a reader runs it, prints what it says; those with Spark: ``spark_connector/test_samples.py``."""
 
 from __future__ import annotations
 
@@ -37,21 +37,6 @@ truck -> TRUCK
     "s06_durable_subscriber": """\
 second visit: published while the reader is away
 second visit: and another
-""",
-    "s07_spark_batch": """\
-orders: 100 amount: 50500
-large: {"order":96,"amount":960}
-large: {"order":97,"amount":970}
-large: {"order":98,"amount":980}
-large: {"order":99,"amount":990}
-large: {"order":100,"amount":1000}
-""",
-    "s08_spark_streaming": """\
-ONCE
-UPON
-A
-TIME
-left in sample.words: 0
 """,
     "s09_simplified_api": """\
 hello
@@ -119,19 +104,6 @@ nails: 400 left
   enough: nails, 400 left
 glue: not sold any more
   enough: glue, gone from the list
-""",
-    "s14_spark_sensors": """\
-sent: 5
-  12:00 roof 5.0  new
-  12:01 yard 9.0  new
-  rejected: roof: 5 degrees (not the JSON of a reading)
-sent: 4
-  12:00 roof 5.0
-  12:01 yard 9.0
-  12:03 roof 8.0  new
-  12:03 yard 8.0  new
-  rejected: {"sensor": "yard", "celsius": 5.0} (a field is missing)
-each minute once, as sent
 """,
 }
 
