@@ -13,7 +13,7 @@ from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.crash
 
-COUNT = 6
+COUNT = 4
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
 
 
@@ -48,8 +48,8 @@ def test_the_contract_holds_wherever_the_connection_is_cut(
     assert frames > 2 * COUNT
     cut_after = 0
     for after in range(frames):
-        # Between two frames, and in the middle of one.
-        for into_next in (0, 5) if fault == "cut" else (0,):
+        # Between two frames, and in the middle of every second one.
+        for into_next in (0, 5) if fault == "cut" and after % 2 else (0,):
             queue = f"{name} {after} {into_next}"
             cuts = proxy.cuts
             proxy.plan(Cut(direction, frames=after, into_next=into_next, half_open=fault == "half open"))
