@@ -116,8 +116,9 @@ class Waiters:
     def wake(self) -> None:
         """Have all of them check again; after the change that they wait for."""
         for lock in list(self._locks):
-            with suppress(RuntimeError):  # it is awake already
-                lock.release()
+            if lock.locked():  # else it is awake already, and checks the condition yet
+                with suppress(RuntimeError):  # another thread has woken it meanwhile
+                    lock.release()
 
 
 class _Work(Generic[T]):

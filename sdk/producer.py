@@ -222,9 +222,11 @@ class MessageProducer:
             entered = state.calling = True
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
-            message = wrapped(message)
+            given, message = message, wrapped(message)
             mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
-            envelope = self._made(message, self._target(destination), mode, priority, time_to_live, delivery_delay)
+            envelope = self._made(
+                message, self._target(destination), mode, priority, time_to_live, delivery_delay, message is not given
+            )
             if state.policy.transacted or on_completion is not None:
                 self._send_later(message, envelope, on_completion)
             elif mode is _PERSISTENT:
@@ -310,7 +312,9 @@ class MessageProducer:
             made: list[Envelope] = []
             for each, own_priority, life in zip(several, priorities, lives, strict=True):
                 try:
-                    made.append(self._made(prepared(each), target, mode, own_priority, life, delivery_delay))
+                    message = prepared(each)
+                    is_own = message is not each
+                    made.append(self._made(message, target, mode, own_priority, life, delivery_delay, is_own))
                 except (JMSException, TypeError, ValueError) as error:
                     if len(several) == 1:
                         raise
@@ -467,6 +471,7 @@ class MessageProducer:
         priority: int | None,
         time_to_live: float | None,
         delivery_delay: float | None,
+        is_own: bool,
     ) -> Envelope:
         """What is sent of a message, into which its id, destination, times, priority and mode are written."""
         now_ms = time.time_ns() // 1_000_000
@@ -485,7 +490,7 @@ class MessageProducer:
         message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
         message._priority = self._priority if priority is None else checked_priority(priority)
         message.delivery_mode = mode
-        return envelope_of(message, Identity(self._producer_id, self._thread_id, sequence))
+        return envelope_of(message, Identity(self._producer_id, self._thread_id, sequence), is_own=is_own)
 
     def _message_id(self, sequence: int) -> str | None:
         policy = self._id_policy

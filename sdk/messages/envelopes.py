@@ -41,8 +41,13 @@ def wrapped(body: object) -> Message:
     )
 
 
-def envelope_of(message: Message, identity: Identity) -> Envelope:
-    """The message as it is carried: no later change of the message or of its body reaches it.
+def envelope_of(message: Message, identity: Identity, *, is_own: bool = False) -> Envelope:
+    """Return the message as it is carried: no later change of the message or of its body reaches it.
+
+    Args:
+        message: what is sent.
+        identity: of its producer, and its number.
+        is_own: whether ``wrapped`` has just made it, and so has checked and copied its body already.
 
     Raises:
         MessageFormatException: a header or the body has a type that a message cannot carry.
@@ -53,10 +58,13 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         check_correlation_id(correlation_id)
     if reply_to is not None:
         check_reply_to(reply_to)
-    for name in ("type", "group_id", "user_id"):
-        value = getattr(message, name)
-        if value is not None:
-            check_text_header(name, value)
+    message_type, group_id, user_id = message.type, message.group_id, message.user_id
+    if message_type is not None:
+        check_text_header("type", message_type)
+    if group_id is not None:
+        check_text_header("group_id", group_id)
+    if user_id is not None:
+        check_text_header("user_id", user_id)
     sequence = message.group_sequence
     if sequence is not None and (type(sequence) is not int or not 0 <= sequence < 2**32):
         raise MessageFormatException(f"group_sequence={sequence!r} is not an int of 32 bits")
@@ -67,20 +75,20 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         (
             destination,
             message.body_kind,
-            message._body_to_send(),
+            message._body if is_own else message._body_to_send(),
             dict(values) if values else None,
             message.message_id,
             correlation_id,
             reply_to,
-            message.type,
+            message_type,
             message.sent_at_ms,
             message.expires_at_ms,
             message.deliver_at_ms,
             message._priority,
             message.delivery_mode is DeliveryMode.PERSISTENT,
-            message.group_id,
+            group_id,
             sequence,
-            message.user_id,
+            user_id,
             identity,
         ),
     )

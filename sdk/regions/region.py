@@ -154,7 +154,8 @@ class Region:
             message.sent_at_ms = now_ms
             identity = self._next_identity()
             message.message_id = f"ID:{identity.producer_id}:{identity.thread_id}-{identity.sequence}"
-            envelope = without_reserved(envelope_of(message, identity))  # as the engine keeps it, for the cache
+            envelope = envelope_of(message, identity, is_own=message is not value)
+            envelope = without_reserved(envelope)  # as the engine keeps it, for the cache
             packed = pack(envelope)
             part.append((_checked(key), PUT, packed))
             messages.append(message_of(envelope, 0))

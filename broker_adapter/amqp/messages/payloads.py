@@ -125,6 +125,8 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
     Raises:
         MessageFormatException: the payload cannot be decoded, and is no dead letter.
     """
+    if payload[:1] == _OWN:  # the usual case, ahead of everything else
+        return unpack(payload)
     if payload[:1] != b"\xc1":
         try:
             return decode_payload(payload, destination)

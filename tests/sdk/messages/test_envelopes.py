@@ -55,6 +55,18 @@ def test_what_is_sent_is_not_changed_by_later_changes() -> None:
     assert envelope.properties == {"p": 1}
 
 
+def test_a_body_that_was_wrapped_for_the_send_is_not_copied_again() -> None:
+    body = {"list": [1]}
+    message = wrapped(body)
+    message.destination = QUEUE
+    envelope = envelope_of(message, IDENTITY, is_own=True)
+
+    body["list"].append(2)
+
+    assert envelope.body is message.body
+    assert envelope.body == {"list": [1]}
+
+
 def test_body_changed_to_something_that_cannot_be_carried_is_refused_at_the_send() -> None:
     message = MapMessage({})
     message.body["x"] = object()
