@@ -19,7 +19,9 @@ MAX_ANNOTATION_BYTES = 4096
 
 
 def is_set_aside(annotations: Iterable[str]) -> bool:
-    """Whether its engine has set a message aside, or put it back from there, or it is an event: it does not expire."""
+    """Return whether its engine has set a message aside, or put it back from there, or it is an event: it does not
+    expire.
+    """
     return not all(name.startswith(ANNOTATION_PREFIX) for name in annotations)
 
 

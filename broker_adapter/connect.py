@@ -31,7 +31,7 @@ _REMEDIES: Final = {
 def transport_for(
     url: str, *, refresh: Refresh | None = None, restores: bool = True
 ) -> tuple[Transport, ClientSettings]:
-    """What connects to the broker that a URL names; it is not open yet.
+    """Return what connects to the broker that a URL names; it is not open yet.
 
     Args:
         url: see :func:`broker_adapter.urls.url.parse_url`.

@@ -69,7 +69,9 @@ def checked_destination(destination: object) -> Destination:
 
 
 def is_destination(value: object) -> TypeGuard[Destination]:
-    """Whether this is a destination, of whatever name: a program may have made it of a name or kind that is none."""
+    """Return whether this is a destination, of whatever name: a program may have made it of a name or kind that is
+    none.
+    """
     return isinstance(value, Destination) and isinstance(value.name, str) and isinstance(value.kind, DestinationKind)
 
 

@@ -528,7 +528,7 @@ class InProcessTransport:
         self._call(command, timeout)
 
     def _commit_session(self, session: int) -> str:
-        """What the ids of a session's commits name it."""
+        """Return what the ids of a session's commits name it."""
         return f"{self._commit_prefix}/{session}"
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
@@ -576,7 +576,7 @@ class InProcessTransport:
                 self._submitting = False
 
     def _take_outbox(self) -> list[c.Command]:
-        """What has gathered, as few commands as its order allows.  In the engine's thread."""
+        """Return what has gathered, as few commands as its order allows.  In the engine's thread."""
         self._is_collecting = False  # before the outbox is emptied: what comes from here on asks for its own turn
         commands: list[c.Command] = []
         outbox, consumers, epoch = self._outbox, self._consumers, self._epoch

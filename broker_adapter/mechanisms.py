@@ -91,7 +91,7 @@ class Trust:
         self.strongest = max(self.strongest, strength_of(mechanism, tls=tls))
 
     def may_have_password(self, url: AmqpURL, *, of_url: bool) -> bool:
-        """Whether the password may be sent to the host of an address as it is.
+        """Return whether the password may be sent to the host of an address as it is.
 
         Args:
             url: the address.

@@ -75,7 +75,7 @@ class Unread(NamedTuple):
     size: int  #: members of a list, keys of a map; bytes of the others, with those of their head
 
     def __str__(self) -> str:
-        """What it is, as errors say it."""
+        """Return what it is, as errors say it."""
         return (
             f"{'an' if self.kind == 'extension' else 'a'} {self.kind} of {self.size} {_UNITS.get(self.kind, 'bytes')}"
         )
@@ -141,7 +141,7 @@ def check_depth(value: Any, most: int) -> None:
 
 
 def map_members(data: bytes | memoryview) -> int:
-    """How many keys the map has that this data begins with; 0 where it begins with none, or is cut short."""
+    """Return how many keys the map has that this data begins with; 0 where it begins with none, or is cut short."""
     code = data[0] if data else 0
     if 0x80 <= code < 0x90:
         return code & 0x0F
@@ -247,7 +247,7 @@ class Outliner:
 
 
 def _kind_of(code: int) -> str:
-    """What begins with this type code; "number" stands for True, False and None as well."""
+    """Return what begins with this type code; "number" stands for True, False and None as well."""
     if 0x90 <= code < 0xA0 or code in (0xDC, 0xDD):
         return "list"
     if 0x80 <= code < 0x90 or code in (0xDE, 0xDF):

@@ -24,7 +24,7 @@ _LINGER_SECONDS: Final = 1.0
 
 
 def may_be_interrupted() -> bool:
-    """Whether handlers of signals run in this thread: after a fork, that is the one that forked."""
+    """Return whether handlers of signals run in this thread: after a fork, that is the one that forked."""
     return threading.get_ident() == threading.main_thread().ident
 
 

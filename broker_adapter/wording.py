@@ -28,7 +28,8 @@ def why_unencodable(error: Exception) -> str:
 
 
 def most_similar(name: str, known: Iterable[str]) -> str:
-    """What follows an unknown name: the known one that is the most similar to it, whatever their case; empty: none is.
+    """Return what follows an unknown name: the known one that is the most similar to it, whatever their case; empty:
+    none is.
 
     Args:
         name: that is unknown.

@@ -79,7 +79,7 @@ Request = Callable[[str, Mapping[str, Any], float | None], Any]
 
 
 def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> AckRecord | None:
-    """What to remember of a message, where it can be recognised.
+    """Return what to remember of a message, where it can be recognised.
 
     Args:
         source: what it came from; None: nothing of that is ever redelivered.
@@ -95,7 +95,7 @@ def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery
 
 
 def _is_another(known: AckRecord, record: AckRecord) -> bool:
-    """Whether this is another message, though it has the same name: producers may give one id twice."""
+    """Return whether this is another message, though it has the same name: producers may give one id twice."""
     return known[2] is not None and record[2] is not None and known[2] != record[2]
 
 
@@ -335,7 +335,7 @@ def _named(source: Source) -> dict[str, Any]:
 
 
 def _says_what_is_lost(answer: Any) -> bool:
-    """Whether this is an answer to ``settle_positions``."""
+    """Return whether this is an answer to ``settle_positions``."""
     if not isinstance(answer, Mapping) or type(answer.get("settled")) is not int:
         return False
     lost = answer.get("lost")

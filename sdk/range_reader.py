@@ -42,12 +42,12 @@ _NAME_HEAD_BYTES = 5
 
 
 def is_above_limit(error: JMSException) -> bool:
-    """Whether an error says that a message is larger than the limit of the broker or of the embedded engine."""
+    """Return whether an error says that a message is larger than the limit of the broker or of the embedded engine."""
     return error.error_code in ("amqp:link:message-size-exceeded", MESSAGE_TOO_LARGE)
 
 
 def is_too_large(error: JMSException) -> bool:
-    """Whether an error that a message meets says that the message is larger than the broker or the client takes."""
+    """Return whether an error that a message meets says that the message is larger than the broker or the client takes."""
     return isinstance(error, MessageFormatException) or is_above_limit(error)
 
 
@@ -144,7 +144,7 @@ class RangeReader:
         }
 
     def bounds(self, run: str | None = None, *, make: bool = True) -> Bounds:
-        """What is there.
+        """Return what is there.
 
         Args:
             run: in which positions were seen; ``kept`` tells which of them are still valid.
@@ -312,7 +312,8 @@ def send_envelopes(producer: MessageProducer, envelopes: Iterable[Envelope]) -> 
 def bounds_of_queues(
     connection: Connection, runs: Mapping[str, str], *, make: bool = False, claim: str | None = None
 ) -> dict[str, Bounds | None]:
-    """What several queues have, in one request for :data:`QUEUES_OF_REQUEST` of them, or for fewer with long names.
+    """Return what several queues have, in one request for :data:`QUEUES_OF_REQUEST` of them, or for fewer with long
+    names.
 
     Args:
         connection: to a Holdfast broker.

@@ -31,7 +31,7 @@ class SendAnswers:
         self._wake = wake
 
     def of(self, index: int) -> Callable[[JMSException | None], None]:
-        """What is to be called with the answer to a message."""
+        """Return what is to be called with the answer to a message."""
         return partial(self._settled, index)
 
     def all_sent(self, count: int) -> None:
@@ -62,7 +62,7 @@ def none_sent(error: JMSException, count: int) -> None:
 
 
 def failed(errors: dict[int, JMSException], count: int) -> JMSException:
-    """What the application is told where some messages of several failed: the error of the first one.
+    """Return what the application is told where some messages of several failed: the error of the first one.
 
     Args:
         errors: by index of the message.

@@ -76,7 +76,7 @@ def range_reader(connection: Connection, options: SourceOptions, claim: str | No
 def bounds_of(
     connection: Connection, options: SourceOptions, run: str | None = None, claim: str | None = None
 ) -> Bounds:
-    """What is there, and what of a run of the broker is still valid; what is missing is made, but for an option."""
+    """Return what is there, and what of a run of the broker is still valid; what is missing is made, but for an option."""
     make = not options.fail_on_missing
     if make and options.topic is not None and options.subscription is not None and options.client_id is None:
         with connection.create_session() as session:
@@ -115,7 +115,7 @@ def one_by_one(connection: Connection, options: SourceOptions) -> list[SourceOpt
 
 
 def positions_per_task(options: SourceOptions, message_bytes: int | None) -> int:
-    """How many positions a task has at most, of messages of so many bytes on average (None: not known)."""
+    """Return how many positions a task has at most, of messages of so many bytes on average (None: not known)."""
     return positions_of_task(options.max_messages_per_partition, options.max_bytes_per_partition, message_bytes)
 
 
@@ -217,7 +217,7 @@ def _browsed(envelopes: list[Envelope], partition: BrowsePartition) -> pa.Record
 
 
 def _as_it_came(message: Message) -> Envelope:
-    """What a message says, also such as we could not send."""
+    """Return what a message says, also such as we could not send."""
     return Envelope(
         message.destination or Destination(""),
         message.body_kind,

@@ -55,16 +55,16 @@ def transaction_of(group: str, batch: int, attempt: Attempt) -> str:
 
 
 def earlier_attempts(group: str, batch: int, attempt: Attempt) -> list[str]:
-    """What the names of the transactions begin with that earlier attempts of the same task staged."""
+    """Return what the names of the transactions begin with that earlier attempts of the same task staged."""
     run = all_of_run(group, batch, attempt.run)
     return [f"{run}{attempt.partition}.{number}." for number in range(attempt.number)]
 
 
 def all_of_batch(group: str, batch: int) -> str:
-    """What the names of the transactions of a batch begin with."""
+    """Return what the names of the transactions of a batch begin with."""
     return f"{group}/{batch}/"
 
 
 def all_of_run(group: str, batch: int, run: str) -> str:
-    """What the names of the transactions of a batch begin with that one run of the query stages."""
+    """Return what the names of the transactions of a batch begin with that one run of the query stages."""
     return f"{group}/{batch}/{run}."

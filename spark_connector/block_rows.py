@@ -224,7 +224,7 @@ class _PlainMessages:
         return self._slices(self._bounds[:, index : index + 2], wanted)
 
     def _slices(self, bounds: _Numbers, wanted: _Numbers | None = None) -> pa.Array:
-        """What stands between these bounds of the block, which increase; null where it is not wanted."""
+        """Return what stands between these bounds of the block, which increase; null where it is not wanted."""
         count = len(bounds)
         if not count:
             return pa.nulls(0, pa.binary())
@@ -243,7 +243,7 @@ def _heads(payloads: bytes, starts: _Numbers) -> _Numbers:
 
 
 def _bounds(heads: _Numbers, starts: _Numbers) -> _Numbers:
-    """Where the parts of each message begin, a column each, and where the last one ends."""
+    """Return where the parts of each message begin, a column each, and where the last one ends."""
     bounds = np.empty((len(heads), len(_PARTS) + 1), np.int64)
     bounds[:, 0] = starts + _HEAD.itemsize
     for index, name in enumerate(_PARTS):

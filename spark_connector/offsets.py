@@ -59,12 +59,12 @@ def offset_from(fields: Mapping[str, Any]) -> Offset:
 
 
 def beginning(bounds: Bounds, claim: str) -> Offset:
-    """Where a query begins that has this claim: at the oldest message that is there."""
+    """Return where a query begins that has this claim: at the oldest message that is there."""
     return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run, bounds.settled, claim)
 
 
 def latest(start: Offset, bounds: Bounds, head: int, most: int | None) -> Offset:
-    """How far a batch goes.
+    """Return how far a batch goes.
 
     Args:
         start: where it begins.
@@ -102,7 +102,7 @@ def span(start: Offset, end: Offset) -> tuple[int, int]:
 
 
 def has_positions(start: Offset, end: Offset) -> bool:
-    """Whether a batch between two offsets has positions, or may have lost some."""
+    """Return whether a batch between two offsets has positions, or may have lost some."""
     first, stop = span(start, end)
     return first < stop or start.base > end.base
 
@@ -115,7 +115,7 @@ class Loss(NamedTuple):
 
 
 def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
-    """What is lost between an offset and the queue.
+    """Return what is lost between an offset and the queue.
 
     Args:
         start: up to which messages were read.
@@ -157,7 +157,7 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
 
 
 def is_due(waiting: int, least: int | None, waited_seconds: float, most_seconds: float) -> bool:
-    """Whether a batch begins.
+    """Return whether a batch begins.
 
     Args:
         waiting: positions that it could have.
@@ -174,7 +174,8 @@ def in_turn(names: Iterable[str], last: str | None) -> list[str]:
 
 
 def shares(most: int, wanted: Mapping[str, int], last: str | None = None) -> dict[str, int]:
-    """What of a limit each gets: what it wants where that fits, else in proportion, and one at least if that fits.
+    """Return what of a limit each gets: what it wants where that fits, else in proportion, and one at least if that
+    fits.
 
     Args:
         most: of all together.
@@ -222,7 +223,7 @@ ANY_PARTS: Final = PartCounts()
 
 
 def positions_of_task(most: int, most_bytes: int | None, message_bytes: int | None) -> int:
-    """How many positions a task has at most: one at least.
+    """Return how many positions a task has at most: one at least.
 
     Args:
         most: positions.

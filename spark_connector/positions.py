@@ -111,14 +111,14 @@ def _position(option: str, text: str) -> Position:
 
 
 def is_behind(begin: Position, end: Position) -> bool:
-    """Whether a range has nothing because it begins behind its end, as far as the two say it without a queue."""
+    """Return whether a range has nothing because it begins behind its end, as far as the two say it without a queue."""
     if isinstance(begin, Instant) and isinstance(end, Instant):
         return begin.ms > end.ms
     return isinstance(begin, int) and isinstance(end, int) and begin > end
 
 
 def hint_of_instant(position: int) -> str:
-    """What to write in place of a position that no queue has, if it can be meant as a time of this century."""
+    """Return what to write in place of a position that no queue has, if it can be meant as a time of this century."""
     for name, scale in (("seconds", 1), ("milliseconds", 1000)):
         seconds = position / scale
         if _EARLY <= seconds < _LATE:

@@ -76,7 +76,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return JmsStreamReader(self._options, self._columns).getDefaultReadLimit()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins, in each queue."""
+        """Return where a new query begins, in each queue."""
         return _joined(self._of_each(JmsStreamReader.first_offset))
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -85,7 +85,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes in each queue; settles what is below ``start`` where there is nothing new."""
+        """Return how far the next batch goes in each queue; settles what is below ``start`` where there is nothing new."""
         watch_for_end()
         starts = self._offsets(start)
         self._waits = False
@@ -128,7 +128,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return _joined(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What the queues have, as of a single queue."""
+        """Return what the queues have, as of a single queue."""
         found = {name: reader.reportLatestOffset() for name, reader in self._readers.items()}
         return _joined({name: offset for name, offset in found.items() if offset is not None})
 
@@ -185,7 +185,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return reader
 
     def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
-        """What the readers answer, without those of queues that were deleted since their names were asked for."""
+        """Return what the readers answer, without those of queues that were deleted since their names were asked for."""
         found = self._current_bounds(dict.fromkeys(self._queues(), ""), (), must=True)
         answers = {}
         for name, bounds in found.items():
@@ -198,7 +198,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _current_bounds(
         self, runs: Mapping[str, str], known: Container[str], *, must: bool = False
     ) -> dict[str, Bounds | None]:
-        """What queues have, as ``JmsStreamReader.current_bounds``, without those that were deleted.
+        """Return what queues have, as ``JmsStreamReader.current_bounds``, without those that were deleted.
 
         Args:
             runs: by the name of each queue: with which the broker is asked.
@@ -234,7 +234,8 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _ask_for_bounds(
         self, runs: Mapping[str, str], seconds: float | None, *, must: bool
     ) -> dict[str, Bounds | None]:
-        """What the broker answers about these queues in one request; nothing where each is to be asked about alone.
+        """Return what the broker answers about these queues in one request; nothing where each is to be asked about
+        alone.
 
         That is where it refuses the request: the user may not ask about one of them, or another query has claimed one.
         """
@@ -260,7 +261,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return {}
 
     def _bounds_of(self, name: str, run: str, answer: Bounds | None, *, must: bool) -> Bounds | None:
-        """What a queue has: what the broker has answered, or what it answers where it is asked about this one."""
+        """Return what a queue has: what the broker has answered, or what it answers where it is asked about this one."""
         reader = self._reader(name)
         if answer is not None:
             reader.take_bounds(run, answer)
@@ -355,12 +356,12 @@ def _known(bounds: Bounds | None) -> Bounds:
 
 
 def _begin_of(end: dict[str, Any]) -> dict[str, Any]:
-    """Where a queue began that was found in the batch that ends here."""
+    """Return where a queue began that was found in the batch that ends here."""
     goal = offset_from(end)
     return goal._replace(next=goal.base).to_json()
 
 
 def _count(start: dict[str, Any], end: dict[str, Any], bounds: Bounds | None) -> int:
-    """How many positions a batch has, of a queue that has this now."""
+    """Return how many positions a batch has, of a queue that has this now."""
     first, stop = span(offset_from(start), offset_from(end))
     return max(0, stop - (first if bounds is None else max(first, bounds.first)))

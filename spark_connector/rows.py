@@ -398,7 +398,7 @@ def check_sink_schema(schema: StructType) -> None:
 
 
 def _can_be_properties(kind: DataType) -> bool:
-    """Whether values of this type can be properties; types that are no maps are none of them."""
+    """Return whether values of this type can be properties; types that are no maps are none of them."""
     return not isinstance(kind, MapType) or (
         isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _PROPERTY_TYPES)
     )

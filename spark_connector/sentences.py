@@ -60,7 +60,7 @@ def _watched(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_worker() -> bool:
-    """Whether this process is a worker of Spark."""
+    """Return whether this process is a worker of Spark."""
     return os.environ.get(_RUNTIME) == _WORKER
 
 

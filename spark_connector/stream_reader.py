@@ -117,7 +117,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins: where the option says, by default at the oldest message that is there."""
+        """Return where a new query begins: where the option says, by default at the oldest message that is there."""
         return self.first_offset(None)
 
     def first_offset(self, known: Bounds | None) -> dict[str, Any]:
@@ -134,12 +134,12 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return with_retries(self._options, begin)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
+        """Return what the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
         bounds = self._bounds
         return None if bounds is None else beginning(bounds, self.claim.id)._replace(next=bounds.next).to_json()
 
     def waiting(self, start: dict[str, Any]) -> int:
-        """How many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
+        """Return how many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
         bounds = self.current_bounds(offset_from(start).run)
         return 0 if bounds is None else self.waiting_in(start, bounds)
 
@@ -156,7 +156,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._frozen_head = bounds.next
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; settles what is below ``start`` where there is nothing new.
+        """Return how far the next batch goes; settles what is below ``start`` where there is nothing new.
 
         Called all the time, so it asks the broker only every ``headRefreshSeconds``.
         """
@@ -272,11 +272,11 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._bounds
 
     def bounds_now(self) -> Bounds:
-        """What the queue has; tries for ``retrySeconds``."""
+        """Return what the queue has; tries for ``retrySeconds``."""
         return with_retries(self._options, lambda connection: self._look(connection, None))
 
     def known_bounds(self, run: str) -> Bounds | None:
-        """What the queue had, not longer than ``headRefreshSeconds`` ago; None where that is not known."""
+        """Return what the queue had, not longer than ``headRefreshSeconds`` ago; None where that is not known."""
         if self._bounds is None or self.claim.takes_over:
             return None
         if time.monotonic() - self._refreshed < self._options.head_refresh_seconds:
@@ -301,7 +301,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise error
 
     def current_bounds(self, run: str) -> Bounds | None:
-        """What the queue has, not older than ``headRefreshSeconds``; None while the broker is away."""
+        """Return what the queue has, not older than ``headRefreshSeconds``; None while the broker is away."""
         known = self.known_bounds(run)
         if known is not None:
             return known

@@ -88,7 +88,7 @@ class Written(WriterCommitMessage):
 
 
 def destination_of(options: SinkOptions) -> Destination:
-    """Where the rows go."""
+    """Return where the rows go."""
     if options.queue is not None:
         return Destination(options.queue)
     return Destination(options.topic or "", DestinationKind.TOPIC)
@@ -238,7 +238,7 @@ class Unsent:
         self._parts.append((len(self.envelopes), rows, place, number))
 
     def refusal(self, index: int, reason: JMSException) -> RowError:
-        """What is told where one of the envelopes is refused for what is in it."""
+        """Return what is told where one of the envelopes is refused for what is in it."""
         first, rows, place, number = next(each for each in reversed(self._parts) if each[0] <= index)
         column, value = largest_cell(rows, place + index - first)
         return RowError.of(number + index - first, column, value, str(reason))

@@ -16,7 +16,7 @@ class Addresses:
     topic_prefix: str = ""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Return whether there is anything to do."""
         return bool(self.queue_prefix or self.topic_prefix)
 
     def of(self, destination: Destination) -> str:

@@ -114,7 +114,7 @@ def exception_for(error: AmqpError | None, otherwise: str, default: type[JMSExce
 
 
 def _redirect(info: dict[str, Any]) -> Redirect | None:
-    """Where a redirect of a connection leads, where it says so in the right types."""
+    """Return where a redirect of a connection leads, where it says so in the right types."""
     network_host, port, hostname, scheme = [info.get(key) for key in ("network-host", "port", "hostname", "scheme")]
     host = network_host or hostname
     if not isinstance(host, str) or not host or type(port) is bool or not isinstance(port, int):
@@ -130,7 +130,7 @@ def _redirect(info: dict[str, Any]) -> Redirect | None:
 
 
 def _where_to(info: dict[str, Any]) -> str:
-    """Where a redirect leads (AMQP 1.0 sections 2.8.16 and 2.8.18), in words."""
+    """Return where a redirect leads (AMQP 1.0 sections 2.8.16 and 2.8.18), in words."""
     host, port, address = info.get("network-host") or info.get("hostname"), info.get("port"), info.get("address")
     words = [] if address is None else [repr(str(address))]
     if host is not None:
@@ -145,7 +145,7 @@ def sent_code(exception: JMSException) -> str | None:
 
 
 def error_for(exception: JMSException) -> AmqpError:
-    """What to tell a peer.  A condition that the exception already carries is kept."""
+    """Return what to tell a peer.  A condition that the exception already carries is kept."""
     if isinstance(exception, InvalidClientIDException):
         return AmqpError("amqp:invalid-field", exception.reason, {"invalid-field": "container-id"})
     code = sent_code(exception)

@@ -41,5 +41,5 @@ class LoopThread:
         self.loop.close()
 
     def owns_current_thread(self) -> bool:
-        """Whether the caller runs in the loop's thread, which must not wait."""
+        """Return whether the caller runs in the loop's thread, which must not wait."""
         return threading.get_ident() == self._thread_id

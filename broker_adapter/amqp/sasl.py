@@ -105,13 +105,15 @@ class Users(Protocol):
     """The users that may log in."""
 
     def verifier(self, username: str) -> Verifier | None:
-        """What proves this user's password; for an unknown one None, or a decoy of their own (see :func:`decoy`)."""
+        """Return what proves this user's password; for an unknown one None, or a decoy of their own (see
+        :func:`decoy`).
+        """
 
     def check(self, username: str, password: str) -> bool:
-        """Whether this is the password; takes as long for unknown users."""
+        """Return whether this is the password; takes as long for unknown users."""
 
     def has(self, username: str) -> bool:
-        """Whether there is such a user, who is authenticated in another way."""
+        """Return whether there is such a user, who is authenticated in another way."""
 
 
 class Work(NamedTuple):
@@ -224,7 +226,7 @@ class _Exchange:
         return b"".join(output)
 
     def leftover(self) -> bytes:
-        """What came after the login."""
+        """Return what came after the login."""
         rest, self._input = self._input, b""
         return rest
 
@@ -385,7 +387,7 @@ class ClientLogin(_Exchange):
         self._send(_RESPONSE, client_final.encode())
 
     def _is_proven(self, proof: Any) -> bool:
-        """Whether the broker, too, knows the password; notes the error where it does not."""
+        """Return whether the broker, too, knows the password; notes the error where it does not."""
         try:
             self._scram.set_server_final(_binary(proof).decode())
         except (ScramException, ValueError):
@@ -559,7 +561,8 @@ _decoy_key: Final = secrets.token_bytes(32)
 def decoy(
     username: str, key: bytes = _decoy_key, *, salt_bytes: int = 32, iterations: int = MIN_ITERATIONS
 ) -> Verifier:
-    """What an unknown user seems to have: the same each time, so that asking twice tells nothing; no password fits it.
+    """Return what an unknown user seems to have: the same each time, so that asking twice tells nothing; no password
+    fits it.
 
     Args:
         username: of the user that there is not.
@@ -582,7 +585,7 @@ def _shortened(digits: str) -> str:
 
 
 def _is_allowed(iterations: str) -> bool:
-    """Whether so many iterations, in digits, are done."""
+    """Return whether so many iterations, in digits, are done."""
     return len(iterations) <= len(str(MAX_ITERATIONS)) and MIN_ITERATIONS <= int(iterations) <= MAX_ITERATIONS
 
 
@@ -591,7 +594,7 @@ _HTTP: Final = (b"HTTP/", b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"C
 
 
 def _guess(head: bytes, about_tls: str) -> str:
-    """What the other side seems to speak instead, in brackets; empty where there is no telling."""
+    """Return what the other side seems to speak instead, in brackets; empty where there is no telling."""
     if head.startswith(_HTTP):
         return " (that is HTTP)"
     if head[:1] in (b"\x15", b"\x16") and head[1:2] == b"\x03":

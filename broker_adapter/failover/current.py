@@ -56,7 +56,7 @@ class SessionCall:
             self.end_wait(self.error("the acknowledgement"))
 
     def error(self, what: str) -> IllegalStateException:
-        """What the call raises; ``what`` is the operation that waits."""
+        """Return what the call raises; ``what`` is the operation that waits."""
         return IllegalStateException(f"{what}: {self.ended} was closed meanwhile")
 
 
@@ -101,7 +101,7 @@ class CurrentTransport:
         return self.rules.state
 
     def is_closed(self) -> bool:
-        """Whether the application has closed the connection."""
+        """Return whether the application has closed the connection."""
         return self.rules.state is State.CLOSED
 
     # Changes, under the lock.

@@ -13,7 +13,7 @@ from broker_adapter.errors import (
 
 
 def says_why(error: JMSException) -> bool:
-    """Whether the broker has ended the connection for something that it was sent, and did not just go."""
+    """Return whether the broker has ended the connection for something that it was sent, and did not just go."""
     return error.error_code is not None and not isinstance(error, ConnectionLostException | StoreException)
 
 

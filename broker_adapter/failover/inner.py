@@ -31,7 +31,7 @@ class Inner(Transport, Protocol):
         """Whether the connection was open, and is so no more."""
 
     def in_callback(self) -> bool:
-        """Whether the caller is a callback of the transport, which must not wait."""
+        """Return whether the caller is a callback of the transport, which must not wait."""
 
     def confirm_until(self, begin: Callable[[EndWait], None], timeout: float | None) -> None:
         """``confirm``; ``begin`` is called first, with what ends the wait."""
@@ -43,12 +43,12 @@ class Inner(Transport, Protocol):
         """Make temporary destinations again that a lost connection had, all in one round trip."""
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
+        """Return where else the broker can be reached; changes come as ``ServersAnnounced``."""
 
     def resolve_commit(
         self, session: int, commit_number: int, age_seconds: float, timeout: float | None
     ) -> bool | None:
-        """Whether a commit of an earlier connection was done; None where the broker cannot tell."""
+        """Return whether a commit of an earlier connection was done; None where the broker cannot tell."""
 
 
 @attrs.frozen

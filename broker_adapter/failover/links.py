@@ -103,7 +103,7 @@ class LinkTable:
         return next(self._numbers)
 
     def is_registered(self, link: Link) -> bool:
-        """Whether a link is not closed."""
+        """Return whether a link is not closed."""
         return self._links.get(link.number) is link
 
     def of_session(self, session: int) -> list[Link]:
@@ -111,7 +111,7 @@ class LinkTable:
         return [each for each in self._links.values() if each.spec.session == session]
 
     def has_consumer(self, destination: Destination) -> bool:
-        """Whether a consumer's or browser's link comes from a destination."""
+        """Return whether a consumer's or browser's link comes from a destination."""
         return any(
             isinstance(each.spec, ReceiverSpec) and each.spec.destination == destination
             for each in self._links.values()

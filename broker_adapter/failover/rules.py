@@ -214,7 +214,7 @@ class Reconnect:
         return self._try(now)
 
     def process(self, event: Event, now: float) -> Action:
-        """What happened, and at which instant; returns what is to be done."""
+        """Return what happened, and at which instant; returns what is to be done."""
         handler = self._TABLE.get((self.state, type(event)))
         return None if handler is None else handler(self, event, now)
 
@@ -309,7 +309,7 @@ class Reconnect:
         return attrs.evolve(following, at=min(following.at, until)) if isinstance(following, Try) else following
 
     def _target(self, redirect: Redirect) -> AmqpURL:
-        """Where a redirect leads."""
+        """Return where a redirect leads."""
         here = self.address
         tls = here.tls if redirect.scheme is None else redirect.scheme in ("amqps", "ssl", "tls")
         vhost = redirect.hostname or here.amqp.vhost

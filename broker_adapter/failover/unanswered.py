@@ -188,7 +188,7 @@ class UnansweredSends:
 
 
 def _refused_of(sends: Sequence[Send]) -> tuple[Send, JMSException] | None:
-    """Which of these sends is not repeated any more, with its error; None: all are.
+    """Return which of these sends is not repeated any more, with its error; None: all are.
 
     Args:
         sends: those of a connection or link that has ended, the oldest first.

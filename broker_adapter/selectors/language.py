@@ -102,7 +102,7 @@ class Selector:
         self._is_true = is_true
 
     def matches(self, values: Values) -> bool:
-        """Whether the selector is true of a message.
+        """Return whether the selector is true of a message.
 
         Args:
             values: gives the value of a header or property; None where there is none.

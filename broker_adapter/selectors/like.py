@@ -113,7 +113,9 @@ def _fitting(first: _Characters, middle: tuple[_Part, ...], left_over: int, last
 
 
 def _fits_long(middle: tuple[_Part, ...], text: str, end: int, stop: int, steps: int) -> bool | None:
-    """Whether these parts are found in the text from ``end`` to ``stop``; None where it takes more steps to tell."""
+    """Return whether these parts are found in the text from ``end`` to ``stop``; None where it takes more steps to
+    tell.
+    """
     for before, core, length, run, run_at, after in middle:
         start = end + before
         behind = length - run_at - len(run)
@@ -166,7 +168,7 @@ def _searching(core: str | re.Pattern[str]) -> Callable[[str, int, int], re.Matc
 
 
 def _core(part: _Characters) -> str | re.Pattern[str]:
-    """What is compared with a text at one place: by itself where there is no ``_`` in it."""
+    """Return what is compared with a text at one place: by itself where there is no ``_`` in it."""
     text = "".join(each for each in part if each is not None)
     return text if len(text) == len(part) else _compiled(part)
 

@@ -107,7 +107,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_alike(left: Any, right: Any) -> bool:
-    """Whether two values that are known can be compared with ``=``."""
+    """Return whether two values that are known can be compared with ``=``."""
     if isinstance(left, bool) or isinstance(right, bool):
         return isinstance(left, bool) and isinstance(right, bool)
     if isinstance(left, str):
@@ -296,5 +296,5 @@ def negative(value: Value) -> Value:
 
 
 def literal_value(value: Any, kind: str, column: int) -> Value:
-    """What is written in the selector itself."""
+    """Return what is written in the selector itself."""
     return Value(lambda values: value, kind, value, None, column)

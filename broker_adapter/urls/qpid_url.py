@@ -60,7 +60,7 @@ class QpidURL:
 
 
 def is_qpid_url(text: str) -> bool:
-    """Whether a URL that begins with ``amqp://`` has this form: it has a list of brokers."""
+    """Return whether a URL that begins with ``amqp://`` has this form: it has a list of brokers."""
     return any(part.startswith("brokerlist=") for part in text.partition("?")[2].split("&"))
 
 

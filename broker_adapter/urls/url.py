@@ -259,7 +259,7 @@ def _settings(cls: type, options: dict[str, str]):  # type: ignore[no-untyped-de
 
 
 def _may_cut_a_password(text: str) -> bool:
-    """Whether what stands ahead of the last ``@`` may be one password that has what divides a URL."""
+    """Return whether what stands ahead of the last ``@`` may be one password that has what divides a URL."""
     head, separator, _ = text.rpartition("@")
     return bool(separator) and _ENCODED.fullmatch(head) is None
 

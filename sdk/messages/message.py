@@ -232,7 +232,7 @@ class Message:
         return self._delivery_count > 1
 
     def is_body_assignable_to(self, kind: type) -> bool:
-        """Whether ``get_body(kind)`` gives the body (as ``Message.isBodyAssignableTo``)."""
+        """Return whether ``get_body(kind)`` gives the body (as ``Message.isBodyAssignableTo``)."""
         check_body_type(kind)
         return self._body is None or isinstance(self.body, kind)
 

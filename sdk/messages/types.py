@@ -380,7 +380,7 @@ _FORMS: Final = {
 
 
 def _cursor_of(message: BytesMessage | StreamMessage) -> int:
-    """Where the next read begins."""
+    """Return where the next read begins."""
     cursor = getattr(message, "_cursor", 0)  # a received message has none before its first read
     if cursor is None:
         raise MessageNotReadableException("the body is being written; call reset() to read it")

@@ -155,7 +155,9 @@ class DeliveryFilter:
         self._prefetch.count_used()
 
     def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
-        """Whether a message is redelivered only because its acknowledgement was lost; it is then acknowledged again."""
+        """Return whether a message is redelivered only because its acknowledgement was lost; it is then acknowledged
+        again.
+        """
         state = self._state
         acknowledgements = state.acknowledgements
         record = ack_record_for(self._source, envelope, delivery)

@@ -87,7 +87,7 @@ class RegionCache:
         return f"<RegionCache of {len(self)} keys>"
 
     def __len__(self) -> int:
-        """How many keys are there."""
+        """Return how many keys are there."""
         return len(self._keys) - len(self._destroyed)
 
     def __iter__(self) -> Iterator[str]:
@@ -99,7 +99,7 @@ class RegionCache:
         return list(self._keys)
 
     def get(self, key: str) -> CachedKey | None:
-        """What is known of a key; None: nothing."""
+        """Return what is known of a key; None: nothing."""
         return self._keys.get(key)
 
     def value_before(self, key: str, version: int) -> Message | None:
@@ -166,7 +166,7 @@ class RegionCache:
             self._remove(key)
 
     def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
-        """What was read of the server, for a registration or again; returns whether the cache has taken it.
+        """Return what was read of the server, for a registration or again; returns whether the cache has taken it.
 
         Args:
             key: the key.

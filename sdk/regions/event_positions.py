@@ -31,7 +31,7 @@ class EventPositions:
         self._others: dict[str | None, tuple[int, str | None]] = {}  #: position and run, by store
 
     def is_elsewhere(self, store: str | None) -> bool:
-        """Whether a store is known to be another one."""
+        """Return whether a store is known to be another one."""
         return self.store is not None and store != self.store
 
     def move(self, store: str | None) -> bool:

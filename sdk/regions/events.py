@@ -304,7 +304,7 @@ class ClientEvents:
         self.is_ready = True
 
     def in_own_thread(self) -> bool:
-        """Whether a listener of a region is what calls."""
+        """Return whether a listener of a region is what calls."""
         return threading.current_thread() is self._thread
 
     def start(self) -> None:

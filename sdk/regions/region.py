@@ -326,7 +326,7 @@ class Region:
         return [key for key, _, _, _ in self._state.read(values=False)]
 
     def _answers_for_all(self, *policies: ResultPolicy) -> bool:
-        """Whether the connection is away, and the cache has all keys by one of these policies; under the lock."""
+        """Return whether the connection is away, and the cache has all keys by one of these policies; under the lock."""
         how = self._state.interests.get(Interest(ALL_KEYS, ""))
         has_all = how is not None and how.policy in policies and self._state.cache.is_whole
         return has_all and self._events.is_interrupted
@@ -336,7 +336,7 @@ class Region:
         self._events.require_connected(f"the cache of region {self.name!r} does not have {what}")
 
     def __contains__(self, key: str) -> bool:
-        """Whether the region has a key, with or without a value."""
+        """Return whether the region has a key, with or without a value."""
         self._events.require_usable()
         state = self._state
         with state.lock:
@@ -551,7 +551,7 @@ def _require_strings(**strings: object) -> None:
 
 
 def _seem_swapped(name: str, selector: str) -> bool:
-    """Whether a query's selector looks like a name, and its name is a selector that does not look like one."""
+    """Return whether a query's selector looks like a name, and its name is a selector that does not look like one."""
     if not selector.isidentifier() or name.isidentifier():
         return False
     try:

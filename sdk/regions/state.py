@@ -176,11 +176,11 @@ class RegionState:
     # Keys.
 
     def covers(self, key: str) -> bool:
-        """Whether the server tells of each change of a key; under the lock."""
+        """Return whether the server tells of each change of a key; under the lock."""
         return self._is_covered(key, self.interests)
 
     def _is_covered(self, key: str, interests: Collection[Interest]) -> bool:
-        """Whether one of some interests covers a key, of those that there are; under the lock."""
+        """Return whether one of some interests covers a key, of those that there are; under the lock."""
         if Interest(ALL_KEYS, "") in interests or Interest(KEY, key) in interests:
             return True
         return any(each in interests and matches(key) for each, matches in self._expressions.items())

@@ -90,7 +90,7 @@ class EngineHost:
         self._limited_log.write("turned away", "turned a caller away at the registry of the engine: %s", reason)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:
-        """What a caller that has the key asks for.
+        """Return what a caller that has the key asks for.
 
         Raises:
             OSError, EOFError, ValueError: it has not, or does not speak as a worker process does.

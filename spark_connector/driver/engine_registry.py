@@ -48,7 +48,7 @@ class EngineRegistry(NamedTuple):
 
 
 def proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
-    """What shows that a side has the key."""
+    """Return what shows that a side has the key."""
     return hmac.digest(key, side + nonces, "sha256")
 
 

@@ -61,7 +61,7 @@ def check_worker_python(spark: SparkSession) -> None:
 
 
 def is_this_python(program: str) -> bool:
-    """Whether a program is the interpreter of this process, in the same environment."""
+    """Return whether a program is the interpreter of this process, in the same environment."""
     own = sys.executable
     if not own:
         return False

@@ -81,7 +81,7 @@ class JmsRegionStreamReader(JmsStreamReader):
     # In the driver.
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Return where a new query begins."""
 
         def begin(connection: Connection) -> dict[str, Any]:
             if not self._region_options.fail_on_missing:
@@ -99,7 +99,7 @@ class JmsRegionStreamReader(JmsStreamReader):
         return with_retries(self._region_options, begin)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes: the first one ends where the events begin."""
+        """Return how far the next batch goes: the first one ends where the events begin."""
         begin = _split(start)
         if begin.is_ahead:
             return _joined(begin.events, begin)
@@ -158,7 +158,9 @@ def _joined(offset: dict[str, Any], begin: _Parts) -> dict[str, Any]:
 
 
 def _begun_again(begin: _Parts, goal: _Parts) -> dict[str, Any]:
-    """Where a batch begins: if it is the first one, where its end says, since Spark may have asked again meanwhile."""
+    """Return where a batch begins: if it is the first one, where its end says, since Spark may have asked again
+    meanwhile.
+    """
     events = begin.events
     if begin.first is None or goal.first is None or events["next"] != begin.first:
         return events

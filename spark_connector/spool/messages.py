@@ -88,7 +88,7 @@ def message_of_envelope(envelope: Envelope, now_ms: int) -> NewMessage:
 
 
 def expiry_of(stated_ms: int | None, time_to_live_ms: int | None, now_ms: int) -> int | None:
-    """When a message that came now expires in the spool; None: never.
+    """Return when a message that came now expires in the spool; None: never.
 
     Args:
         stated_ms: when it expires by what it says, in milliseconds since the epoch.
@@ -102,7 +102,7 @@ def expiry_of(stated_ms: int | None, time_to_live_ms: int | None, now_ms: int) -
 
 
 def _time_to_live(payload: bytes) -> int | None:
-    """What the header of an AMQP message says; it is an unsigned integer of 32 bits."""
+    """Return what the header of an AMQP message says; it is an unsigned integer of 32 bits."""
     header: Sequence[Any] = next(sections(payload, (HEADER,)), ())
     found = header[2] if len(header) > 2 else None
     return int(found) if isinstance(found, int) and 0 < found < 2**32 else None

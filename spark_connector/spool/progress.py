@@ -68,7 +68,7 @@ class Progress:
         return attrs.evolve(self, error=error, failing_since=since, is_ours=is_ours, this_wait_seconds=0.0)
 
     def failure(self, now: float, tolerance_seconds: float) -> JMSException | None:
-        """What a query that has nothing else to do is to be told.
+        """Return what a query that has nothing else to do is to be told.
 
         Args:
             now: by the clock of ``failing_since``.
@@ -86,7 +86,7 @@ class Progress:
         return min(REFUSAL_SECONDS, tolerance_seconds) if self.moved or self.waited_seconds else 0.0
 
     def has_caught_up(self, since: Progress, most: int) -> bool:
-        """Whether what the broker had at an earlier moment is here.
+        """Return whether what the broker had at an earlier moment is here.
 
         Args:
             since: how far it had come then.

@@ -46,7 +46,7 @@ class Reach:
 
 
 def reach_of(conf: Callable[[str, str | None], str | None]) -> Reach:
-    """How executors reach the driver, by Spark's configuration."""
+    """Return how executors reach the driver, by Spark's configuration."""
     if (conf("spark.master", None) or "local").startswith("local"):
         return Reach()
     return Reach(conf("spark.driver.host", None) or "127.0.0.1", conf("spark.driver.bindAddress", None))
@@ -91,7 +91,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return JmsStreamReader(self._options, self._columns).getDefaultReadLimit()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins: at the oldest message of the spool."""
+        """Return where a new query begins: at the oldest message of the spool."""
         return self._opened()[1].initialOffset()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -100,7 +100,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; see ``JmsStreamReader``.
+        """Return how far the next batch goes; see ``JmsStreamReader``.
 
         Where the trigger is AvailableNow it waits until there is something new, or the broker has no more.
 
@@ -139,7 +139,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise IllegalStateException("the program of Spark that ran the query has ended")
 
     def _may_begin(self, spool: Spool, reader: JmsStreamReader, start: dict[str, Any]) -> bool:
-        """Whether what waits is enough for a batch; a full spool never gets more, and AvailableNow is to end."""
+        """Return whether what waits is enough for a batch; a full spool never gets more, and AvailableNow is to end."""
         options = self._options
         if options.min_messages_per_trigger is None or self._is_available_now or spool.waits_for_room:
             return True
@@ -151,7 +151,7 @@ class JmsSpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return progress.has_caught_up(since, self._options.spool_max_messages) and spool.is_confirmed()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What the spool has, as of a single queue."""
+        """Return what the spool has, as of a single queue."""
         return None if self._open is None else self._open[1].reportLatestOffset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -135,7 +135,7 @@ class Spool:
             return self._progress
 
     def is_confirmed(self) -> bool:
-        """Whether the broker has taken note of all that was acknowledged; asks it, for a few seconds at most.
+        """Return whether the broker has taken note of all that was acknowledged; asks it, for a few seconds at most.
 
         False as well where it cannot be asked.
         """
@@ -284,7 +284,7 @@ class Spool:
 
 
 def source_in_words(options: SourceOptions) -> str:
-    """What a spool is filled from, but for the broker, whose address may change."""
+    """Return what a spool is filled from, but for the broker, whose address may change."""
     source = source_of(options)
     if not source.is_topic:
         return f"the queue {source.name!r}"

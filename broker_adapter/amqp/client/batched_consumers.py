@@ -143,11 +143,11 @@ class BatchedConsumers:
         return Settled(unsettled.consumer, outcome, ranges_of(taken))
 
     def is_batched(self, link: int) -> bool:
-        """Whether deliveries of this link are settled by records."""
+        """Return whether deliveries of this link are settled by records."""
         return link in self._by_link
 
     def is_unsettled(self, tag: DeliveryTag) -> bool:
-        """Whether a delivery of such a consumer is not settled."""
+        """Return whether a delivery of such a consumer is not settled."""
         unsettled = self._by_link.get(tag.link)
         return unsettled is not None and tag.number in unsettled.numbers
 

@@ -156,7 +156,7 @@ class BrokerTraits:
         return "ANONYMOUS-RELAY" in self.capabilities and not is_refused
 
     def peer(self, client_id: str) -> Peer:
-        """What the transport port tells of the broker.
+        """Return what the transport port tells of the broker.
 
         Args:
             client_id: the one in use on this connection.
@@ -175,7 +175,7 @@ class BrokerTraits:
         )
 
     def addresses(self, queue_prefix: str | None, topic_prefix: str | None) -> Addresses:
-        """How destinations are addressed.
+        """Return how destinations are addressed.
 
         Args:
             queue_prefix: what the user wants before the names of queues; None: what the broker asks for, if anything.
@@ -250,7 +250,7 @@ class BrokerTraits:
 
 
 def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> BrokerTraits:
-    """What is known of the broker that has opened a connection.
+    """Return what is known of the broker that has opened a connection.
 
     Args:
         opened: what it said.

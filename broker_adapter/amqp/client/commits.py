@@ -191,7 +191,7 @@ class Commits:
         return None
 
     def session_name(self, session: int) -> str:
-        """What our own server knows the commits of a session by."""
+        """Return what our own server knows the commits of a session by."""
         return f"{self._prefix}:{session}"
 
     def end_session(self, session: int) -> list[Commit]:

@@ -490,7 +490,7 @@ def _filters(spec: ReceiverSpec) -> dict[Any, Described]:
 
 
 def _decoder(destination: Destination, addresses: Addresses) -> Callable[[bytes], Envelope]:
-    """What decodes a message that came from a destination."""
+    """Return what decodes a message that came from a destination."""
     if not addresses:
         return partial(decode_received, destination=destination)
     address = destination._replace(name=addresses.of(destination))

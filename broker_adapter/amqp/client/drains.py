@@ -54,7 +54,7 @@ class Drains:
         return asked
 
     def is_awaited(self, link: int) -> bool:
-        """Whether a link, or its session, may end only after the answer to a drain."""
+        """Return whether a link, or its session, may end only after the answer to a drain."""
         return link in self._asked_ms
 
     def end_overdue(self) -> None:

@@ -161,7 +161,7 @@ class Connection:
         self._disowned = True
 
     def in_loop_thread(self) -> bool:
-        """Whether the caller is a callback, which must not wait."""
+        """Return whether the caller is a callback, which must not wait."""
         return self._thread.owns_current_thread()
 
     def _check_owner(self) -> None:
@@ -359,7 +359,7 @@ _OTHER_TIME = frozenset((9, 10))
 
 
 def _remedy(error: ssl.SSLError) -> str:
-    """What to do about a TLS handshake that failed, where that is clear."""
+    """Return what to do about a TLS handshake that failed, where that is clear."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OTHER_NAME:
             return "; the broker's certificate is for other names: connect by one of those"

@@ -48,7 +48,7 @@ def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None
 
 
 def tls_context(url: AmqpURL) -> ssl.SSLContext:
-    """How a connection is encrypted.
+    """Return how a connection is encrypted.
 
     Args:
         url: the address, with its TLS files.

@@ -367,7 +367,7 @@ def _fail(sends: _Waiting, error: JMSException) -> int:
 
 
 def _refused(state: State, count: int) -> dict[int, State]:
-    """How the broker ended those messages of a transfer that it did not take, by their place in it."""
+    """Return how the broker ended those messages of a transfer that it did not take, by their place in it."""
     if state.code == TRANSACTIONAL and state.outcome is not None:
         state = state.outcome
     if state.code in (ACCEPTED, TRANSACTIONAL):

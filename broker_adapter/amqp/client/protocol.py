@@ -580,5 +580,5 @@ class ClientProtocol:
 
 
 def _is_silence(error: AmqpError | None) -> bool:
-    """Whether a connection is closed because no frame has arrived in time, in proton's words for both sides."""
+    """Return whether a connection is closed because no frame has arrived in time, in proton's words for both sides."""
     return error is not None and error[:2] == ("amqp:resource-limit-exceeded", "local-idle-timeout expired")

@@ -45,7 +45,7 @@ class Sessions:
         self.end(self._peer.begin_session(), done)
 
     def answered(self, session: int) -> Done | None:
-        """What to tell now that the broker has ended a session of the peer; None where we did not end it."""
+        """Return what to tell now that the broker has ended a session of the peer; None where we did not end it."""
         return self._ending.pop(session, None)
 
     def closed(self, session: int) -> int | None:

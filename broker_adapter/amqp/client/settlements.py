@@ -68,14 +68,14 @@ class Settlements:
         return [each for each in taken if each is not None]
 
     def is_unsettled(self, tag: DeliveryTag) -> bool:
-        """Whether a delivery of this connection is known and not settled."""
+        """Return whether a delivery of this connection is known and not settled."""
         return tag.epoch == self._epoch and (
             self._batched.is_unsettled(tag) or self._peer.is_unsettled(tag.link, tag.number)
         )
 
 
 def state_of(outcome: Outcome | Failure, states: Mapping[Outcome, State]) -> State:
-    """How an outcome is written for a broker; only our own is told why a listener failed."""
+    """Return how an outcome is written for a broker; only our own is told why a listener failed."""
     if isinstance(outcome, Outcome):
         return states[outcome]
     failed = states[Outcome.FAILED]

@@ -77,7 +77,7 @@ class Subscriptions:
                 self._counts.pop(key, None)
 
     def source(self, name: str) -> Terminus | None:
-        """Where a durable subscription was last consumed from, so far as this is remembered."""
+        """Return where a durable subscription was last consumed from, so far as this is remembered."""
         return self._sources.get(name)
 
     def remove_source(self, name: str) -> None:

@@ -85,7 +85,7 @@ class Io(Protocol):
         """Drop the connection at once."""
 
     def in_loop_thread(self) -> bool:
-        """Whether the caller is that thread, which must not wait."""
+        """Return whether the caller is that thread, which must not wait."""
 
 
 #: Longest wait for something that only the loop's own thread does, in seconds.
@@ -236,7 +236,7 @@ class AmqpTransport:
         return protocol is not None and protocol.phase is Phase.CLOSED
 
     def in_callback(self) -> bool:
-        """Whether the caller is a callback of the transport, which must not wait."""
+        """Return whether the caller is a callback of the transport, which must not wait."""
         return self._io is not None and self._io.in_loop_thread()
 
     def close(self, timeout: float | None) -> None:
@@ -420,7 +420,7 @@ class AmqpTransport:
             wait(timeout)
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
+        """Return where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
         if not self._protocol_in_use().traits.answers_requests:
             return ()
         return servers_of(self.request(WATCH, {}, timeout))
@@ -428,7 +428,7 @@ class AmqpTransport:
     def resolve_commit(
         self, session: int, commit_number: int, age_seconds: float, timeout: float | None
     ) -> bool | None:
-        """Whether a commit of an earlier connection of this client was done; None where the broker cannot tell.
+        """Return whether a commit of an earlier connection of this client was done; None where the broker cannot tell.
 
         Args:
             session: the session's number.

@@ -54,7 +54,7 @@ from broker_adapter.wording import why_unencodable
 
 
 def read_head(payload: bytes, now_ms: int) -> Head:
-    """What routes an AMQP message, from the sections ahead of the application's.
+    """Return what routes an AMQP message, from the sections ahead of the application's.
 
     Args:
         payload: the message.
@@ -95,7 +95,7 @@ def read_head(payload: bytes, now_ms: int) -> Head:
 
 
 def delivery_count_of(payload: bytes) -> int:
-    """How many deliveries of an AMQP message have failed, as its header says.
+    """Return how many deliveries of an AMQP message have failed, as its header says.
 
     Raises:
         MessageFormatException: the header cannot be decoded.
@@ -107,7 +107,9 @@ def delivery_count_of(payload: bytes) -> int:
 
 
 def dead_letter_properties(payload: bytes) -> dict[str, Any]:
-    """What the engine has added to a message that became a dead letter, also where the message cannot be decoded."""
+    """Return what the engine has added to a message that became a dead letter, also where the message cannot be
+    decoded.
+    """
     try:
         for code, value in sections(payload, AHEAD_OF_BODY):
             if code == APPLICATION_PROPERTIES:

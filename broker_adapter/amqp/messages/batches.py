@@ -45,7 +45,7 @@ _HEAD_BYTES: Final = 14
 
 
 def is_batch(payload: bytes) -> bool:
-    """Whether a payload is that of a batch."""
+    """Return whether a payload is that of a batch."""
     return payload[:1] == _START
 
 
@@ -76,7 +76,7 @@ def unpack_batch(payload: bytes) -> list[bytes]:
 
 
 def batch_size(sizes: Iterable[int], most_bytes: int) -> int:
-    """How many messages go into the next batch: as many as there is room for, and at least one.
+    """Return how many messages go into the next batch: as many as there is room for, and at least one.
 
     Args:
         sizes: of the messages that wait, in bytes, in order; at least one.
@@ -95,7 +95,7 @@ def batch_size(sizes: Iterable[int], most_bytes: int) -> int:
 
 
 def refusal_of_some(refused: Mapping[int, AmqpError]) -> AmqpError:
-    """What says which messages of a batch were refused.
+    """Return what says which messages of a batch were refused.
 
     Args:
         refused: why, by the message's place in the batch, from 0.
@@ -114,7 +114,7 @@ def refusal_of_some(refused: Mapping[int, AmqpError]) -> AmqpError:
 
 
 def refused_in(error: AmqpError | None, count: int) -> dict[int, AmqpError]:
-    """Which messages of a batch were refused, and why.
+    """Return which messages of a batch were refused, and why.
 
     Args:
         error: of the rejection.

@@ -47,7 +47,7 @@ _ID_FORM: Final = "ID:AMQP_"
 
 
 def is_id_form(text: str) -> bool:
-    """Whether a text may be one of these forms, or look like one."""
+    """Return whether a text may be one of these forms, or look like one."""
     return text.startswith(_ID_FORM)
 
 
@@ -230,7 +230,7 @@ _DESTINATION_KINDS: Final = {int(kind): kind for kind in DestinationKind}
 def kind_of(
     annotations: Mapping[Any, Any], keys: tuple[Symbol, Symbol], default: DestinationKind | None
 ) -> DestinationKind:
-    """What kind of destination an address names; where nothing says it, the default, or a queue."""
+    """Return what kind of destination an address names; where nothing says it, the default, or a queue."""
     kind = named_kind(annotations, keys)
     if kind is None:
         return DestinationKind.QUEUE if default is None else default
@@ -238,7 +238,9 @@ def kind_of(
 
 
 def named_kind(annotations: Mapping[Any, Any], keys: tuple[Symbol, Symbol]) -> DestinationKind | None:
-    """What kind of destination an address names, by the annotation or its older, textual form; None: nothing says."""
+    """Return what kind of destination an address names, by the annotation or its older, textual form; None: nothing
+    says.
+    """
     number = annotations.get(keys[0])
     if type(number) is int and number in _DESTINATION_KINDS:
         return _DESTINATION_KINDS[number]

@@ -166,7 +166,7 @@ def as_amqp(format: int, payload: bytes) -> bytes:
 
 
 def read_head(payload: bytes, now_ms: int) -> Head:
-    """What routes a message that came in, in whichever form; no destination where an AMQP message names none.
+    """Return what routes a message that came in, in whichever form; no destination where an AMQP message names none.
 
     Args:
         payload: of it only the parts ahead of the application's are decoded.

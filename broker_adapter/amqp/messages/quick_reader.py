@@ -139,7 +139,7 @@ def head(payload: bytes, now_ms: int) -> Head | None:
 
 
 def _may_be_reserved(payload: bytes, position: int) -> bool:
-    """Whether the sections from here on may have a property that a client may not send.
+    """Return whether the sections from here on may have a property that a client may not send.
 
     A small message is searched whole, as is one with more sections than the properties and a body, which may have them
     in any order: text in a body costs the general reader, and no message.
@@ -255,7 +255,7 @@ def _common_envelope(payload: bytes, link: Destination | None) -> Envelope:
 def _meaning(
     annotations: _Annotations, fields: Sequence[Any], link: Destination | None
 ) -> tuple[Destination, Destination | None, str | None, str | bytes | None, str | None, str | None]:
-    """What the properties from the user to the content type say.
+    """Return what the properties from the user to the content type say.
 
     Args:
         annotations: of the message.
@@ -287,7 +287,7 @@ def _delivery_time(annotations: _Annotations, now_ms: int | None) -> int | None:
 
 
 def _usual(payload: bytes, link: Destination | None) -> tuple[_Usual, Identity | None, str, int, int] | None:
-    """What is ahead of the application's sections of a message of which nearly all repeats.
+    """Return what is ahead of the application's sections of a message of which nearly all repeats.
 
     Args:
         payload: the message.
@@ -350,7 +350,7 @@ def _ahead(payload: bytes) -> _Ahead:
 
 
 def _end_of_annotations(payload: bytes) -> int:
-    """Where the header and both kinds of annotations end."""
+    """Return where the header and both kinds of annotations end."""
     position = _end(payload, 3, _LISTS) if payload.startswith(b"\x00\x53\x70") else 0
     if payload.startswith(b"\x00\x53\x71", position):
         position = _end(payload, position + 3, _MAPS)
@@ -406,7 +406,7 @@ _MAPS: Final = (0xC1, 0xD1, -1)
 
 
 def _end(data: bytes, position: int, codes: tuple[int, int, int]) -> int:
-    """Where a list or map ends whose type code is here."""
+    """Return where a list or map ends whose type code is here."""
     code = data[position]
     if code == codes[0]:
         end = position + 2 + data[position + 1]
@@ -581,7 +581,7 @@ class _Known(NamedTuple):
 
 @lru_cache(maxsize=_KEPT)
 def _known(ahead: bytes, ends_with_sequence: bool) -> _Known | None:
-    """What the sections ahead of the properties say.
+    """Return what the sections ahead of the properties say.
 
     Args:
         ahead: their bytes.
@@ -604,7 +604,9 @@ def _known(ahead: bytes, ends_with_sequence: bool) -> _Known | None:
 
 
 def _decoded(ahead: bytes) -> _Known:
-    """What the sections ahead of the properties say, with the limits of :mod:`broker_adapter.amqp.messages.values`."""
+    """Return what the sections ahead of the properties say, with the limits of
+    :mod:`broker_adapter.amqp.messages.values`.
+    """
     header, annotations = _NO_HEADER, _NO_ANNOTATIONS
     reader = Reader(ahead)
     while reader.position < len(ahead):
@@ -654,7 +656,7 @@ class _Usual(NamedTuple):
 
 @lru_cache(maxsize=_KEPT)
 def _kept_usual(ahead: bytes, between: bytes, link: Destination | None, ends_with_sequence: bool) -> _Usual | None:
-    """What repeats in messages with these bytes.
+    """Return what repeats in messages with these bytes.
 
     Args:
         ahead: as in :func:`_known`.

@@ -189,7 +189,7 @@ def _repeated(
     producer_id: str,
     thread_id: int,
 ) -> tuple[bytes, bytes]:
-    """What repeats in the messages of a producer that say no more than they have to.
+    """Return what repeats in the messages of a producer that say no more than they have to.
 
     Returns:
         What is ahead of the sequence; what is between the message id and the time of sending.
@@ -203,7 +203,7 @@ def _repeated(
 
 @lru_cache(maxsize=_KEPT)
 def _duplicate_ids(producer_id: str, thread_id: int) -> bytes:
-    """What repeats in the identities of a producer's messages in the form for Artemis: all but the sequence."""
+    """Return what repeats in the identities of a producer's messages in the form for Artemis: all but the sequence."""
     return duplicate_id(Identity(producer_id, thread_id, 0))[:-1].encode()
 
 

@@ -70,7 +70,7 @@ def as_properties(request: EventsRequest) -> dict[str, Any]:
 
 
 def request_of(properties: Mapping[Any, Any]) -> EventsRequest:
-    """What the client asks for that has attached a link for events with these properties.
+    """Return what the client asks for that has attached a link for events with these properties.
 
     Raises:
         MessageFormatException: a property is missing, or is not what it must be.

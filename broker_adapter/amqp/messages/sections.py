@@ -52,7 +52,7 @@ _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
 
 
 def section_start(reader: Reader) -> tuple[int, int | None, int]:
-    """Where a section starts, its code and where its value starts; leaves the reader at the value."""
+    """Return where a section starts, its code and where its value starts; leaves the reader at the value."""
     start = reader.position
     if reader.data[start : start + 1] != b"\x00":
         if start == len(reader.data):

@@ -26,7 +26,7 @@ class DeliveryBuffers:
         self._capacities: dict[Hashable, int] = {}
 
     def is_room(self, size: int) -> bool:
-        """Whether a message of so many bytes may be given at once, whichever object it gets."""
+        """Return whether a message of so many bytes may be given at once, whichever object it gets."""
         return size <= SMALL_BYTES or self.kept_bytes + _capacity(size) <= MAX_KEPT_BYTES
 
     def part_bytes(self, delivery: Hashable, most: int) -> int:

@@ -227,7 +227,7 @@ class ProtonConnection:
         self.opened = True
 
     def read_open(self) -> RemoteOpen:
-        """What the peer said as it opened the connection."""
+        """Return what the peer said as it opened the connection."""
         connection = self.connection._impl
         idle_timeout_ms = lib.pn_transport_get_remote_idle_timeout(self.c_transport)
         # proton sends an empty frame once nothing was sent for half of it; it looks when time passes.
@@ -273,7 +273,7 @@ class ProtonConnection:
 
 
 def _told_by_proton(found: weakref.ref[ProtonConnection]) -> Callable[[Any, str], None]:
-    """What proton is to call with what it would otherwise write to the standard error stream.
+    """Return what proton is to call with what it would otherwise write to the standard error stream.
 
     It has no reference to the connection: proton keeps it where the garbage collector does not see it.
     """

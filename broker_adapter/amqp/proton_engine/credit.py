@@ -34,7 +34,7 @@ class Credit:
             self._engine.pn_link_flow(found.pointer, messages)
 
     def remaining_credit(self, link: int) -> int:
-        """How many messages the peer may still send, or we may; 0 for unknown links."""
+        """Return how many messages the peer may still send, or we may; 0 for unknown links."""
         found = self._links.get(link)
         if found is None or link in self.returning:
             return 0

@@ -55,7 +55,7 @@ def too_costly(state: Any, size: int, first: int, last: int) -> AmqpError | None
 
 
 def _values(value: Any) -> int:
-    """How many values there are in a value, with itself."""
+    """Return how many values there are in a value, with itself."""
     if isinstance(value, Described):
         return 1 + _values(value.descriptor) + _values(value.value)
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def bare_frame(channel: int, fields: list[Any], kept: int = 0) -> bytes:
 
 
 def _bare(state: Any, kept: int) -> Any:
-    """What a server reads of a state; what is malformed stays as far as it is small, and is refused later."""
+    """Return what a server reads of a state; what is malformed stays as far as it is small, and is refused later."""
     if not isinstance(state, Described):
         return None
     code = _code(state.descriptor)

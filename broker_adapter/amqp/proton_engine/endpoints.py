@@ -149,7 +149,7 @@ class UnfinishedMessages:
         link.partial_bytes = 0
 
     def largest_bytes(self) -> int:
-        """How much has come of the largest one; 0: there is none."""
+        """Return how much has come of the largest one; 0: there is none."""
         return max((link.partial_bytes for link in self.links), default=0)
 
 
@@ -358,12 +358,12 @@ class Endpoints:
             self.free_link(found)
 
     def has_link(self, link: int) -> bool:
-        """Whether there is a link of this number that we have not closed."""
+        """Return whether there is a link of this number that we have not closed."""
         found = self.links.get(link)
         return found is not None and not found.closed
 
     def is_unsettled(self, link: int, number: int) -> bool:
-        """Whether an incoming delivery is known and not settled."""
+        """Return whether an incoming delivery is known and not settled."""
         found = self.links.get(link)
         return found is not None and number in found.incoming
 
@@ -515,7 +515,7 @@ class Endpoints:
 
 
 def _is_extra(source: Terminus | None, target: Terminus | None) -> bool:
-    """Whether a link is for requests, records or transactions, which an application does not ask for."""
+    """Return whether a link is for requests, records or transactions, which an application does not ask for."""
     if target is not None and (target.coordinator or target.address in (MANAGEMENT_ADDRESS, RECORDS_ADDRESS)):
         return True
     return source is not None and source.address == MANAGEMENT_ADDRESS

@@ -78,7 +78,8 @@ class EventReader:
         self._is_over = False  #: whether something that cannot be decoded came: the rest is not told
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order; transfers or dispositions of one link in a row are one event.
+        """Return what happened since the last call, in order; transfers or dispositions of one link in a row are one
+        event.
 
         The rest of what is too much at once (``PeerLimits.settled_at_once``) is told by the next call: see
         ``has_more``.

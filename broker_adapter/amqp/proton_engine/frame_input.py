@@ -148,7 +148,8 @@ class FrameInput:
         self._begun = self._end_waits = False
 
     def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
-        """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything.
+        """Return how many of these bytes are whole frames fit for proton, and what is wrong with the next one, if
+        anything.
 
         Large frames, and what stands before them, are given to proton at once.
         """

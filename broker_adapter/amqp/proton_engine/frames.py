@@ -424,7 +424,7 @@ def _performative(data: bytes, start: int, end: int, reader_of: type[Reader]) ->
 
 
 def _has_nul(value: Any) -> bool:
-    """Whether a name, or the address of a terminus, has the character NUL."""
+    """Return whether a name, or the address of a terminus, has the character NUL."""
     if isinstance(value, Described):
         value = value.value[0] if isinstance(value.value, list) and value.value else None
     return isinstance(value, str) and "\0" in value
@@ -483,7 +483,7 @@ _long_list: Final = struct.Struct(">II").unpack_from
 
 
 def has_no_array(data: bytes, start: int, end: int) -> bool:
-    """Whether a performative of few bytes cannot stand for much: only an array has values without bytes."""
+    """Return whether a performative of few bytes cannot stand for much: only an array has values without bytes."""
     body = data[start:end]
     return 0xE0 not in body and 0xF0 not in body
 

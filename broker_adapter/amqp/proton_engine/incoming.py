@@ -179,7 +179,7 @@ class IncomingTransfers:
         return whole
 
     def has_unfinished(self, txn_id: bytes) -> bool:
-        """Whether only a part has come of a message that belongs to this transaction, or may belong to it."""
+        """Return whether only a part has come of a message that belongs to this transaction, or may belong to it."""
         try:
             return any(self._transaction_of(link.unfinished) == txn_id for link in self._unfinished.links)
         except UndecodableError:

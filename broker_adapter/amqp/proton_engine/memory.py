@@ -52,7 +52,7 @@ def _read_data(data: Any, reader_of: type[Reader] = Reader) -> Any:
 
 
 def _encoded(data: Any, memory: Any = None, room: int = 0) -> bytes:
-    """What is in a ``pn_data_t``, encoded; nothing where it is empty.
+    """Return what is in a ``pn_data_t``, encoded; nothing where it is empty.
 
     Args:
         data: it.
@@ -133,7 +133,7 @@ def write_condition(condition: Any, error: AmqpError) -> None:
 
 
 def words_of(terminus: Terminus | None) -> tuple[Any, ...]:
-    """What in a terminus may be long."""
+    """Return what in a terminus may be long."""
     return () if terminus is None else (terminus.address, terminus.filters, terminus.dynamic_properties)
 
 

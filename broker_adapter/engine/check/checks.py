@@ -95,7 +95,7 @@ class _Queue:
         self.without_message = 0  #: entries that are not counted, since their messages are gone or damaged
 
     def __str__(self) -> str:
-        """What it is called in a finding."""
+        """Return what it is called in a finding."""
         topic = "" if self.record.topic is None else f" of topic {self.record.topic!r}"
         return f"{self.record.kind} {self.record.name!r}{topic}"
 
@@ -147,7 +147,7 @@ class Check:
         self._highest = 0  #: number of the last message
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong.  To be exhausted; each finding may be repaired at once."""
+        """Yield what is wrong.  To be exhausted; each finding may be repaired at once."""
         for finding in self._all():
             (self.summary.harmless if finding.harmless else self.summary.problems)[finding.problem] += 1
             yield finding
@@ -356,7 +356,7 @@ class Check:
             wanted = next(references, None)
 
     def _place(self, key: bytes) -> str:
-        """What an entry is called, with its queue."""
+        """Return what an entry is called, with its queue."""
         queue = self._queues.get(unpack_entry_key(key)[0]) if len(key) == ENTRY_KEY_BYTES else None
         if queue is None:
             return f"entry {key.hex()}"
@@ -390,7 +390,7 @@ class Check:
                 )
 
     def _is_scheduled(self, line: bytes) -> bool:
-        """Whether the schedule has this line, and it can be trusted."""
+        """Return whether the schedule has this line, and it can be trusted."""
         value = self._tables.get("schedule", line)
         return value is not None and can_decode(decode_schedule_line, line, value)
 
@@ -488,7 +488,7 @@ class Check:
             return None
 
     def _check_entries_again(self) -> Iterator[Finding]:
-        """What the messages have shown of their entries; and entries that get another queue."""
+        """Yield what the messages have shown of their entries; and entries that get another queue."""
         if not (self._lost_messages or self._places.to_share or self._moved):
             return
         for key, value in self._tables.items("entries"):
@@ -631,7 +631,7 @@ class Check:
 
 
 def _differences(counters: Counters | None, queue: _Queue) -> str:
-    """What the counters say wrongly, in words; empty where they are right."""
+    """Return what the counters say wrongly, in words; empty where they are right."""
     said = counters or Counters(1, 0, ())
     stored = {lane.lane: lane.stored for lane in said.lanes}
     wrong = []

@@ -92,7 +92,7 @@ class EventCheck:
         self._places: set[bytes] = set()  #: the keys of the entries that are values
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong; each finding may be repaired at once."""
+        """Yield what is wrong; each finding may be repaired at once."""
         if not self._regions and self._events is None and not any(map(self._tables.count, EVENT_TABLES)):
             return
         yield from self._check_audiences()
@@ -231,7 +231,8 @@ class EventCheck:
                 yield _damaged("damaged event", "events", key, value, "an event", error)
 
     def _has_message(self, queue: int, position: int, number: int | None = None) -> bool:
-        """Whether there is an entry of a queue at a position, with a message that can be trusted: ``number``, if given.
+        """Return whether there is an entry of a queue at a position, with a message that can be trusted: ``number``, if
+        given.
 
         What is wrong there is found elsewhere as well: here it decides what becomes of the event or key.
         """
@@ -401,7 +402,7 @@ class EventCheck:
                 yield Finding("run missing", "runs", of_run, text, (("runs", of_run, encode_run(of_run)),))
 
     def _check_regions(self) -> Iterator[Finding]:
-        """What is counted of each region."""
+        """Yield what is counted of each region."""
         keys, events = Counter[int](), Counter[int]()
         for key, value in self._tables.items("keys"):
             with suppress(*_DAMAGE):

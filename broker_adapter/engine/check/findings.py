@@ -30,7 +30,7 @@ class Tables(Protocol):
         """One record."""
 
     def count(self, table: str) -> int:
-        """How many records a table has."""
+        """Return how many records a table has."""
 
 
 @attrs.frozen
@@ -119,7 +119,7 @@ def to_quarantine(table: str, key: bytes, value: bytes) -> tuple[Change, Change]
 
 
 def can_decode(decode: Callable[[bytes, bytes], object], key: bytes, value: bytes) -> bool:
-    """Whether a record can be decoded."""
+    """Return whether a record can be decoded."""
     try:
         decode(key, value)
     except (StoreCorruptException, ValueError, TypeError):

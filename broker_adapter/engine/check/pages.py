@@ -148,7 +148,7 @@ class Step(NamedTuple):
 
 
 def in_order(key: bytes, table: str) -> _Key:
-    """What a key is compared by: those of the free pages are numbers."""
+    """Return what a key is compared by: those of the free pages are numbers."""
     return int.from_bytes(key, sys.byteorder) if table == FREE_PAGES else key
 
 
@@ -288,7 +288,7 @@ class File:
         return len(self.damages) == before
 
     def ends_with_free(self) -> bool:
-        """Whether all pages from the end of the file to the last are free.  Only the list of free pages is read.
+        """Return whether all pages from the end of the file to the last are free.  Only the list of free pages is read.
 
         LMDB does not write such a page that it has used and freed in one transaction: the file may end before it.
         """
@@ -297,7 +297,7 @@ class File:
         return self._are_used_behind()
 
     def _are_used_behind(self) -> bool:
-        """Whether all pages between the end of the file and the last page are used: they are free ones, then."""
+        """Return whether all pages between the end of the file and the last page are used: they are free ones, then."""
         return len(self._used_behind) >= self.pages - self._there
 
     def _miscounts(self, why: str) -> None:

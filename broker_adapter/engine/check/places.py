@@ -113,7 +113,7 @@ class Places:
             )
 
     def _count(self, number: int) -> int | None:
-        """What the count of a message says; None: there is none; -1: it cannot be trusted."""
+        """Return what the count of a message says; None: there is none; -1: it cannot be trusted."""
         key = message_key(number)
         value = self._tables.get("references", key)
         try:

@@ -82,7 +82,7 @@ def _is_queue(key: bytes) -> bool:
 
 
 def _is_audience(record: AudienceRecord) -> bool:
-    """Whether it is one; records of the catalogue and the counters of a queue have other fields there."""
+    """Return whether it is one; records of the catalogue and the counters of a queue have other fields there."""
     return isinstance(record.region, int) and isinstance(record.is_own, bool)
 
 

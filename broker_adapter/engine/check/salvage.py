@@ -136,7 +136,7 @@ class Salvage:
     # Pages.
 
     def _block(self, number: int) -> bytes:
-        """What belongs at a page's number."""
+        """Return what belongs at a page's number."""
         return self._read(self._elsewhere.get(number, number) * self._page_bytes, self._page_bytes)
 
     def _find_misplaced(self) -> dict[int, int]:
@@ -251,7 +251,7 @@ class Salvage:
             self._damaged.add(table)
 
     def _is_of_another(self, table: str, nodes: Sequence[_Node]) -> bool:
-        """Whether a sound page has the records of another table: a branch leads to the wrong one."""
+        """Return whether a sound page has the records of another table: a branch leads to the wrong one."""
         others = 0
         for node in nodes:
             tables = self._tables_of(node)
@@ -263,7 +263,7 @@ class Salvage:
     # Single pages.
 
     def _says(self, number: int) -> bool:
-        """Whether a page that a damaged branch leads to may be right."""
+        """Return whether a page that a damaged branch leads to may be right."""
         block = self._block(number) if 2 <= number < self._there else b""
         return len(block) == self._page_bytes and HEADER.unpack_from(block)[0] == number
 
@@ -367,7 +367,7 @@ class Salvage:
                     yield Salvaged(str(each), node.key, value, False)
 
     def _of_others(self, free: set[int]) -> Iterator[Salvaged]:
-        """What no tree leads to."""
+        """Yield what no tree leads to."""
         last = self._meta.last_page
         for number in range(2, self._there):
             if not number % 5000:
@@ -389,11 +389,11 @@ class Salvage:
                     yield from (_set_aside(each) for each in found if each.key > self._last_message)
 
     def _are_counted(self) -> bool:
-        """Whether the root's number of pages can be right: nothing that it leads to stands behind."""
+        """Return whether the root's number of pages can be right: nothing that it leads to stands behind."""
         return self._highest <= self._meta.last_page
 
     def _may_be_leaf(self, number: int) -> bool:
-        """Whether a page is a leaf, or was one before one byte of its head was changed."""
+        """Return whether a page is a leaf, or was one before one byte of its head was changed."""
         block = self._block(number)
         if len(block) < self._page_bytes or not block.strip(b"\0"):
             return False
@@ -409,7 +409,7 @@ def _set_aside(message: Salvaged) -> Salvaged:
 
 
 def _length_and_key(block: bytes, place: int, kind: int) -> tuple[int, bytes]:
-    """How many bytes a node takes, and its key."""
+    """Return how many bytes a node takes, and its key."""
     low, high, flags, key_bytes = NODE.unpack_from(block, place)
     length = NODE.size + key_bytes
     if kind == LEAF:
@@ -441,7 +441,7 @@ def _children(block: bytes) -> list[int]:
 
 
 def _starts(block: bytes, lower: int, upper: int) -> list[int]:
-    """Where records of a damaged leaf may begin: at its pointers, and where the first one stands.
+    """Return where records of a damaged leaf may begin: at its pointers, and where the first one stands.
 
     The pointers end at ``lower``, and the least of them is ``upper``.  Where these contradict each other, one of them
     was changed, and all that may be a pointer is taken for one.

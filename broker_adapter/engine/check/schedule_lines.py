@@ -18,7 +18,7 @@ from broker_adapter.errors import MessageFormatException
 
 
 def fits(kind: int, due_ms: int, entry: RawEntry) -> bool:
-    """Whether the schedule may have a line for an entry, as far as the entry tells.
+    """Return whether the schedule may have a line for an entry, as far as the entry tells.
 
     Args:
         kind: of the line.
@@ -31,7 +31,7 @@ def fits(kind: int, due_ms: int, entry: RawEntry) -> bool:
 
 
 def delivery_ms(formats: Formats, message: tuple[int, bytes] | None) -> int | None:
-    """When a delayed message is to be delivered, as it says itself.
+    """Return when a delayed message is to be delivered, as it says itself.
 
     Args:
         formats: reads the message.
@@ -66,7 +66,7 @@ def right_line(entry: RawEntry, deliver_at_ms: int | None) -> tuple[bytes, bytes
 
 
 def in_words(due_ms: int) -> str:
-    """When something is due, as far as Python has words for it."""
+    """Return when something is due, as far as Python has words for it."""
     if not due_ms:
         return "now"
     try:

@@ -57,7 +57,7 @@ class EventLog(Protocol):
         """An event; None where it is gone or cannot be trusted."""
 
     def postings_through(self, stream: int, position: int) -> int:
-        """How many postings a stream had when this position was given, those that are gone by now included."""
+        """Return how many postings a stream had when this position was given, those that are gone by now included."""
 
     def updates_behind(self, run: int, position: int) -> Iterator[int]:
         """The positions of the updates of a run behind one, in order."""
@@ -168,7 +168,7 @@ class ClientQueue:
         return None
 
     def passed_of(self, audience: int) -> int:
-        """How far the client has processed what it gets by an audience."""
+        """Return how far the client has processed what it gets by an audience."""
         firsts = [part.first for part in self.parts if part.audience == audience]
         return max(self.cursor, min(firsts) - 1) if firsts else LAST_POSITION
 
@@ -206,7 +206,7 @@ class ClientQueue:
             self.cursor = self.read_through
 
     def passed(self) -> Passed:
-        """What the cursor has passed of what was left out, each event once."""
+        """Return what the cursor has passed of what was left out, each event once."""
         gaps = self._gaps
         if not gaps or gaps[0].last > self.cursor:
             return _NONE_PASSED
@@ -232,7 +232,7 @@ class ClientQueue:
         return count
 
     def rewind(self) -> int:
-        """What is under way will be sent again, first and in order; returns how many events these are."""
+        """Return what is under way will be sent again, first and in order; returns how many events these are."""
         again = len(self.in_hand)
         self.in_hand.clear()
         self._sizes.clear()
@@ -242,7 +242,7 @@ class ClientQueue:
         return again
 
     def size(self, log: EventLog, head: int, after: int | None = None) -> int:
-        """How many events are queued, under way or not, up to ``head``; those included that are left out.
+        """Return how many events are queued, under way or not, up to ``head``; those included that are left out.
 
         It takes one look at each part, and one at each broad event that may be for the client.
 
@@ -262,7 +262,7 @@ class ClientQueue:
         return count
 
     def examine(self, log: EventLog, after: int, through: int) -> Iterator[tuple[int, int, EventRecord | None]]:
-        """What may be for the client: position, number of the audience, and the event.
+        """Yield what may be for the client: position, number of the audience, and the event.
 
         Args:
             log: of the engine.
@@ -338,6 +338,6 @@ def _streams(log: EventLog, part: AudiencePart, after: int, head: int) -> Iterat
 
 
 def contains(numbers: Sequence[int], number: int) -> bool:
-    """Whether sorted numbers contain one."""
+    """Return whether sorted numbers contain one."""
     index = bisect_left(numbers, number)
     return index < len(numbers) and numbers[index] == number

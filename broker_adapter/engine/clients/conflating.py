@@ -23,7 +23,7 @@ class Conflating:
             del self._counts[region, conflation]
 
     def is_asked_for(self, region: Region) -> bool:
-        """Whether updates of a region are conflated for any of them."""
+        """Return whether updates of a region are conflated for any of them."""
         counts = self._counts
         if not counts:
             return False

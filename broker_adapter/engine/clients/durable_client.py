@@ -32,7 +32,7 @@ class Conflation(IntEnum):
     FALSE = 2
 
     def holds(self, of_region: bool) -> bool:
-        """Whether they are, in a region that says so or does not."""
+        """Return whether they are, in a region that says so or does not."""
         return of_region if self is Conflation.SERVER else self is Conflation.TRUE
 
 
@@ -41,7 +41,7 @@ CONFLATIONS: Final = {each.name.lower(): each for each in Conflation}
 
 
 def conflation_of(word: str) -> Conflation:
-    """What a client has asked for; raises IllegalStateException where that is no word for it."""
+    """Return what a client has asked for; raises IllegalStateException where that is no word for it."""
     found = CONFLATIONS.get(word)
     if found is None:
         raise IllegalStateException(f"conflation is one of {', '.join(CONFLATIONS)}, and not {word!r}")
@@ -206,7 +206,7 @@ class DurableClient:
         )
 
     def size_of(self, event: EventRecord) -> int:
-        """What an event takes that is under way, in bytes: with its key, and all interests that may match it."""
+        """Return what an event takes that is under way, in bytes: with its key, and all interests that may match it."""
         return event.size + len(event.key) + _EVENT_BYTES + _INTEREST_BYTES * self.asked.get(event.region, 0)
 
     # What it wants.
@@ -255,7 +255,7 @@ class DurableClient:
                 )
 
     def conflates(self, region: Region) -> bool:
-        """Whether updates of a region are conflated for it."""
+        """Return whether updates of a region are conflated for it."""
         return self.conflation.holds(region.conflates)
 
     def note_head(self, head: int) -> None:
@@ -266,22 +266,24 @@ class DurableClient:
     # What is counted.
 
     def raw_size(self, audiences: Mapping[int, Audience]) -> int:
-        """How many events its queue has, those included that are left out; exact where ``is_exact``, else at most."""
+        """Return how many events its queue has, those included that are left out; exact where ``is_exact``, else at
+        most.
+        """
         return self.counted + sum([audiences[each].events - seen for each, seen in self.seen.items()])
 
     def size(self, audiences: Mapping[int, Audience]) -> int:
-        """How many events its queue has, under way or not; exact where ``is_exact``, else at most."""
+        """Return how many events its queue has, under way or not; exact where ``is_exact``, else at most."""
         left_out = self.drained + self.conflated + count_behind(self.foreseen, self.queue.read_through)
         return max(0, self.raw_size(audiences) - left_out)
 
     def came(self, audiences: Mapping[int, Audience]) -> int:
-        """How many events have come for it."""
+        """Return how many events have come for it."""
         counters = self.counters
         gone = counters.removed + counters.conflated + counters.drained - self.drained + counters.dropped
         return gone + self.raw_size(audiences)
 
     def all_counters(self) -> ClientCounters:
-        """What has happened, with what is known to be conflated behind the cursor."""
+        """Return what has happened, with what is known to be conflated behind the cursor."""
         foreseen = count_behind(self.foreseen, self.queue.read_through)
         return self.counters._replace(conflated=self.counters.conflated + self.conflated + foreseen)
 
@@ -343,7 +345,7 @@ class DurableClient:
         )
 
     def expiry_ms(self) -> int | None:
-        """When its time is over, by the age of the store; None: never, or it is not away."""
+        """Return when its time is over, by the age of the store; None: never, or it is not away."""
         if self.state is not State.PAUSED or self.away_ms is None or self.timeout_ms is None:
             return None
         return self.away_ms + self.timeout_ms

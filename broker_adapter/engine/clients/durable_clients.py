@@ -334,7 +334,7 @@ class DurableClients:
             self.alerts.append((client.id, "was away for longer than its durable_timeout"))
 
     def next_expiry_ms(self) -> int | None:
-        """When to look for clients that are over, by the age of the store; None: there is none that can be."""
+        """Return when to look for clients that are over, by the age of the store; None: there is none that can be."""
         return self._expiries.next_ms()
 
     def _end(self, client: DurableClient) -> None:
@@ -448,7 +448,7 @@ class DurableClients:
                 client.foresee(array("Q"), -1)
 
     def conflates(self, client: DurableClient, conflation: Conflation | None = None) -> bool:
-        """Whether updates of a region that it gets events of are conflated for a client.
+        """Return whether updates of a region that it gets events of are conflated for a client.
 
         Args:
             client: the client.
@@ -462,11 +462,13 @@ class DurableClients:
     # What a client gets.
 
     def size(self, client: DurableClient) -> int:
-        """How many events a client's queue has, under way or not; exact where ``is_exact`` says so, else at most."""
+        """Return how many events a client's queue has, under way or not; exact where ``is_exact`` says so, else at
+        most.
+        """
         return client.size(self.audiences)
 
     def is_exact(self, client: DurableClient) -> bool:
-        """Whether the size of a client's queue is exact, and what follows from it."""
+        """Return whether the size of a client's queue is exact, and what follows from it."""
         if not client.is_exact:
             return False
         if not client.is_behind or not self.conflates(client):
@@ -490,7 +492,7 @@ class DurableClients:
         return list(found)
 
     def is_too_long(self, client: DurableClient) -> bool:
-        """Whether the queue of a client is longer than it may be."""
+        """Return whether the queue of a client is longer than it may be."""
         return self.size(client) > self._max_events
 
     def overflow(self, client: DurableClient) -> EventSink | None:
@@ -522,7 +524,7 @@ class DurableClients:
         return found
 
     def take(self, client: DurableClient, read: Read, after_position: int, head: int) -> list[OutgoingEvent | Marker]:
-        """What was read for a client that is behind leaves for it.
+        """Return what was read for a client that is behind leaves for it.
 
         Args:
             client: the client.
@@ -604,16 +606,16 @@ class DurableClients:
     # What no client needs any more.
 
     def passed(self, number: int) -> int:
-        """How far an audience has passed, as was measured last."""
+        """Return how far an audience has passed, as was measured last."""
         audience = self.audiences.get(number)
         return EVERYTHING if audience is None else audience.passed
 
     def have_passed(self, numbers: Iterable[int], position: int) -> bool:
-        """Whether all of these audiences have passed a position, as was measured last."""
+        """Return whether all of these audiences have passed a position, as was measured last."""
         return all(self.passed(number) >= position for number in numbers)
 
     def measure(self, audience: Audience) -> int:
-        """How far an audience has passed: its slowest member says it."""
+        """Return how far an audience has passed: its slowest member says it."""
         slowest = min((each.queue.passed_of(audience.id) for each in audience.members), default=EVERYTHING)
         if slowest != audience.passed:
             audience.passed = slowest

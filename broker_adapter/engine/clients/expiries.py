@@ -42,7 +42,7 @@ class Expiries:
                 yield client
 
     def next_ms(self) -> int | None:
-        """When the first client is over, by the age of the store; None: the time of none runs."""
+        """Return when the first client is over, by the age of the store; None: the time of none runs."""
         due = self._due
         while due:
             expiry_ms, client_id = due[0]

@@ -70,7 +70,7 @@ class LeavingOut:
         return None
 
     def is_drained(self, position: int, event: EventRecord, audience: int) -> bool:
-        """Whether an event was wanted by queries only that have ended, and whose events were taken out."""
+        """Return whether an event was wanted by queries only that have ended, and whose events were taken out."""
         names = {
             name
             for closed in self._closed
@@ -106,7 +106,7 @@ class LeavingOut:
 
 
 def _supersedes(newer: Matched, older: Matched) -> bool:
-    """Whether an update tells a client everything that an older one of the same key would tell it."""
+    """Return whether an update tells a client everything that an older one of the same key would tell it."""
     if older.interests and not newer.interests:
         return False
     return all((name, Operation.UPDATE) in newer.queries for name, _ in older.queries)

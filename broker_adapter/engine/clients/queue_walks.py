@@ -70,5 +70,5 @@ class Walk:
 
 
 def count_behind(positions: array[int], position: int) -> int:
-    """How many of some positions, in order, stand behind one."""
+    """Return how many of some positions, in order, stand behind one."""
     return len(positions) - bisect_right(positions, position)

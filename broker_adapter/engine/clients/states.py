@@ -154,7 +154,7 @@ _TABLE: Final[dict[State, tuple[State | Refusal, ...]]] = {
 
 
 def outcome(state: State, event: Event) -> State | Refusal:
-    """What an event does to a client in a state: the state that follows, or why it cannot be."""
+    """Return what an event does to a client in a state: the state that follows, or why it cannot be."""
     return _TABLE[state][_ORDER.index(event)]
 
 
@@ -177,7 +177,7 @@ def after(state: State, event: Event, client_id: str) -> State:
 
 
 def pending_count(before: State, size: int) -> int:
-    """What a client that connects is told of its queue: ``size`` events, or why it had none.
+    """Return what a client that connects is told of its queue: ``size`` events, or why it had none.
 
     Args:
         before: its state before it connected.

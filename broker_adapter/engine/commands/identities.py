@@ -69,7 +69,7 @@ class Sequences:
         return SequencesRecord(self.last, self.solid, used_ms, mask)
 
     def __contains__(self, sequence: int) -> bool:
-        """Whether this number was seen, as far as it is remembered."""
+        """Return whether this number was seen, as far as it is remembered."""
         below = self.last - sequence
         if self.mask is None or below >= WINDOW:
             return self.solid <= sequence <= self.last
@@ -163,7 +163,7 @@ class LastNumbers:
         return len(self._names)
 
     def needs(self, name: str) -> bool:
-        """Whether the driver has to look this name up in the store, before it is asked for in the same cycle."""
+        """Return whether the driver has to look this name up in the store, before it is asked for in the same cycle."""
         if name in self._names:
             self._names.move_to_end(name)
             return False
@@ -211,9 +211,9 @@ class LastNumbers:
             batch.put(self.table, last_key(name), None)
 
     def is_over(self, used_ms: int, age_ms: int) -> bool:
-        """Whether a name that was last used at one age of the store is to be forgotten at another."""
+        """Return whether a name that was last used at one age of the store is to be forgotten at another."""
         return used_ms < age_ms - self._memory_ms
 
     def may_be_removed(self, ago_ms: int) -> bool:
-        """Whether a name whose last number was done so long ago may not be remembered any more."""
+        """Return whether a name whose last number was done so long ago may not be remembered any more."""
         return ago_ms >= self._memory_ms or self._time.age_ms - ago_ms <= self._removed_ms

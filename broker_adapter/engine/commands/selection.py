@@ -183,12 +183,12 @@ class Choosing(Protocol):
 
 
 def selectors_at_once(size: int) -> int:
-    """How many selectors may examine a message of so many bytes between two readings of the clock."""
+    """Return how many selectors may examine a message of so many bytes between two readings of the clock."""
     return SMALL_AT_ONCE if size <= SMALL_BYTES else LARGE_AT_ONCE
 
 
 def selects(selector: Selector, message: Selectable) -> bool:
-    """Whether the selector is true of the message; a message that cannot be decoded is selected by none."""
+    """Return whether the selector is true of the message; a message that cannot be decoded is selected by none."""
     try:
         return selector.matches(message)
     except MessageFormatException:

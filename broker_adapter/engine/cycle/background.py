@@ -121,7 +121,7 @@ class Background:
         self.jobs.move(self._move_and_drop(queue))
 
     def next_check_ms(self) -> int | None:
-        """When something is due in the stores, or a check whose result a client may wait for; None: nothing is."""
+        """Return when something is due in the stores, or a check whose result a client may wait for; None: nothing is."""
         if not self._by_itself:
             return None
         due: list[int | None] = []
@@ -187,7 +187,7 @@ class Background:
             commands.append(e.RemoveTombstones(age_ms))
 
     def next_event_check_ms(self) -> int | None:
-        """When events are to be ended, or a client's time is over; None: nothing is due."""
+        """Return when events are to be ended, or a client's time is over; None: nothing is due."""
         if not self._by_itself or (self._events.events is None and not self._events.clients.clients):
             return None
         time = self._time
@@ -230,7 +230,7 @@ class Background:
             commands.append(c.NoteAge())
 
     def _due(self, now_ms: int) -> c.Due:
-        """What is due, and what takes the place of lines of the schedule that cannot be trusted."""
+        """Return what is due, and what takes the place of lines of the schedule that cannot be trusted."""
         items = self._stores.due(now_ms, CHUNK_ENTRIES)
         damaged = [(entry, line) for kind, entry, line in items if kind == KIND_DAMAGED]
         disk = self._stores.disk
@@ -330,7 +330,7 @@ class Background:
 
 
 def _in_words(right: tuple[bytes, bytes] | None) -> str:
-    """What becomes of the message of a damaged line of the schedule."""
+    """Return what becomes of the message of a damaged line of the schedule."""
     if right is None:
         return "and it is not known what it was for"
     return f"and entry {entry_of_line(right[0]).hex()} that it names becomes due {in_words(due_of(right[0]))}"

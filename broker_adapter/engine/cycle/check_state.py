@@ -17,7 +17,7 @@ from broker_adapter.errors import StoreCorruptException
 
 
 def findings(directory: Directory, stores: Iterable[Tables]) -> Iterator[Finding]:
-    """What does not fit, between two cycles, when nothing is on its way.
+    """Yield what does not fit, between two cycles, when nothing is on its way.
 
     Args:
         directory: the engine's.
@@ -102,7 +102,7 @@ def _counters(queue: QueueState, entries: list[RawEntry], waiting: int, in_memor
 def _places(
     queue: QueueState, waiting: list[RawEntry], in_memory: dict[int, Entry], lanes: dict[int, Lane]
 ) -> Iterator[str]:
-    """Whether each message can be handed out, or loaded."""
+    """Yield whether each message can be handed out, or loaded."""
     reserved = {place for consumer in queue.consumers for place in consumer.reserved}
     if queue.kept != sum(len(consumer.reserved) for consumer in queue.consumers):
         yield f"{queue.kept} messages are counted as kept for the consumers of groups"

@@ -342,7 +342,9 @@ class EventReads:
         return read[0] if read and read[0].position == position else None
 
     def handouts(self, leaving: Sequence[Leaving]) -> list[Any]:
-        """What leaves for a durable client, with its payloads; an event whose message cannot be read is left out."""
+        """Return what leaves for a durable client, with its payloads; an event whose message cannot be read is left
+        out.
+        """
         bodies = iter(self._stores.bodies([(each.message, self._flags) for each in leaving if each.message]))
         found: list[Any] = []
         for message, handout in leaving:
@@ -363,8 +365,9 @@ class EventReads:
 
 
 def _sizes_of(client: ClientRecord, log: StoredLog, head: int) -> tuple[int, int, bool]:
-    """What the queue of a client has: how many events at most, how many of them came while it was away, and whether
-    that is exact: of what many want, all are counted."""
+    """Return what the queue of a client has: how many events at most, how many of them came while it was away, and
+    whether that is exact: of what many want, all are counted.
+    """
     size, many = _events_behind(client, log, client.cursor, head)
     of_away = 0
     if client.away_at is not None:
@@ -373,7 +376,7 @@ def _sizes_of(client: ClientRecord, log: StoredLog, head: int) -> tuple[int, int
 
 
 def _events_behind(client: ClientRecord, log: StoredLog, after: int, head: int) -> tuple[int, int]:
-    """How many events a client may have behind a position, and how many of them many want."""
+    """Return how many events a client may have behind a position, and how many of them many want."""
     own = many = 0
     for part in map(_part, client.parts):
         first, last = part.within(after, head)
@@ -388,7 +391,7 @@ def _part(fields: Sequence[Any]) -> AudiencePart:
 
 
 def _key_record(records: Records, region: int, key: str, damaged: list[bytes]) -> KeyRecord | None:
-    """What the store knows of a key; a record that cannot be trusted is noted, and the key counts as new."""
+    """Return what the store knows of a key; a record that cannot be trusted is noted, and the key counts as new."""
     try:
         of = region_key(region, key)
     except UnicodeEncodeError:

@@ -60,7 +60,9 @@ class OfGiven(OfSource):
 
 
 def _is_name(value: object) -> bool:
-    """Whether this can be a message id, an identity (a producer, a thread and a sequence), or None: it has neither."""
+    """Return whether this can be a message id, an identity (a producer, a thread and a sequence), or None: it has
+    neither.
+    """
     if value is None:
         return True
     if isinstance(value, list | tuple):
@@ -262,7 +264,7 @@ def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _name(formats: Formats, form: int, payload: bytes) -> Any:
-    """What a message is recognised by."""
+    """Return what a message is recognised by."""
     try:
         envelope = formats.read(form, payload)
     except MessageFormatException:

@@ -110,7 +110,7 @@ class Reader:
         return min(positions, default=None)
 
     def oldest_sent_ms(self, numbers: Sequence[int]) -> tuple[dict[int, int], int]:
-        """When the oldest message of each of some queues was sent, as it says.
+        """Return when the oldest message of each of some queues was sent, as it says.
 
         Args:
             numbers: of the queues.
@@ -146,7 +146,7 @@ class Reader:
         return published.last(group)
 
     def run(self, queue: QueueState) -> str:
-        """What tells later in which run a queue gave its positions.
+        """Return what tells later in which run a queue gave its positions.
 
         Raises:
             ResourceAllocationException: the store has no room to note the run.
@@ -158,7 +158,7 @@ class Reader:
         return self._runs.kept(queue.id, run, queue.next_position) if run else queue.next_position
 
     def is_aging(self, run: str | None) -> bool:
-        """Whether a run in which positions were seen will be forgotten before long."""
+        """Return whether a run in which positions were seen will be forgotten before long."""
         return bool(run) and self._runs.is_aging(run or "")
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
@@ -173,7 +173,7 @@ class Reader:
     # Regions.
 
     def key(self, region: int, key: str) -> StoredKey:
-        """What the store knows of a key of a region."""
+        """Return what the store knows of a key of a region."""
         name = region_key(region, key)
         with self._stores.records() as records:
             value = records.get("keys", name) if len(name) <= MAX_KEY_BYTES else None
@@ -250,7 +250,7 @@ class Reader:
         return self
 
     def is_wanted(self, selector: Selector, stored: StoredKey, value: Message | None) -> bool:
-        """Whether a selector is true of a key and its value; it is not of a key without one."""
+        """Return whether a selector is true of a key and its value; it is not of a key without one."""
         if value is None:
             return False
         return selects(selector, RegionFields(self.state.matching.formats, *value, stored.key))

@@ -142,7 +142,7 @@ def chosen(names: Iterable[str], prefixes: Sequence[str], keep: Sequence[str]) -
 
 
 def _ranges(ordered: Sequence[str], prefixes: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Where the names are, among sorted ones, that begin with each prefix."""
+    """Yield where the names are, among sorted ones, that begin with each prefix."""
     for prefix in dict.fromkeys(prefixes):
         length = len(prefix)
         first = bisect_left(ordered, prefix)

@@ -17,7 +17,7 @@ from broker_adapter.settings import EngineSettings
 
 
 def redelivery_delay_ms(failures: int, settings: EngineSettings) -> int:
-    """How long a message waits whose listener has raised so often, in milliseconds."""
+    """Return how long a message waits whose listener has raised so often, in milliseconds."""
     delay = settings.redelivery_delay_seconds
     if failures < 2 or not delay:
         return 0
@@ -137,7 +137,7 @@ class Backoff(Generic[E, H]):
         return entries
 
     def first_due_ms(self) -> int | None:
-        """When the next message is due."""
+        """Return when the next message is due."""
         while self._due:
             due_ms, position = self._due[0]
             found = self._by_position.get(position)

@@ -125,12 +125,12 @@ class Directory:
         return client
 
     def in_hand_of(self, client: int) -> int:
-        """How many deliveries the consumers of a client hold."""
+        """Return how many deliveries the consumers of a client hold."""
         found = self.clients.get(client)
         return 0 if found is None else sum([len(each.unsettled) for each in found.consumers.values()])
 
     def in_hand_of_consumer(self, consumer: int) -> int:
-        """How many deliveries a consumer holds."""
+        """Return how many deliveries a consumer holds."""
         found = self.consumers.get(consumer)
         return 0 if found is None else len(found.unsettled)
 
@@ -328,7 +328,7 @@ class Directory:
         return self.client(client).client_id == queue.record.client_id
 
     def fan_out(self, destination: Destination) -> int:
-        """How many places a message to a destination may take."""
+        """Return how many places a message to a destination may take."""
         return max(1, len(self.topics.get(destination, ()))) if destination.is_topic else 1
 
     def topic_statistics(self) -> list[QueueStatistics]:
@@ -340,7 +340,7 @@ class Directory:
 
 
 def is_volatile(queue: QueueState) -> bool:
-    """Whether a queue or subscription is in memory only."""
+    """Return whether a queue or subscription is in memory only."""
     return queue.id >= FIRST_VOLATILE_QUEUE
 
 
@@ -356,7 +356,7 @@ def named_queue(name: str) -> Destination:
 
 
 def attached(queue: QueueState) -> str:
-    """How many consumers a queue has, in words."""
+    """Return how many consumers a queue has, in words."""
     return f"{counted(len(queue.consumers), 'consumer', ('is', 'are'))} attached to it"
 
 

@@ -280,7 +280,7 @@ class _Turn:
         self.out: dict[Consumer, list[Outgoing]] = {}
 
     def room_of(self, consumer: Consumer) -> int:
-        """How many messages a consumer may still get."""
+        """Return how many messages a consumer may still get."""
         if consumer.credit <= 0 or consumer.room_bytes <= 0 or consumer in self._waiting:
             return 0
         if consumer.credit + len(consumer.unsettled) <= self._most:
@@ -291,7 +291,7 @@ class _Turn:
         return self._most - len(consumer.unsettled)
 
     def messages_of(self, consumer: Consumer) -> list[Outgoing]:
-        """What a consumer gets."""
+        """Return what a consumer gets."""
         messages = self.out.get(consumer)
         if messages is None:
             messages = self.out[consumer] = []

@@ -206,7 +206,7 @@ class Endings:
             self._note_due(queue)
 
     def next_due_ms(self) -> int | None:
-        """When the next back-off or waiting is over, by ``elapsed_ms``; None where there is none."""
+        """Return when the next back-off or waiting is over, by ``elapsed_ms``; None where there is none."""
         while self.due:
             due_ms, number = self.due[0]
             if self._due_ms.get(number) == due_ms:
@@ -295,7 +295,7 @@ class Endings:
             self._annotate(moved, kept, effects)
 
     def _annotations(self, entry: Entry, effects: Effects) -> dict[str, Any]:
-        """What was added to the properties of a message."""
+        """Return what was added to the properties of a message."""
         return (self._read(entry.key, entry.flags, effects) if entry.flags & FLAG_ANNOTATED else None) or {}
 
     @staticmethod

@@ -611,7 +611,7 @@ class QueueEntries:
         return self.counters_due
 
     def counters(self) -> Counters:
-        """What a restart must know."""
+        """Return what a restart must know."""
         lanes = [LaneCounters(lane.number, lane.stored, lane.cursor) for lane in (*self.lanes, self.delayed)]
         return Counters(
             max(self.next_position, self.reserved),

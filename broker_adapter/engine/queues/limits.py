@@ -94,7 +94,7 @@ def _what_to_do(queue: Filled) -> str:
 
 
 def _with(now: int, more: int, noun: str) -> str:
-    """What there is, and what the same operation adds to it or takes away."""
+    """Return what there is, and what the same operation adds to it or takes away."""
     there = counted(now, noun)
     if not more:
         return there

@@ -53,11 +53,11 @@ class Losses:
             self._deliveries -= len(oldest)
 
     def knows(self, token: str) -> bool:
-        """Whether it is known what this connection had, though that may have been taken back since."""
+        """Return whether it is known what this connection had, though that may have been taken back since."""
         return token in self._by_token or token in self._empty
 
     def has(self, token: str, queue: int, position: int) -> bool:
-        """Whether a delivery of this connection counts as failed, and its client has not said yet what it was."""
+        """Return whether a delivery of this connection counts as failed, and its client has not said yet what it was."""
         return (queue, position) in self._by_token.get(token, ())
 
     def seen(self, token: str, queue: int, positions: Iterable[int]) -> int:

@@ -62,5 +62,5 @@ class QueueMemory(Generic[C, Q]):
             yield queue
 
     def most_unsettled(self, most: int) -> int:
-        """How many deliveries a consumer may hold now, of ``most`` that it may hold at all."""
+        """Return how many deliveries a consumer may hold now, of ``most`` that it may hold at all."""
         return most if self.in_hand < self.max_in_hand else min(most, LEAST_UNSETTLED)

@@ -116,7 +116,7 @@ class Consumer:
         self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
 
     def has_not_seen(self, number: int) -> bool:
-        """Whether a delivery did not reach the application before the consumer went."""
+        """Return whether a delivery did not reach the application before the consumer went."""
         return any(number in part for part in self.never_delivered)
 
     @property
@@ -340,7 +340,7 @@ class QueueState(QueueEntries):
             self._arrived(entry, effects)
 
     def takes_runs(self, *, persistent: bool) -> bool:
-        """Whether several new messages can be taken in one step."""
+        """Return whether several new messages can be taken in one step."""
         return not self.searching and (persistent or not self.durable)
 
     def append_run(self, number: int, run: MessageRun, batch: StoreBatch) -> None:
@@ -401,7 +401,7 @@ class QueueState(QueueEntries):
                 self.adopt(entry, lane, raw.flags, raw.expires_at_ms, raw.delivery_count, effects)
 
     def _is_for_memory(self, raw: RawEntry) -> bool:
-        """Whether a message that comes in now is of use in memory, or has to be offered to consumers one by one."""
+        """Return whether a message that comes in now is of use in memory, or has to be offered to consumers one by one."""
         if self.searching or not self.durable:
             return True
         return len(self.ready) < self.memory.window and self._lane_for(raw.lane).at_end
@@ -429,7 +429,7 @@ class QueueState(QueueEntries):
             self.searching[consumer] = None
 
     def is_served(self, consumer: Consumer) -> bool:
-        """Whether a consumer may get something: an exclusive one that came first shuts out all others."""
+        """Return whether a consumer may get something: an exclusive one that came first shuts out all others."""
         return not self.exclusive or self.exclusive[0] is consumer
 
     def may_have(self, consumer: Consumer, entry: Entry) -> bool:
@@ -525,7 +525,7 @@ class QueueState(QueueEntries):
     # Message groups.
 
     def may_take(self, consumer: Consumer, entry: Entry) -> bool:
-        """Whether the group of a message is this consumer's; a group that has no consumer becomes its own."""
+        """Return whether the group of a message is this consumer's; a group that has no consumer becomes its own."""
         search = consumer.search
         key = (None if search is None else search.selector.text, entry.group)
         owner = self.groups.get(key)

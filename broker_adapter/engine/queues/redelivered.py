@@ -32,10 +32,10 @@ class Redelivered:
             self._failures.popitem(last=False)
 
     def has_ended(self, queue: int, position: int) -> bool:
-        """Whether a message has ended after a delivery had failed."""
+        """Return whether a message has ended after a delivery had failed."""
         return (queue, position) in self._failures
 
     def ended_later(self, queue: int, position: int, failures: int) -> bool:
-        """Whether a message has ended in a later delivery than the one before which so many had failed."""
+        """Return whether a message has ended in a later delivery than the one before which so many had failed."""
         ended = self._failures.get((queue, position))
         return ended is not None and ended > failures

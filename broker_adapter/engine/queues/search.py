@@ -39,11 +39,11 @@ class LaneSearch:
         self.found: list[int] = []
 
     def has_passed(self, position: int) -> bool:
-        """Whether no scan will come to this position any more."""
+        """Return whether no scan will come to this position any more."""
         return self.complete or position <= self.through
 
     def look(self, position: int, most: int) -> bool:
-        """Whether this arrival is to be examined now; with ``most`` found a new one is left for a scan."""
+        """Return whether this arrival is to be examined now; with ``most`` found a new one is left for a scan."""
         if not self.has_passed(position):
             return False
         if position > self.through:

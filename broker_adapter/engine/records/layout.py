@@ -303,7 +303,7 @@ def decode_message(number: int, value: bytes) -> tuple[int, bytes]:
 
 
 def encode_reference(key: bytes, count: int) -> bytes:
-    """How many entries refer to a message."""
+    """Return how many entries refer to a message."""
     return _reference.pack(count, crc32(count.to_bytes(4), crc32(key)))
 
 
@@ -348,7 +348,7 @@ def number_at(key: bytes, first: int = 0) -> int:
 
 
 def due_of(line: bytes) -> int:
-    """When a line of the schedule is due, also one whose key has a wrong length; lines sort by this time."""
+    """Return when a line of the schedule is due, also one whose key has a wrong length; lines sort by this time."""
     return number_at(line)
 
 
@@ -522,7 +522,9 @@ class RunRecord(NamedTuple):
 
 
 def is_run_key(key: bytes) -> bool:
-    """Whether this key in ``meta`` is that of a start; one that begins like it and has another length is damaged."""
+    """Return whether this key in ``meta`` is that of a start; one that begins like it and has another length is
+    damaged.
+    """
     return key.startswith(RUN_PREFIX) and len(key) == len(RUN_PREFIX) + 8
 
 

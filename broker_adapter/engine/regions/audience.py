@@ -94,7 +94,7 @@ class Audience:
         self._asked: dict[bytes, list[Interest]] = {}
 
     def matched(self, key: str, answers: Iterable[Answer] = (), position: int = 0) -> Matched:
-        """Which of its interests an event matches; all of these are empty where it is for others only.
+        """Return which of its interests an event matches; all of these are empty where it is for others only.
 
         Args:
             key: of the event.
@@ -125,7 +125,7 @@ class Audience:
         return self.interests
 
     def _holds(self, interest: Interest, position: int) -> bool:
-        """Whether it had an interest as an event came."""
+        """Return whether it had an interest as an event came."""
         return interest in self.interests
 
     def _note(self, interest: Interest) -> None:
@@ -148,7 +148,7 @@ class Span(NamedTuple):
     through: int | None = None  #: up to this one; None: it still does
 
     def holds(self, position: int) -> bool:
-        """Whether it held as an event came."""
+        """Return whether it held as an event came."""
         return self.after < position and (self.through is None or position <= self.through)
 
 
@@ -184,7 +184,7 @@ class OwnAudience(Audience):
         self.gets_all = self.gets_all and not self._ended
 
     def can_change(self, more: Iterable[Interest], ended: Collection[Interest]) -> bool:
-        """Whether it can get these interests, and lose those; else its client needs another audience.
+        """Return whether it can get these interests, and lose those; else its client needs another audience.
 
         One that has ended cannot come back, some are left, and not too many have ended.
         """

@@ -164,7 +164,7 @@ Prepared = Mapping[Interest, Compiled]
 
 
 def compiled(interest: Interest) -> Compiled | None:
-    """What an interest asks, which may take a tenth of a second to make; None: it asks nothing.
+    """Return what an interest asks, which may take a tenth of a second to make; None: it asks nothing.
 
     Raises:
         InvalidDestinationException: the expression cannot be one.
@@ -176,20 +176,20 @@ def compiled(interest: Interest) -> Compiled | None:
 
 
 def prepared(interests: Iterable[Interest]) -> Prepared:
-    """What interests ask, made ahead of the engine's thread; raises as ``compiled``."""
+    """Return what interests ask, made ahead of the engine's thread; raises as ``compiled``."""
     found = ((each.question, compiled(each)) for each in interests)
     return {question: asks for question, asks in found if asks is not None}
 
 
 @lru_cache(_COMPILED)
 def digest(question: Interest) -> bytes:
-    """What an event's record has of a selector or query that is true of it; see :attr:`Interest.question`."""
+    """Return what an event's record has of a selector or query that is true of it; see :attr:`Interest.question`."""
     text = bytes((question.kind,)) + question.text.encode(errors="surrogatepass")
     return blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
 def query_operation(old: bool, new: bool) -> Operation | None:
-    """What happens for a continuous query.
+    """Return what happens for a continuous query.
 
     Args:
         old: whether the value that the key had matches; False where it had none.

@@ -70,7 +70,7 @@ def region_key(region: int, key: str) -> bytes:
 
 
 def region_prefix(region: int) -> bytes:
-    """What the keys of a region's records begin with."""
+    """Return what the keys of a region's records begin with."""
     return _region.pack(region)
 
 
@@ -97,7 +97,7 @@ def decode_key_record(key: bytes, value: bytes) -> KeyRecord:
 
 
 def maker_of(identity: Identity | None) -> int:
-    """What the record of a key has of the identity of its last change."""
+    """Return what the record of a key has of the identity of its last change."""
     if identity is None:
         return 0
     text = identity.producer_id.encode(errors="surrogatepass") + _identity.pack(identity.thread_id, identity.sequence)
@@ -148,7 +148,7 @@ def decode_tombstone(line: bytes, value: bytes) -> tuple[int, bytes, int]:
 
 
 def operation_of(wanted: Wanted, before: KeyRecord | None) -> Operation | None:
-    """What a wish does to a key.
+    """Return what a wish does to a key.
 
     A value for a key that is there, also for one without a valid value, is an update.  What changes nothing is no
     event.

@@ -152,7 +152,7 @@ class Routing:
                 self._matching.clear()
 
     def _known(self, kind: InterestKind) -> dict[Interest, Any] | None:
-        """Where what an interest of a kind asks is noted; None: it asks nothing."""
+        """Return where what an interest of a kind asks is noted; None: it asks nothing."""
         if kind is InterestKind.EXPRESSION:
             return self._expressions
         if kind is InterestKind.SELECTOR:

@@ -52,7 +52,7 @@ def records_behind(
 
 
 def stored_key(region: int, name: bytes, value: bytes, entry_at: Callable[[int], RawEntry | None] | None) -> StoredKey:
-    """What a record says of a key; nothing, where it cannot be trusted.
+    """Return what a record says of a key; nothing, where it cannot be trusted.
 
     Args:
         region: number of its region.

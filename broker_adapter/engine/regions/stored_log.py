@@ -82,7 +82,7 @@ class StoredLog:
             yield found
 
     def postings_through(self, stream: int, position: int) -> int:
-        """How many postings a stream had when this position was given, those that are gone by now included.
+        """Return how many postings a stream had when this position was given, those that are gone by now included.
 
         Where those up to the position are gone, this is what the first one behind them says.
         """
@@ -95,7 +95,7 @@ class StoredLog:
         return 0 if behind is None else behind - 1
 
     def last_ordinal(self, stream: int) -> int:
-        """How many postings a stream has had, as its last one says; 0: it has none."""
+        """Return how many postings a stream has had, as its last one says; 0: it has none."""
         return self._ordinal(stream, self._records.item_before("postings", posting_key(stream + 1, 0))) or 0
 
     def _ordinal(self, stream: int, item: tuple[bytes, bytes] | None) -> int | None:

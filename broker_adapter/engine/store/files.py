@@ -49,7 +49,7 @@ def allocate_lock(path: Path) -> None:
 
 
 def reader_of(handle: int) -> Read:
-    """What reads the open file, for :mod:`broker_adapter.engine.check.pages`."""
+    """Return what reads the open file, for :mod:`broker_adapter.engine.check.pages`."""
     return lambda offset, size: os.pread(handle, size, offset)
 
 

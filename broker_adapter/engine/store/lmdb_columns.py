@@ -85,7 +85,7 @@ def columns_between(
 
 
 def _has_entry(entries: Any, queue: int, lane: int, first: int, last: int) -> bool:
-    """Whether a lane has a record in [first, last]."""
+    """Return whether a lane has a record in [first, last]."""
     found = entries.set_range(entry_key(queue, lane, first))
     return bool(found and entries.key() <= entry_key(queue, lane, last))
 

@@ -47,12 +47,14 @@ def code_of(error: Exception) -> int:
 
 
 def may_be_cut_short(error: Exception) -> bool:
-    """Whether there may have been room for a part of a write only: LMDB says then that the disk has failed."""
+    """Return whether there may have been room for a part of a write only: LMDB says then that the disk has failed."""
     return code_of(error) == errno.EIO
 
 
 def no_room(path: str | os.PathLike[str], code: int) -> str | None:
-    """What to say of an error of the system that means that there is no room; None where it means something else."""
+    """Return what to say of an error of the system that means that there is no room; None where it means something
+    else.
+    """
     text = _NO_ROOM.get(code)
     return None if text is None else text.format(name=os.fspath(path))
 
@@ -64,13 +66,13 @@ def cut_short(path: str | os.PathLike[str]) -> ResourceAllocationException:
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:
-    """What this process may still write to a disk, quotas apart."""
+    """Return what this process may still write to a disk, quotas apart."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
 
 
 def without_room(path: str | os.PathLike[str], error: Exception) -> str | None:
-    """What to say of an error during a start or a repair, if a lack of room caused it; None: it did not.
+    """Return what to say of an error during a start or a repair, if a lack of room caused it; None: it did not.
 
     Args:
         path: of the store.
@@ -87,7 +89,7 @@ def without_room(path: str | os.PathLike[str], error: Exception) -> str | None:
 
 
 def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
-    """What an error means that was raised while a store was opened: it is damaged, or the system has failed."""
+    """Return what an error means that was raised while a store was opened: it is damaged, or the system has failed."""
     name = os.fspath(path)
     if isinstance(error, _DAMAGED):
         text = f"the store in {name!r} is not one, or is damaged: {error}; run: holdfast check {name!r}"
@@ -104,7 +106,7 @@ def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreExcep
 
 
 def failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
-    """What an error means that a store in use raised."""
+    """Return what an error means that a store in use raised."""
     name = os.fspath(path)
     return StoreException(
         f"the store in {name!r} failed: {error}; stop the server or program that has it open, and run:"
@@ -115,7 +117,7 @@ def failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
 def commit_failed(
     path: str | os.PathLike[str], error: Exception, max_store_bytes: int
 ) -> ResourceAllocationException | StoreException:
-    """What an error means that a transaction raised: there is no room, or the store has failed."""
+    """Return what an error means that a transaction raised: there is no room, or the store has failed."""
     name = os.fspath(path)
     if isinstance(error, lmdb.MapFullError):
         return ResourceAllocationException(

@@ -164,7 +164,7 @@ def _lanes(cursor: Any, path: Path, queue: int, damaged: set[bytes]) -> list[int
 
 
 def _unknown_queues(cursor: Any, known: Container[int], damaged: set[bytes]) -> int:
-    """How many queues have entries and are not among the known ones."""
+    """Return how many queues have entries and are not among the known ones."""
     unknown = queue = 0
     first = b"\0"
     while (found := _next_entry(cursor, first, damaged)) is not None and found[0] >= queue:

@@ -26,7 +26,7 @@ _OF_LARGEST_FILE: Final = 0.8
 
 
 def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: EngineSettings) -> Room | None:
-    """What messages may still take.
+    """Return what messages may still take.
 
     Args:
         env: the environment of LMDB.
@@ -70,7 +70,7 @@ def _largest_file_bytes() -> int:
 
 
 def can_grow(path: Path) -> bool:
-    """Whether a store has room for :data:`BALLAST_BYTES` more; the disk gives them to its file then.
+    """Return whether a store has room for :data:`BALLAST_BYTES` more; the disk gives them to its file then.
 
     So quotas and limits of the size of files are found as well, and no other process can take the room before it is
     used.

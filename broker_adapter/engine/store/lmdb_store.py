@@ -161,7 +161,7 @@ class LmdbStore:
             raise
 
     def as_failure(self, error: Exception) -> StoreException:
-        """What one of ``errors`` means that a call raised."""
+        """Return what one of ``errors`` means that a call raised."""
         return failed(self.path, error)
 
     def as_opening_failure(self, error: Exception) -> StoreException:
@@ -421,12 +421,12 @@ class LmdbStore:
             return frozenset([key for key in keys if txn.get(key, db=self._db["quarantine"]) is not None])
 
     def quarantined(self) -> int:
-        """How many records are in quarantine."""
+        """Return how many records are in quarantine."""
         with self._env.begin() as txn:
             return int(txn.stat(db=self._db["quarantine"])["entries"])
 
     def room(self) -> Room | None:
-        """What messages may still take; None: more than is worth counting before the next check."""
+        """Return what messages may still take; None: more than is worth counting before the next check."""
         return measured_room(self._env, self._db, self.path, self._settings)
 
     # Reading.
@@ -508,7 +508,7 @@ class LmdbStore:
         return items
 
     def first_due_ms(self) -> int | None:
-        """When the next line of the schedule is due, also one that cannot be trusted."""
+        """Return when the next line of the schedule is due, also one that cannot be trusted."""
         with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
             return due_of(cursor.key()) if cursor.first() else None
 
@@ -596,5 +596,5 @@ class Snapshot:
         return found
 
     def count(self, table: str) -> int:
-        """How many records a table has."""
+        """Return how many records a table has."""
         return int(self._txn.stat(self._tables[table])["entries"])

@@ -422,7 +422,7 @@ def _set_aside(txn: Any, quarantine: Any, key: bytes, value: bytes) -> None:
 
 
 def _is_there(txn: Any, handles: dict[str, Any], quarantined: bytes) -> bool:
-    """Whether what is to be set aside is in its table."""
+    """Return whether what is to be set aside is in its table."""
     table, key = split_quarantine_key(quarantined)
     return table in handles and txn.get(key, db=handles[table]) is not None
 

@@ -226,7 +226,7 @@ class MemoryStore:
         return items
 
     def first_due_ms(self) -> int | None:
-        """When the next entry of the schedule is due."""
+        """Return when the next entry of the schedule is due."""
         while self._schedule and self._schedule[0] not in self._scheduled:
             heappop(self._schedule)
         return decode_schedule_key(self._schedule[0])[0] if self._schedule else None
@@ -273,7 +273,7 @@ class Snapshot:
         return self._tables.get(table, {}).get(key)
 
     def count(self, table: str) -> int:
-        """How many records a table has."""
+        """Return how many records a table has."""
         return len(self._tables.get(table, {}))
 
 

@@ -98,7 +98,7 @@ class Store(Protocol):
         """
 
     def first_due_ms(self) -> int | None:
-        """When the next line of the schedule is due, also one that cannot be trusted."""
+        """Return when the next line of the schedule is due, also one that cannot be trusted."""
 
     def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
         """Move records that cannot be trusted out of the way, as they are; False: there is no room, and they stay."""
@@ -123,7 +123,7 @@ class DurableStore(Store, Protocol):
     errors: tuple[type[Exception], ...]
 
     def as_failure(self, error: Exception) -> StoreException:
-        """What one of ``errors`` means that a call raised."""
+        """Return what one of ``errors`` means that a call raised."""
 
     def as_opening_failure(self, error: Exception) -> StoreException:
         """The same while the engine reads what it needs for its start."""
@@ -187,7 +187,7 @@ class DurableStore(Store, Protocol):
         """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
 
     def room(self) -> Room | None:
-        """What messages may still take; None: more than is worth counting before the next check."""
+        """Return what messages may still take; None: more than is worth counting before the next check."""
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot]:
         """All records as of the last commit; writing may go on meanwhile.
@@ -204,7 +204,7 @@ class DurableStore(Store, Protocol):
         """Those of these keys of the table ``quarantine`` that are there."""
 
     def quarantined(self) -> int:
-        """How many records are in quarantine."""
+        """Return how many records are in quarantine."""
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Write the changes of a repair."""

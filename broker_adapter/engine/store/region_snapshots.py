@@ -143,7 +143,7 @@ class RegionSnapshot:
         self.close = close
 
     def key(self, region: int, key: str) -> StoredKey:
-        """What is known of a key of the region."""
+        """Return what is known of a key of the region."""
         name = region_key(region, key)
         value = self._source.get(name) if len(name) <= MAX_KEY_BYTES else None
         return StoredKey(key, None, None) if value is None else self._stored(name, value)
@@ -195,7 +195,7 @@ class RegionSnapshots:
         self.by_token: dict[str, RegionSnapshot] = {}  #: those that were used last at the end
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Return how many are open."""
         return len(self.by_token)
 
     def open(self, region: int, position: int, run: str, elapsed_ms: int) -> str:
@@ -280,7 +280,7 @@ def position_of_token(token: str) -> tuple[int, str]:
 
 
 def gone(token: str, region: str, seconds: float) -> InvalidDestinationException:
-    """What a client is told whose snapshot is gone, where the region has changed since."""
+    """Return what a client is told whose snapshot is gone, where the region has changed since."""
     position, _ = position_of_token(token)
     return InvalidDestinationException(
         f"the snapshot of region {region!r} at position {position} is gone, and there were events since: the server was"

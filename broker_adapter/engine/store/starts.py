@@ -120,7 +120,8 @@ def kept(links: Sequence[StartPosition], known: Sequence[str], start: Callable[[
 
 
 def is_aging(links: Sequence[StartPosition], known: Sequence[str]) -> bool:
-    """Whether a run is one of those that are forgotten next, so that clients with positions of it should ask again.
+    """Return whether a run is one of those that are forgotten next, so that clients with positions of it should ask
+    again.
 
     Args:
         links: of the run in which the positions were seen, the latest first.
@@ -161,7 +162,7 @@ class Runs:
             self._disk.begin_run(RunRecord(self.word, positions))
 
     def seen(self, queue: int) -> str:
-        """What tells later, for a queue, in which run its positions were seen; notes this one in the store.
+        """Return what tells later, for a queue, in which run its positions were seen; notes this one in the store.
 
         Raises:
             ResourceAllocationException: the store has no room for the note.
@@ -189,7 +190,7 @@ class Runs:
         return kept(links_of(seen), known, lambda run: self._start(queue, run), next_position)
 
     def is_aging(self, seen: str) -> bool:
-        """Whether the run in which positions were seen will be forgotten before long; ``seen`` as for ``kept``."""
+        """Return whether the run in which positions were seen will be forgotten before long; ``seen`` as for ``kept``."""
         return is_aging(links_of(seen), [*self._earlier, self.word])
 
     def _start(self, queue: int, run: str) -> int:

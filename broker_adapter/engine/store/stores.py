@@ -241,13 +241,13 @@ class Stores:
         return bodies
 
     def annotations_of(self, entry: RawEntry) -> dict[str, Any] | None:
-        """What the engine has added to a message."""
+        """Return what the engine has added to a message."""
         if not entry.flags & FLAG_ANNOTATED:
             return None
         return self.annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
 
     def annotations(self, key: bytes, flags: int, pending: Effects | None = None) -> dict[str, Any] | None:
-        """What the engine has added to the message of an entry that is marked as annotated.
+        """Return what the engine has added to the message of an entry that is marked as annotated.
 
         Args:
             key: of the entry.

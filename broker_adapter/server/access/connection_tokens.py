@@ -28,7 +28,7 @@ class ConnectionTokens:
         self._connections: dict[Token, Replaceable] = {}
 
     def __len__(self) -> int:
-        """How many connections have one."""
+        """Return how many connections have one."""
         return len(self._connections)
 
     def __repr__(self) -> str:

@@ -124,7 +124,7 @@ class LoginThrottle(Generic[Attempt]):
         return None
 
     def next_at(self) -> float | None:
-        """When to call ``take`` next, where nothing else happens; None: not at all."""
+        """Return when to call ``take`` next, where nothing else happens; None: not at all."""
         return self._ready[0][0] if self._ready else None
 
     def finished(self, pair: Pair, succeeded: bool | None, now: float) -> None:
@@ -162,7 +162,7 @@ class LoginThrottle(Generic[Attempt]):
         _remember(self._origins, origin, known, self._max_known)
 
     def _allowed(self, pair: Pair, now: float) -> float:
-        """When an attempt of this pair may be verified."""
+        """Return when an attempt of this pair may be verified."""
         allowed = now
         failed = self._pairs.get(pair)
         if failed is not None and now - failed.last <= REMOVE_SECONDS:

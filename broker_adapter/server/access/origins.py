@@ -14,7 +14,7 @@ _LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, as far as its spelling tells."""
+    """Return whether a host is this machine, as far as its spelling tells."""
     if host.lower() in _LOCAL_NAMES:
         return True
     try:

@@ -64,7 +64,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
 def asked_of_request(
     operation: str, arguments: Mapping[str, Any], dead_letter_queue: str
 ) -> list[tuple[str, Destination | None]]:
-    """What a user must be allowed, for a request: actions, each with its destination.
+    """Return what a user must be allowed, for a request: actions, each with its destination.
 
     A redrive that names a queue to move messages to is a send to that queue as well.  One that names none puts
     messages back to where they were set aside, which needs no right but that to redrive the queue.

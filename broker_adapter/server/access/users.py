@@ -114,7 +114,7 @@ class UsersFile:
         return {name: iterations for name, (_, _, _, iterations) in sorted(self._known.users.items())}
 
     def verifier(self, username: str) -> Verifier:
-        """What proves this user's password; for an unknown one a decoy.  Reads the file if it has changed."""
+        """Return what proves this user's password; for an unknown one a decoy.  Reads the file if it has changed."""
         self._refresh()
         prepared = _prepared(username)
         known = self._known
@@ -124,7 +124,7 @@ class UsersFile:
         return decoy(username, known.decoy_key, salt_bytes=known.salt_bytes, iterations=known.iterations)
 
     def check(self, username: str, password: str) -> bool:
-        """Whether this is the password; takes as long for unknown users.  Reads the file if it has changed.
+        """Return whether this is the password; takes as long for unknown users.  Reads the file if it has changed.
 
         It takes as long as its hash does, up to a second or more.  Any thread may call it.
         """
@@ -139,7 +139,7 @@ class UsersFile:
         return compare_digest(claimed, stored)
 
     def has(self, username: str) -> bool:
-        """Whether there is such a user.  Reads the file if it has changed."""
+        """Return whether there is such a user.  Reads the file if it has changed."""
         self._refresh()
         prepared = _prepared(username)
         return (username if prepared is None else prepared) in self._known.users

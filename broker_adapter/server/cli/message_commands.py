@@ -146,7 +146,7 @@ class _Answers:
 
     @contextmanager
     def told_on_failure(self, seconds: float) -> Iterator[None]:
-        """Where sending fails, say which messages were confirmed, so that these are not sent again."""
+        """Yield where sending fails, say which messages were confirmed, so that these are not sent again."""
         try:
             yield
         except BaseException as error:
@@ -236,7 +236,7 @@ def _received(transport: Transport, shown: _Shown, delivery: Delivery) -> Outcom
 
 @contextmanager
 def _rest_put_back(transport: Transport, link: int, waiting: _Waiting) -> Iterator[None]:
-    """What was asked for ahead and not printed goes back as it was, whatever happens."""
+    """Yield what was asked for ahead and not printed goes back as it was, whatever happens."""
     try:
         yield
     except JMSException:

@@ -136,7 +136,7 @@ def redrive(options: argparse.Namespace) -> int:
 
 
 def _is_queue(transport: Transport, name: str) -> bool:
-    """Whether there is a queue of this name."""
+    """Return whether there is a queue of this name."""
     queues = transport.request("statistics", {}, None)["queues"]
     return any(each["kind"] == "queue" and each["name"] == name for each in queues)
 

@@ -395,7 +395,7 @@ def _with_their_entries(
 
 
 def _line(record: QuarantinedRecord, entries: int = 0) -> str:
-    """What a person reads of a record; ``entries``: how many of this message are in quarantine with it."""
+    """Return what a person reads of a record; ``entries``: how many of this message are in quarantine with it."""
     kind = record.table
     if record.payload is not None:
         sent_to = _sent_to(record)

@@ -224,7 +224,7 @@ def add_option(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
-    """What was given with ``--option``.
+    """Return what was given with ``--option``.
 
     Args:
         pairs: NAME=VALUE each.

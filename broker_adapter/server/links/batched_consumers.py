@@ -79,7 +79,7 @@ class BatchedConsumers:
     # Links.
 
     def is_attach(self, target: Terminus) -> bool:
-        """Whether a link to this target is for records."""
+        """Return whether a link to this target is for records."""
         return self._client.uses_batches and not target.dynamic and target.address == RECORDS_ADDRESS
 
     def attach(self, event: LinkRemoteOpen) -> None:
@@ -96,7 +96,7 @@ class BatchedConsumers:
         self._peer.credit(event.link, _CREDIT)
 
     def has_link(self, link: int) -> bool:
-        """Whether a link is for records."""
+        """Return whether a link is for records."""
         return link == self._link
 
     def remove_link(self, link: int) -> None:

@@ -44,7 +44,7 @@ class Budget:
         return self.unfinished + self.transactions - self.most_bytes
 
     def allows_requests(self, uncounted: int = 0) -> bool:
-        """Whether the client has taken enough answers to have another request carried out.
+        """Return whether the client has taken enough answers to have another request carried out.
 
         Args:
             uncounted: bytes of answers that ``answers`` does not have yet.

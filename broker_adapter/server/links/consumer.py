@@ -92,11 +92,11 @@ class Consumer:
         return found, missing
 
     def on_their_way(self) -> range:
-        """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
+        """Return what the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
         return range(self.handed + 1, self.handed + 1 + self.granted)
 
     def never_delivered(self, unsent: Iterable[int]) -> c.NeverDelivered:
-        """What does not count as failed though the consumer goes, because the client never got it.
+        """Return what does not count as failed though the consumer goes, because the client never got it.
 
         Args:
             unsent: what the peer has not sent as a whole, by its numbers.

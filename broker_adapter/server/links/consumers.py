@@ -144,7 +144,7 @@ class Consumers:
         self.postponed: dict[int, None] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._consumers)
 
     def __repr__(self) -> str:
@@ -389,7 +389,7 @@ class Consumers:
         self._early_drains.discard(link)
 
     def never_delivered(self) -> dict[int, c.NeverDelivered]:
-        """What the client never got, though its connection is over; by the engine's numbers of the consumers."""
+        """Return what the client never got, though its connection is over; by the engine's numbers of the consumers."""
         return {
             consumer.number: consumer.never_delivered(self._peer.withdraw(consumer.link))
             for consumer in self._consumers.values()
@@ -468,7 +468,7 @@ class Consumers:
             self._drain(consumer)
 
     def _room_for(self, consumer: Consumer, wanted: int) -> int:
-        """How many more deliveries a consumer may have in hand, up to so many; they are taken into account."""
+        """Return how many more deliveries a consumer may have in hand, up to so many; they are taken into account."""
         if self._room < wanted:
             # Counted only now and then: a count for each delivery would cost more.
             held = self.unsettled + self._coordinator.settlements
@@ -629,7 +629,7 @@ class Consumers:
             self._grant(consumer)
 
     def _has_converted_enough(self) -> bool:
-        """Whether the connection has used up its time of this turn for conversions."""
+        """Return whether the connection has used up its time of this turn for conversions."""
         self._converted = 0
         return self._clock() >= self._converts_until
 

@@ -137,7 +137,7 @@ class Coordinator:
         self._peer.credit(event.link, _CREDIT)
 
     def has_link(self, link: int) -> bool:
-        """Whether a link leads to the coordinator."""
+        """Return whether a link leads to the coordinator."""
         return link in self._links
 
     def remove(self, link: int) -> None:
@@ -390,7 +390,9 @@ class Coordinator:
         self._peer.settle(link, (number,), State(REJECTED, error=self._why_nothing(result)))
 
     def _why_nothing(self, error: JMSException) -> AmqpError:
-        """What a refused discharge says: the condition of its cause, since clients take ``rollback`` for a doubt."""
+        """Return what a refused discharge says: the condition of its cause, since clients take ``rollback`` for a
+        doubt.
+        """
         if isinstance(error, StoreException | TransactionInDoubtException):  # it may have been done all the same
             return AmqpError(IN_DOUBT if self._client.is_own else _ROLLED_BACK, error.reason)
         cause = error.__cause__

@@ -320,7 +320,7 @@ def _packed(handout: Any) -> bytes:
 
 
 def _size_of(handout: Any) -> int:
-    """What the server keeps for an event until it is sent, in bytes, about."""
+    """Return what the server keeps for an event until it is sent, in bytes, about."""
     if not isinstance(handout, e.EventHandout):
         return _EVENT_BYTES
     return (

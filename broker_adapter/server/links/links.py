@@ -25,7 +25,7 @@ class Links:
         self._sessions: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        """How many links are attached."""
+        """Return how many links are attached."""
         return sum(map(len, self._sessions.values()))
 
     def __repr__(self) -> str:
@@ -67,7 +67,9 @@ class Links:
         return False
 
     def _is_attached(self, event: LinkRemoteOpen) -> bool:
-        """Whether the link is still there: neither did the client end it, nor the server because it broke a rule."""
+        """Return whether the link is still there: neither did the client end it, nor the server because it broke a
+        rule.
+        """
         return event.link in self._sessions.get(event.session, ()) and self._peer.has_link(event.link)
 
     def clear(self) -> None:

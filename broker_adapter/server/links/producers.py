@@ -149,7 +149,7 @@ class Producers:
         self._taken: State = ACCEPTED_STATE  #: how
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._producers)
 
     def __repr__(self) -> str:
@@ -361,7 +361,9 @@ class Producers:
         return run
 
     def _allow_sending(self, destination: Destination | None) -> AmqpError | None:
-        """Whether a link whose messages name their destinations may send there; else why not, and nothing is kept."""
+        """Return whether a link whose messages name their destinations may send there; else why not, and nothing is
+        kept.
+        """
         if destination is None:
             return AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
         try:

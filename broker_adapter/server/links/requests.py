@@ -127,11 +127,11 @@ class Requests:
         self._peer.accept_link(event.link, event.source, event.target)
 
     def has_requester(self, link: int) -> bool:
-        """Whether requests come on a link."""
+        """Return whether requests come on a link."""
         return link in self._requesters
 
     def has_answerer(self, link: int) -> bool:
-        """Whether answers are sent on a link."""
+        """Return whether answers are sent on a link."""
         return link in self._answerers
 
     def remove(self, link: int) -> None:

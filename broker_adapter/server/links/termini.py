@@ -41,7 +41,7 @@ def resolved(destination: Destination) -> Destination:
 
 
 def browses(source: Terminus, destination: Destination) -> bool:
-    """Whether a consumer of this source gets copies, and takes nothing."""
+    """Return whether a consumer of this source gets copies, and takes nothing."""
     return source.copies and not destination.is_topic
 
 

@@ -41,7 +41,7 @@ class FairQueue(Generic[Owner, Job]):
         self._count = 0
 
     def __len__(self) -> int:
-        """How many jobs wait."""
+        """Return how many jobs wait."""
         return self._count
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class FairQueue(Generic[Owner, Job]):
         return bool(self._turns)
 
     def waiting_of(self, owner: Owner) -> int:
-        """How many jobs of this owner wait."""
+        """Return how many jobs of this owner wait."""
         return len(self._waiting.get(owner, ()))
 
     def last_of(self, owner: Owner) -> Job | None:
