@@ -47,7 +47,7 @@ def is_above_limit(error: JMSException) -> bool:
 
 
 def is_too_large(error: JMSException) -> bool:
-    """Return whether an error that a message meets says that the message is larger than the broker or the client takes."""
+    """Return whether an error says that a message is larger than the broker or the client takes."""
     return isinstance(error, MessageFormatException) or is_above_limit(error)
 
 

@@ -76,7 +76,7 @@ def range_reader(connection: Connection, options: SourceOptions, claim: str | No
 def bounds_of(
     connection: Connection, options: SourceOptions, run: str | None = None, claim: str | None = None
 ) -> Bounds:
-    """Return what is there, and what of a run of the broker is still valid; what is missing is made, but for an option."""
+    """Return what is there, and what of a run is still valid; make what is missing, but for an option."""
     make = not options.fail_on_missing
     if make and options.topic is not None and options.subscription is not None and options.client_id is None:
         with connection.create_session() as session:

@@ -85,7 +85,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return how far the next batch goes in each queue; settles what is below ``start`` where there is nothing new."""
+        """Return how far the next batch goes in each queue; settle up to ``start`` where nothing is new."""
         watch_for_end()
         starts = self._offsets(start)
         self._waits = False
@@ -185,7 +185,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return reader
 
     def _of_each(self, ask: Callable[[JmsStreamReader, Bounds], T]) -> dict[str, T]:
-        """Return what the readers answer, without those of queues that were deleted since their names were asked for."""
+        """Return what the readers answer, without those of queues that were deleted meanwhile."""
         found = self._current_bounds(dict.fromkeys(self._queues(), ""), (), must=True)
         answers = {}
         for name, bounds in found.items():
@@ -261,7 +261,7 @@ class JmsQueuesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return {}
 
     def _bounds_of(self, name: str, run: str, answer: Bounds | None, *, must: bool) -> Bounds | None:
-        """Return what a queue has: what the broker has answered, or what it answers where it is asked about this one."""
+        """Return what a queue has, by this answer of the broker or, without one, by asking."""
         reader = self._reader(name)
         if answer is not None:
             reader.take_bounds(run, answer)

@@ -134,12 +134,12 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return with_retries(self._options, begin)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return what the queue has, for the progress of the query: its ``next`` less that of ``endOffset`` is the lag."""
+        """Return what the queue has, for the progress of the query: its lag is ``next`` less that of ``endOffset``."""
         bounds = self._bounds
         return None if bounds is None else beginning(bounds, self.claim.id)._replace(next=bounds.next).to_json()
 
     def waiting(self, start: dict[str, Any]) -> int:
-        """Return how many positions there are behind an offset, in which messages may be; 0 while the broker is away."""
+        """Return how many positions, which may have messages, follow an offset; 0 while the broker is away."""
         bounds = self.current_bounds(offset_from(start).run)
         return 0 if bounds is None else self.waiting_in(start, bounds)
 

@@ -326,7 +326,7 @@ class Region:
         return [key for key, _, _, _ in self._state.read(values=False)]
 
     def _answers_for_all(self, *policies: ResultPolicy) -> bool:
-        """Return whether the connection is away, and the cache has all keys by one of these policies; under the lock."""
+        """Return whether the connection is away and the cache has all keys by one of these policies; under lock."""
         how = self._state.interests.get(Interest(ALL_KEYS, ""))
         has_all = how is not None and how.policy in policies and self._state.cache.is_whole
         return has_all and self._events.is_interrupted

@@ -136,7 +136,7 @@ class RegionTaskWriter:
 
 
 def _content(change: Change, row: int) -> bytes:
-    """Return what a change says, without what is new each time that it is made; raises RowError where it has no form."""
+    """Return what a change says, without what is new each time; raises RowError where it has no form."""
     envelope = change.envelope._replace(message_id=None, sent_at_ms=None)
     try:
         content = pack(envelope)

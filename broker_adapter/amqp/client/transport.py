@@ -420,7 +420,7 @@ class AmqpTransport:
             wait(timeout)
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Return where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
+        """Return where else the broker can be reached; our own broker announces changes as ``ServersAnnounced``."""
         if not self._protocol_in_use().traits.answers_requests:
             return ()
         return servers_of(self.request(WATCH, {}, timeout))

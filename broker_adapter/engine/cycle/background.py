@@ -121,7 +121,7 @@ class Background:
         self.jobs.move(self._move_and_drop(queue))
 
     def next_check_ms(self) -> int | None:
-        """Return when something is due in the stores, or a check whose result a client may wait for; None: nothing is."""
+        """Return when the stores, or a check whose result a client may wait for, are due; None: nothing is."""
         if not self._by_itself:
             return None
         due: list[int | None] = []

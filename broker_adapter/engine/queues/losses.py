@@ -57,7 +57,7 @@ class Losses:
         return token in self._by_token or token in self._empty
 
     def has(self, token: str, queue: int, position: int) -> bool:
-        """Return whether a delivery of this connection counts as failed, and its client has not said yet what it was."""
+        """Return whether a delivery of this connection counts as failed until its client says what it was."""
         return (queue, position) in self._by_token.get(token, ())
 
     def seen(self, token: str, queue: int, positions: Iterable[int]) -> int:

@@ -401,7 +401,7 @@ class QueueState(QueueEntries):
                 self.adopt(entry, lane, raw.flags, raw.expires_at_ms, raw.delivery_count, effects)
 
     def _is_for_memory(self, raw: RawEntry) -> bool:
-        """Return whether a message that comes in now is of use in memory, or has to be offered to consumers one by one."""
+        """Return whether a new message is of use in memory, or has to be offered to consumers one by one."""
         if self.searching or not self.durable:
             return True
         return len(self.ready) < self.memory.window and self._lane_for(raw.lane).at_end

@@ -75,7 +75,7 @@ def with_gaps(found: Iterable[tuple[int, str]], noted: bytes | None) -> Iterator
 
 
 def superfluous(sizes: Sequence[int]) -> int:
-    """Return how many records of starts, with these sizes, are too many when another one comes; the oldest are first."""
+    """Return how many of the oldest records of starts, with these sizes, have to go for another one."""
     most_bytes, kept = KEPT_RUN_BYTES, 0
     for size in reversed(sizes):
         most_bytes -= size

@@ -75,7 +75,7 @@ class Room:
         return True
 
     def _pages(self, size: int, entries: int) -> tuple[float, int]:
-        """Return what a message needs of single pages, and of pages one behind another; ``size`` 0: only its entries."""
+        """Return the single pages and the consecutive pages that a message needs; ``size`` 0: only its entries."""
         singles = entries * _ENTRY_BYTES / self.page_bytes
         if size > _LONGEST_IN_PAGE:
             return singles, -(-(size + _RECORD_BYTES) // self.page_bytes)

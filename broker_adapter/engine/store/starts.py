@@ -190,7 +190,7 @@ class Runs:
         return kept(links_of(seen), known, lambda run: self._start(queue, run), next_position)
 
     def is_aging(self, seen: str) -> bool:
-        """Return whether the run in which positions were seen will be forgotten before long; ``seen`` as for ``kept``."""
+        """Return whether the run of some positions will be forgotten before long; ``seen`` as for ``kept``."""
         return is_aging(links_of(seen), [*self._earlier, self.word])
 
     def _start(self, queue: int, run: str) -> int:
