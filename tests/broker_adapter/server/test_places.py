@@ -166,7 +166,7 @@ def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.
     for number in range(200):
         sockets.enter_context(server.stalled(f"127.0.0.{2 + number % 20}"))
     eventually(lambda: server.places == 200)
-    eventually(lambda: repr(server.listener._admission).startswith("<Admission 200 of 10100: logging in 4, "))
+    eventually(lambda: repr(server.listener._admission).startswith("<LoginAdmission 200 of 10100: logging in 4, "))
 
 
 @pytest.mark.parametrize("tls", [False, True])
