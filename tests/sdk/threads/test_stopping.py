@@ -143,7 +143,7 @@ def test_a_connection_is_started_and_stopped_while_a_session_of_it_is_being_clos
         thread, _ = in_thread(connection.stop)
         eventually(lambda: not session._state.running)
     closing, _ = in_thread(session.close)
-    eventually(lambda: not session._state.lifecycle.usable)
+    eventually(lambda: session._state.closes)
     stopping, results = in_thread(connection.start if what == "start" else connection.stop)
     stopping.join(0.05)
     hanging.leave.set()
