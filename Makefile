@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture clean preflight
+.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts clean preflight
 
 setup: $(READY)
 
@@ -100,6 +100,9 @@ soak: $(READY)
 
 torture: $(READY)
 	@$(BIN)/python -m tests.torture --histories $(or $(HISTORIES),10000) $(if $(SEED),--seed $(SEED))
+
+interrupts: $(READY)
+	@$(BIN)/python -m tests.sdk.interrupted_calls --handlers $(or $(HANDLERS),10000) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,13 +35,10 @@ class AutoPolicy:
         return (Settlement(tag, _ACCEPTED),)
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        if not self.can_withdraw(tag):
+        if self._in_hand != tag:
             return False
         self._in_hand = None
         return True
-
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return self._in_hand == tag
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:
@@ -52,24 +49,15 @@ class AutoPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        pass
-
     def sent(self) -> None:
         pass
 
     def commit(self) -> Ending:
         return NOTHING_ENDS
 
-    def committed(self) -> None:
-        pass
-
     def recover(self) -> Sequence[Settlement]:
-        tag = self._in_hand
+        tag, self._in_hand = self._in_hand, None
         return NOTHING if tag is None else (Settlement(tag, Outcome.MODIFIED),)
-
-    def recovered(self) -> None:
-        self._in_hand = None
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

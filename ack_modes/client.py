@@ -19,7 +19,7 @@ class ClientPolicy:
     is remembered, since the numbers of links count up: what came on one up to that acknowledges only if it is held.
     """
 
-    __slots__ = ("_epoch", "_forgotten_link", "_held", "_lost_links", "_returned", "_stale_count")
+    __slots__ = ("_epoch", "_forgotten_link", "_held", "_lost_links", "_stale_count")
 
     transacted = False
     presettled = False
@@ -29,7 +29,6 @@ class ClientPolicy:
 
     def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
-        self._returned: list[DeliveryTag] = []  #: is being given back
         self._epoch = 0
         self._lost_links: dict[int, None] = {}  #: the oldest first
         self._forgotten_link = -1  #: the greatest of those that are not remembered any more
@@ -46,13 +45,10 @@ class ClientPolicy:
         return NOTHING
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        if not self.can_withdraw(tag):
+        if not self._held or self._held[-1] != tag:
             return False
         self._held.pop()
         return True
-
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return bool(self._held) and self._held[-1] == tag
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -60,18 +56,16 @@ class ClientPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         if self._stale_count:
             stale_count = self._stale_count
-            return Ending(settle_all(self._returned + self._held, Outcome.MODIFIED), True, stale_count)
+            return Ending(self.recover(), True, stale_count)
         if not self._held or (tag.epoch >= 0 and self._is_lost(tag)):
             return NOTHING_ENDS  # what came since is not what the caller means
-        return Ending(settle_all(self._held, Outcome.ACCEPTED))
+        held, self._held = self._held, []
+        return Ending(settle_all(held, Outcome.ACCEPTED))
 
     def _is_lost(self, tag: DeliveryTag) -> bool:
         if tag.epoch < self._epoch or tag.link in self._lost_links:
             return True
         return tag.link <= self._forgotten_link and tag not in self._held
-
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        self._held, self._returned, self._stale_count = [], [], 0
 
     def sent(self) -> None:
         pass
@@ -79,16 +73,9 @@ class ClientPolicy:
     def commit(self) -> Ending:
         return NOTHING_ENDS
 
-    def committed(self) -> None:
-        pass
-
     def recover(self) -> Sequence[Settlement]:
-        count, returned = self._stale_count + len(self._held), self._returned + self._held
-        self._held, self._returned, self._stale_count = [], returned, count  # no handler runs within this
-        return settle_all(returned, Outcome.MODIFIED)
-
-    def recovered(self) -> None:
-        self._held, self._returned, self._stale_count = [], [], 0
+        held, self._held, self._stale_count = self._held, [], 0
+        return settle_all(held, Outcome.MODIFIED)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -101,7 +88,7 @@ class ClientPolicy:
         self._lost_links.clear()
         self._forgotten_link = -1  # each connection numbers its links from the start
         self._stale_count += len(self._held)
-        self._held, self._returned = [], []
+        self._held = []
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
@@ -115,4 +102,3 @@ class ClientPolicy:
         kept = [tag for tag in self._held if tag.link != link]
         self._stale_count += len(self._held) - len(kept)
         self._held = kept
-        self._returned = [tag for tag in self._returned if tag.link != link]

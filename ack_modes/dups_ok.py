@@ -50,9 +50,6 @@ class DupsOkPolicy:
             return False
         return True
 
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return self._in_hand == tag or bool(self._batch and self._batch[-1].tag == tag)
-
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:
             return NOTHING
@@ -62,28 +59,18 @@ class DupsOkPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        pass
-
     def sent(self) -> None:
         pass
 
     def commit(self) -> Ending:
         return NOTHING_ENDS
 
-    def committed(self) -> None:
-        pass
-
     def recover(self) -> Sequence[Settlement]:
-        self.due_at = None  # the batch goes with this; where this is interrupted, with what is consumed next
-        settlements = self._batch.copy()
+        settlements = [*self._flush()]
         if self._in_hand is not None:
             settlements.append(Settlement(self._in_hand, Outcome.MODIFIED))
+            self._in_hand = None
         return settlements
-
-    def recovered(self) -> None:
-        self._in_hand = None
-        self._flush()
 
     def due(self, now: float) -> Sequence[Settlement]:
         return self._flush() if self.due_at is not None and now >= self.due_at else NOTHING

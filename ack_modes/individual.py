@@ -23,7 +23,7 @@ class IndividualPolicy:
     messages count as lost then, also what was acknowledged, and each time that they are acknowledged.
     """
 
-    __slots__ = ("_epoch", "_held", "_lost_epoch", "_returned", "_stale")
+    __slots__ = ("_epoch", "_held", "_lost_epoch", "_stale")
 
     transacted = False
     presettled = False
@@ -33,7 +33,6 @@ class IndividualPolicy:
 
     def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: dict[DeliveryTag, None] = {}
-        self._returned: dict[DeliveryTag, None] = {}  #: is being given back
         self._epoch = 0
         self._stale: dict[DeliveryTag, None] = {}  #: the oldest first
         self._lost_epoch = -1  #: the last one of which something stale was forgotten
@@ -51,28 +50,15 @@ class IndividualPolicy:
     def withdrawn(self, tag: DeliveryTag) -> bool:
         return self._held.pop(tag, tag) is None
 
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return tag in self._held
-
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
-        if tag in self._held:
+        if self._held.pop(tag, tag) is None:
             return Ending((Settlement(tag, Outcome.ACCEPTED),))
-        if tag in self._returned:
-            return Ending(settle_all(self._returned, Outcome.MODIFIED), dirty=True, stale_count=1)
-        if tag in self._stale or 0 <= tag.epoch <= self._lost_epoch:
+        if self._stale.pop(tag, tag) is None or 0 <= tag.epoch <= self._lost_epoch:
             return Ending(NOTHING, dirty=True, stale_count=1)
         return NOTHING_ENDS
-
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        if self._held.pop(tag, tag) is None:
-            return
-        if tag in self._returned:  # all of them are given back, and each of the others is refused as well
-            self._add_stale(self._returned)
-            self._returned = {}
-        self._stale.pop(tag, None)
 
     def sent(self) -> None:
         pass
@@ -80,16 +66,10 @@ class IndividualPolicy:
     def commit(self) -> Ending:
         return NOTHING_ENDS
 
-    def committed(self) -> None:
-        pass
-
     def recover(self) -> Sequence[Settlement]:
-        self._returned, self._held = self._returned | self._held, {}  # no handler runs within this
-        return settle_all(self._returned, Outcome.MODIFIED)
-
-    def recovered(self) -> None:
-        self._held, self._returned = {}, {}
+        held, self._held = self._held, {}
         self._stale, self._lost_epoch = {}, -1
+        return settle_all(held, Outcome.MODIFIED)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -99,18 +79,17 @@ class IndividualPolicy:
 
     def interrupted(self, epoch: int) -> None:
         self._epoch = epoch
-        self._add_stale([*self._returned, *self._held])
-        self._held, self._returned = {}, {}
+        self._add_stale(self._held)
+        self._held = {}
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
 
     def link_lost(self, link: int) -> None:
-        for tags in (self._held, self._returned):
-            lost = [tag for tag in tags if tag.link == link]
-            self._add_stale(lost)
-            for tag in lost:
-                del tags[tag]
+        lost = [tag for tag in self._held if tag.link == link]
+        self._add_stale(lost)
+        for tag in lost:
+            del self._held[tag]
 
     def _add_stale(self, tags: Iterable[DeliveryTag]) -> None:
         self._stale.update(dict.fromkeys(tags))

@@ -31,17 +31,11 @@ class NoAckPolicy:
     def withdrawn(self, tag: DeliveryTag) -> bool:
         return True  # the broker has forgotten it, and no other consumer has it
 
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return True
-
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
-
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        pass
 
     def sent(self) -> None:
         pass
@@ -49,14 +43,8 @@ class NoAckPolicy:
     def commit(self) -> Ending:
         return NOTHING_ENDS
 
-    def committed(self) -> None:
-        pass
-
     def recover(self) -> Sequence[Settlement]:
         return NOTHING
-
-    def recovered(self) -> None:
-        pass
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

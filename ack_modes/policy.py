@@ -11,10 +11,6 @@ Theory of operation
 
     The policy promises the law of the package: each delivery is settled exactly once, unless the connection was lost
     meanwhile, in which case it is forgotten.
-
-    The handler of a signal may raise between any two steps of what ends deliveries.  So ``acknowledge``, ``commit`` and
-    ``recover`` only say what is to be done, and forget nothing: that is for ``acknowledged``, ``committed`` and
-    ``recovered``, once it is done.  Asked again before that, they give the same answer.
 """
 
 from __future__ import annotations
@@ -38,13 +34,13 @@ class BatchLimits(NamedTuple):
 class Ending(NamedTuple):
     """What ``acknowledge()`` or ``commit()`` comes to.
 
-    Where ``dirty`` is set, work was lost with the connection, or a call that gives it back was interrupted: the
-    settlements then give back what is left of it and what was delivered since, and the application must be told.
+    Where ``dirty`` is set, work was lost with the connection: the settlements then give back what is left of it and
+    what was delivered since, and the application must be told.
     """
 
     settlements: Sequence[Settlement]
     dirty: bool = False
-    stale_count: int = 0  #: deliveries that were held when the connection was lost, or when giving back began
+    stale_count: int = 0  #: deliveries that were held when the connection was lost
 
 
 NOTHING_ENDS: Final = Ending(NOTHING)
@@ -88,42 +84,24 @@ class AckPolicy(Protocol):
     def withdrawn(self, tag: DeliveryTag) -> bool:
         """The application did not get the last delivery: it may be delivered again, or passed over.
 
-        ``receive`` was interrupted, or the SDK has received for itself.  Returns whether that is so, as
-        ``can_withdraw``.
-        """
-
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        """Whether it is the last delivery and not settled; False: it is another, settled, or lost with the connection.
-
-        So it may be settled before ``withdrawn`` forgets it.
+        It was closed meanwhile, or the SDK has received for itself.  Returns whether that is so; False: it is another
+        one, settled, or lost with the connection.
         """
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         """Its listener has raised.  What this gives back as failed is redelivered next, before anything prefetched."""
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
-        """The application called ``acknowledge()`` on it.  Nothing is forgotten before ``acknowledged``."""
-
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        """What ``acknowledge`` has answered, for this delivery, is done, or the application is told."""
+        """The application called ``acknowledge()`` on it."""
 
     def sent(self) -> None:
         """The session sent a message."""
 
     def commit(self) -> Ending:
-        """What a commit is to settle.  Nothing is forgotten before ``committed``."""
-
-    def committed(self) -> None:
-        """The commit is done, or it is not known whether it is: what it settled is not ours any more."""
+        """What a commit is to settle: it ends the transaction."""
 
     def recover(self) -> Sequence[Settlement]:
-        """``rollback()``, ``recover()`` or ``close()``: what is to be given back, and can no longer be accepted.
-
-        Nothing is forgotten before ``recovered``; until then the session is dirty, and nothing is due.
-        """
-
-    def recovered(self) -> None:
-        """What ``recover`` or a dirty ending has answered is done: nothing is left, and the session is clean."""
+        """``rollback()``, ``recover()`` or ``close()``: what is to be given back.  Then the session is clean."""
 
     def due(self, now: float) -> Sequence[Settlement]:
         """What has waited long enough."""

@@ -11,7 +11,7 @@ from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_
 class TransactedPolicy:
     """Holds what was delivered in this transaction, and knows whether its work was lost with a connection."""
 
-    __slots__ = ("_dirty", "_epoch", "_held", "_returned", "_sent", "_stale_count")
+    __slots__ = ("_dirty", "_epoch", "_held", "_sent", "_stale_count")
 
     transacted = True
     presettled = False
@@ -21,7 +21,6 @@ class TransactedPolicy:
 
     def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
-        self._returned: list[DeliveryTag] = []  #: is being given back
         self._sent = False
         self._epoch = 0
         self._dirty = False
@@ -39,13 +38,10 @@ class TransactedPolicy:
         return NOTHING
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        if not self.can_withdraw(tag):
+        if not self._held or self._held[-1] != tag:
             return False
         self._held.pop()
         return True
-
-    def can_withdraw(self, tag: DeliveryTag) -> bool:
-        return bool(self._held) and self._held[-1] == tag
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -53,32 +49,23 @@ class TransactedPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
-    def acknowledged(self, tag: DeliveryTag) -> None:
-        pass
-
     def sent(self) -> None:
         self._sent = True
 
     def commit(self) -> Ending:
-        if self._dirty:
-            stale_count = self._stale_count
-            return Ending(settle_all(self._returned + self._held, Outcome.MODIFIED), True, stale_count)
-        return Ending(settle_all(self._held, Outcome.ACCEPTED))
-
-    def committed(self) -> None:
-        # Also where the connection was lost meanwhile: all that made the session dirty was part of this commit.
-        self.recovered()
+        # A loss while the commit is under way makes nothing dirty: all that it takes is part of this commit.
+        dirty, stale_count, held = self._dirty, self._stale_count, self._begin()
+        return Ending(settle_all(held, Outcome.MODIFIED if dirty else Outcome.ACCEPTED), dirty, stale_count)
 
     def recover(self) -> Sequence[Settlement]:
-        count, returned = self._stale_count + len(self._held), self._returned + self._held
-        self._dirty = self._dirty or self._sent or bool(returned)
-        self._held, self._returned, self._stale_count = [], returned, count  # no handler runs within this
-        return settle_all(returned, Outcome.MODIFIED)
+        return settle_all(self._begin(), Outcome.MODIFIED)
 
-    def recovered(self) -> None:
-        self._held, self._returned = [], []
+    def _begin(self) -> list[DeliveryTag]:
+        """Begin the next transaction; returns what this one holds."""
+        held, self._held = self._held, []
         self._sent = self._dirty = False
         self._stale_count = 0
+        return held
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -93,7 +80,6 @@ class TransactedPolicy:
             self._stale_count += len(self._held)
             self._held = []
             self._sent = False
-        self._returned = []
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
@@ -103,4 +89,3 @@ class TransactedPolicy:
         self._stale_count += len(self._held) - len(kept)
         self._dirty = self._dirty or len(kept) < len(self._held)
         self._held = kept
-        self._returned = [tag for tag in self._returned if tag.link != link]

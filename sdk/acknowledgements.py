@@ -497,7 +497,6 @@ class Acknowledgements:
         self.lost.add_seen(seen, with_link=True)
         if not for_good:
             self.lost.add([record for _, tag, record in recent if tag.link == link], self.too_late, with_link=True)
-        # Behind that: where the handler of a signal raises, the next call does it again.
         self._held = {tag: record for tag, record in held.items() if tag.link != link}
         self._returned = deque([each for each in returned if each[1].link != link])
         if not for_good:

@@ -484,8 +484,8 @@ class Connection:
         if sinks:
             stop_flows(self._transport, sinks, deadline)
             try:
-                with taken_from(sinks, self._standing[0]) as never_delivered:
-                    self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in never_delivered])
+                never_delivered = taken_from(sinks, self._standing[0])
+                self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in never_delivered])
             except JMSException as error:
                 log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
 

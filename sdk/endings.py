@@ -7,9 +7,8 @@ Theory of operation
     So the flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what
     is given back, and only then the broker may send again, by position.
 
-    The handler of a signal may raise in the middle of any of this.  So the policy and the buffers keep what is handed
-    over until it is handed over, and then forget it: the next call, or a close, does the whole again.  A broker ignores
-    what is settled twice.
+    The policy forgets what it answers, so nothing is settled twice.  What was not handed over, because the network is
+    away or a call was interrupted, the broker has back when the link or the session ends.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
-from typing import Final
 
-from ack_modes import AcknowledgeMode, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     IllegalStateException,
@@ -37,9 +34,6 @@ from broker_adapter import (
 from sdk.finalizers import WeakTable
 from sdk.receiving.consumer import MessageConsumer
 from sdk.session_state import SessionState, by_epoch, log, too_late, unconfirmed
-
-#: What makes a session dirty beside a loss, for errors.
-_INTERRUPTED: Final = "giving back was interrupted"
 
 
 class Endings:
@@ -69,15 +63,8 @@ class Endings:
 
     def commit(self) -> None:
         """``Session.commit``."""
-        state = self._state
-        state.committing = True  # first: the handler of a signal that closes the session leaves the sends to this
-        try:
-            self._require("commit", transacted=True)
-            self._commit_now()
-        finally:
-            state.committing = False
-            if state.given_back and state.sends:
-                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+        self._require("commit", transacted=True)
+        self._commit_now()
 
     def rollback(self) -> None:
         """``Session.rollback``."""
@@ -87,7 +74,6 @@ class Endings:
     def recover(self) -> None:
         """``Session.recover``."""
         self._require("recover", transacted=False)
-        self._begin_to_take_back()
         self._take_back()
 
     def acknowledge(self, tag: DeliveryTag) -> None:
@@ -102,11 +88,10 @@ class Endings:
             if ending.settlements and not ending.dirty:
                 try:
                     state.settle(ending.settlements)
-                    if state.confirms:  # first: until it is acknowledged, the next call does all of this again
+                    if state.confirms:
                         self._unconfirmed.update(by_epoch(ending.settlements))
-                    policy.acknowledged(tag)
                 except ConnectionLostException:  # before the session was told, as it is now
-                    ending = policy.acknowledge(tag)._replace(dirty=True)
+                    ending = Ending((), dirty=True, stale_count=len(ending.settlements))
         if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
             raise IllegalStateException(
                 f"{state.name} was closed while it acknowledged; these messages may be delivered again"
@@ -119,8 +104,6 @@ class Endings:
                 stale_count=ending.stale_count,
             )
             self.give_back(ending.settlements)
-            with state.settling:
-                policy.acknowledged(tag)
             raise error
         if self._unconfirmed:
             self._confirm()
@@ -136,11 +119,9 @@ class Endings:
         state = self._state
         policy = state.policy
         with state.settling:
-            if policy.can_withdraw(tag):
-                withdraw = partial(policy.withdrawn, tag)  # a loss of it makes no session dirty
+            if policy.withdrawn(tag):  # first: a loss of it makes no session dirty
                 with contextlib.suppress(ConnectionLostException):
-                    state.settle(policy.passed_over((tag,), Outcome.ACCEPTED), withdraw)
-                withdraw()
+                    state.settle(policy.passed_over((tag,), Outcome.ACCEPTED))
 
     def give_back(
         self,
@@ -168,8 +149,8 @@ class Endings:
         try:
             for consumer in consumers:
                 consumer._prefetch.hold_flow(deadline)
-            with state.settling, contextlib.ExitStack() as taken_out:
-                prefetched = [tag for each in consumers for tag in taken_out.enter_context(each._prefetch.taken_out())]
+            with state.settling:
+                prefetched = [tag for each in consumers for tag in each._prefetch.take_all()]
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
         except JMSException as error:
             # The network is away: the broker redelivers everything that was held, and recovering has succeeded.
@@ -197,6 +178,7 @@ class Endings:
         with state.settling:
             state.take_lost_links()
             ending = state.policy.commit()
+            sends = state.sends  # where the handler of a signal closes it from here on, the broker refuses these
             is_closed = state.given_back
         if is_closed:  # by the handler of a signal; what was received is given back already
             error = TransactionRolledBackException(f"nothing was committed: {state.name} was closed meanwhile")
@@ -205,61 +187,45 @@ class Endings:
         if ending.dirty:
             error = TransactionRolledBackException(
                 f"the transaction of {state.name} is rolled back: {state.loss} during it, with"
-                f" {counted(ending.stale_count, 'received message')} and {counted(len(state.sends), 'sent message')}"
+                f" {counted(ending.stale_count, 'received message')} and {counted(len(sends), 'sent message')}"
             )
             self._end_sends(error)
             self.give_back(ending.settlements, deadline=deadline)
-            with state.settling:
-                state.policy.recovered()
             raise error
-        if not state.sends and not ending.settlements:
-            self._end_sends(None)  # what is left of an interrupted call
+        if not sends and not ending.settlements:
             return
         self._commits += 1
-        settlements = ending.settlements
-        doubt: JMSException | None = TransactionInDoubtException("the commit was interrupted")
-        is_answered = False
+        doubt: JMSException | None = None
+        state.committing = True  # until it is known what became of it
         try:
-            try:
-                state.transport.commit(state.number, self._commits, state.sends, settlements, limit)
-                doubt = None
-            except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
-                doubt = error
-            is_answered = True
-            self._note_end(settlements, doubt)
-        except BaseException as error:
-            if isinstance(error, JMSException) and not is_answered:  # nothing was done
-                self._roll_back(error, deadline)
-                if isinstance(error, TransactionRolledBackException):
-                    raise
-                raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
-            # The handler of a signal: the commit may have been done, or be done yet, and is not to be made again.
-            self._note_end(settlements, doubt)
-            raise
+            state.transport.commit(state.number, self._commits, sends, ending.settlements, limit)
+        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
+            doubt = error
+        except JMSException as error:  # nothing was done
+            state.committing = False
+            received = [Settlement(each, Outcome.MODIFIED) for each, _ in ending.settlements]
+            self._roll_back(error, deadline, received)
+            if isinstance(error, TransactionRolledBackException):
+                raise
+            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+        state.committing = False
+        if state.acknowledgements is not None:
+            with state.settling:
+                state.acknowledgements.committed(ending.settlements)
         self._end_sends(doubt)
         if isinstance(doubt, TransactionInDoubtException):
             raise doubt
         if doubt is not None:
             raise TransactionInDoubtException(f"it is not known whether the commit was done: {doubt.reason}") from doubt
 
-    def _note_end(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
-        """The commit is done, or in doubt: what it sent and settled is not held any more.  Noted twice, it is as once.
-
-        It waits for nothing.
-        """
-        state = self._state
-        with state.settling:
-            state.policy.committed()
-            if state.acknowledgements is not None:
-                state.acknowledgements.committed(settlements)
-        state.end_sends(error)
-
-    def _roll_back(self, error: JMSException | None = None, deadline: float = math.inf) -> None:
-        self._begin_to_take_back()
+    def _roll_back(
+        self, error: JMSException | None = None, deadline: float = math.inf, received: Sequence[Settlement] = ()
+    ) -> None:
+        """Drop what was sent, and give back what was received: ``received`` of a commit that was not done."""
         self._end_sends(
             error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
         )
-        self._take_back(deadline)
+        self._take_back(deadline, received)
 
     def _end_sends(self, error: JMSException | None) -> None:
         state = self._state
@@ -270,25 +236,18 @@ class Endings:
         ):
             log.warning("! a completion callback of %s has not returned in time", state.name)
         deadline = time.monotonic() + state.settings.close_timeout_seconds  # for all of them
-        while self._detach_later:
-            state.detach(self._detach_later[0], deadline)
-            del self._detach_later[0]  # behind that: what the handler of a signal interrupts is detached by the next
+        links, self._detach_later = self._detach_later, []
+        for link in links:
+            state.detach(link, deadline)
 
-    def _begin_to_take_back(self) -> None:
-        """From here on nothing that the session has can be acknowledged or committed, whatever interrupts this."""
+    def _take_back(self, deadline: float = math.inf, received: Sequence[Settlement] = ()) -> None:
+        """Give back what the session has."""
         state = self._state
         with state.settling:
-            state.policy.recover()
-            state.loss = _INTERRUPTED
-
-    def _take_back(self, deadline: float = math.inf) -> None:
-        """Give back what the session has; the last step of what takes it back."""
-        state = self._state
-        with state.settling:
-            settlements = state.policy.recover()
+            # What came on a connection that is lost, the broker has back.
+            settlements = [each for each in received if each.tag.epoch == state.epoch]
+            settlements += state.policy.recover()
         self.give_back(settlements, deadline=deadline)
-        with state.settling:
-            state.policy.recovered()
 
     def _confirm(self) -> None:
         """Ask for what is unconfirmed.  It stays so where there is no answer: the next call asks again."""

@@ -28,7 +28,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
@@ -219,22 +219,13 @@ class Sink:
             self.buffer.extend(deliveries)
 
 
-@contextlib.contextmanager
-def taken_out(*buffers: deque[Delivery]) -> Iterator[list[Delivery]]:
-    """All that is in some buffers, to be given back within this, and taken out at its end.
-
-    Where the handler of a signal raises within it, or the network is away, they stay there.  Another thread may do the
-    same.
-    """
-    found = [list(buffer) for buffer in buffers]
-    yield [delivery for each in found for delivery in each]
-    for buffer, deliveries in zip(buffers, found, strict=True):
-        given_back = set(map(id, deliveries))
-        with contextlib.suppress(IndexError):
-            # In any order: another thread that takes out the same has one of them in hand at any moment.
-            while id(first := buffer.popleft()) in given_back:
-                pass
-            buffer.appendleft(first)
+def taken_out(buffer: deque[Delivery]) -> list[Delivery]:
+    """Take out all that is in a buffer; another thread may take some of it."""
+    taken = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(buffer.popleft())
+    return taken
 
 
 def drain_end(deadline: float, *, selects: bool) -> float:
@@ -267,16 +258,15 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
                 log.debug("! what is on its way on link %d comes: %s", sink.link, error)
 
 
-@contextlib.contextmanager
-def taken_from(sinks: Iterable[Sink], epoch: int) -> Iterator[list[DeliveryTag]]:
-    """What came for consumers, was not examined, and can be settled; it is taken out as ``taken_out`` does.
+def taken_from(sinks: Iterable[Sink], epoch: int) -> list[DeliveryTag]:
+    """Take out what came for consumers and was not examined; returns what of it can be settled.
 
     Args:
         sinks: theirs.
         epoch: what deliveries carry that can still be settled.
     """
-    with taken_out(*(sink.buffer for sink in sinks if not sink.presettled)) as found:
-        yield [each.tag for each in found if each.tag.epoch == epoch]
+    found = [each for sink in sinks if not sink.presettled for each in taken_out(sink.buffer)]
+    return [each.tag for each in found if each.tag.epoch == epoch]
 
 
 def detach_all(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
@@ -291,8 +281,7 @@ def detach_all(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline
     for sink in sinks:
         try:
             transport.detach(sink.link, max(0.001, deadline - time.monotonic()))
-            with taken_from((sink,), epoch) as tags:
-                transport.settle([Settlement(tag, Outcome.RELEASED) for tag in tags])
+            transport.settle([Settlement(tag, Outcome.RELEASED) for tag in taken_from((sink,), epoch)])
         except JMSException as error:
             log.debug("! a consumer ends without the broker: %s", error)
 

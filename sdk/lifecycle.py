@@ -132,7 +132,7 @@ class Lifecycle:
 
     def _refusal(self, what: str) -> JMSException:
         error = self.error
-        if self.state is State.FAILED and error is not None:
+        if error is not None and (self.state is State.FAILED or isinstance(error, IllegalStateException)):
             again = type(error)(error.reason, error_code=error.error_code)
             again.__cause__ = error
             return again

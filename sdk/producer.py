@@ -29,7 +29,7 @@ from sdk.messages.envelopes import envelope_of, wrapped
 from sdk.messages.message import DeliveryMode, Message, checked_mode
 from sdk.messages.values import checked_ms, checked_priority
 from sdk.send_answers import SendAnswers, failed, none_sent
-from sdk.session_state import Completion, OnCompletion, SessionState, log, unanswered
+from sdk.session_state import CALL_ERRORS, Completion, OnCompletion, SessionState, log, unanswered
 
 _Value = TypeVar("_Value", int, float)
 
@@ -214,39 +214,45 @@ class MessageProducer:
         state = self._state
         if state.calling:
             state.refuse_nested()
-        entered = nested = False
+        entered = False
         try:
-            if not state.own(False):
-                state.own_or_refuse()
-            nested = state.calling
-            entered = state.calling = True
-            if not self._lifecycle.usable:
-                self._lifecycle.require_usable()
-            given, message = message, wrapped(message)
-            mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
-            envelope = self._made(
-                message, self._target(destination), mode, priority, time_to_live, delivery_delay, message is not given
-            )
-            if state.policy.transacted or on_completion is not None:
-                self._send_later(message, envelope, on_completion)
-            elif mode is _PERSISTENT:
-                state.transport.send(self._link, envelope, None, self._time_limit)
-            else:
-                self._sent += 1
-                try:
-                    settled = partial(self._on_settled, message.message_id, envelope.destination)
-                    state.transport.send(self._link, envelope, settled, self._time_limit)
-                except BaseException:
-                    self._sent -= 1
-                    raise
-        finally:
-            if entered:
-                state.calling = nested
             try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+                if not state.own(False):
+                    state.own_or_refuse()
+                entered = state.calling = True
+                if not self._lifecycle.usable:
+                    self._lifecycle.require_usable()
+                given, message = message, wrapped(message)
+                mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
+                envelope = self._made(
+                    message,
+                    self._target(destination),
+                    mode,
+                    priority,
+                    time_to_live,
+                    delivery_delay,
+                    message is not given,
+                )
+                if state.policy.transacted or on_completion is not None:
+                    self._send_later(message, envelope, on_completion)
+                elif mode is _PERSISTENT:
+                    state.transport.send(self._link, envelope, None, self._time_limit)
+                else:
+                    settled = partial(self._on_settled, message.message_id, envelope.destination)
+                    self._hand_over(envelope, settled)
+            finally:
+                if entered:
+                    state.calling = False
+                try:
+                    state.disown()
+                except RuntimeError:
+                    if entered:  # else it was refused
+                        raise
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            state.interrupt(error)
+            raise
 
     def send_all(
         self,
@@ -394,16 +400,13 @@ class MessageProducer:
                 )
                 errors |= {index: error, **dict.fromkeys(range(index + 1, len(envelopes)), skipped)}
                 break
-        if state.policy.transacted:
-            if state.given_back:  # by the handler of a signal, in the middle of this: they will never be committed
-                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
-        else:
+        if not state.policy.transacted:
             errors |= self._answered(answers, sent, errors)
         if errors:
             raise failed(errors, len(envelopes))
 
     def _hand_over(self, envelope: Envelope, on_settled: Callable[[JMSException | None], None]) -> None:
-        """Send one message of several, or keep it for the commit."""
+        """Send one message and do not wait for its answer, or keep it for the commit."""
         state = self._state
         if state.policy.transacted:
             state.keep_send(self._link, envelope, None)
@@ -570,6 +573,9 @@ class MessageProducer:
 
         What it sent in a transaction stays in the transaction.
         """
+        self._state.from_any_thread(self._close)
+
+    def _close(self) -> None:
         state = self._state
         deadline = time.monotonic() + state.settings.close_timeout_seconds
         if self._lifecycle.state is State.CLOSED:

@@ -126,7 +126,7 @@ class Session(MessageFactory):
         self._on_close = on_close
         policy = mode.new_policy(BatchLimits(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
         state = SessionState(
-            *(number, transport, settings, policy, report, self._start_thread),
+            *(number, transport, settings, policy, report, self._start_thread, self._end_elsewhere),
             is_holdfast=is_holdfast,
             user_id=user_id,
             lost=lost,
@@ -229,7 +229,8 @@ class Session(MessageFactory):
         self._state.lifecycle.require_usable()
         if not checked_destination(destination).is_temporary:
             raise InvalidDestinationException(f"{str(destination)!r} is not a temporary destination")
-        self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
+        limit = self._settings.request_timeout_seconds
+        self._state.from_any_thread(self._transport.delete_temporary, destination, limit)
 
     def _declare(self, kind: DestinationKind) -> Destination:
         return self._set_up(
@@ -455,18 +456,12 @@ class Session(MessageFactory):
 
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""
-        state = self._state
-        owned = False
-        try:
-            owned = state.own(False) or state.own_unless_served()
+
+        def make_here() -> _T:
             self._state.lifecycle.require_usable()
             return make()
-        finally:
-            try:
-                state.disown()
-            except RuntimeError:
-                if owned:  # else it is served, or was refused
-                    raise
+
+        return self._state.beside_listeners(make_here)
 
     # Producers and consumers keep their session: what they call when they close is a method of it.
 
@@ -542,6 +537,10 @@ class Session(MessageFactory):
 
     def _start(self) -> None:
         """Let messages through, unless it is being closed; for the connection."""
+        # What the handler of a signal interrupts here is not started again: its credit is not known.
+        self._state.from_any_thread(self._start_now)
+
+    def _start_now(self) -> None:
         if self._state.start_or_stop(Event.START):
             self._links.open_credit()
 
@@ -561,6 +560,13 @@ class Session(MessageFactory):
         """
         if self._state.in_own_thread():
             raise IllegalStateException(f"cannot close: {self._state.name} is in one of its own listeners or callbacks")
+        self._state.from_any_thread(self._shut, time.monotonic() + self._settings.close_timeout_seconds)
+
+    def _end_elsewhere(self) -> None:
+        """Close in another thread, which no handler of a signal interrupts."""
+        dropped(self, self._close_interrupted, self._transport, warns=False)
+
+    def _close_interrupted(self) -> None:
         self._shut(time.monotonic() + self._settings.close_timeout_seconds)
 
     def _shut(self, deadline: float) -> None:
@@ -580,11 +586,11 @@ class Session(MessageFactory):
         state.stop_listeners(closes=True)
         state.wait_for_listener(answered_by)
         state.process(Event.BEGIN_CLOSE)
-        if not state.policy.transacted:
+        if not state.policy.transacted and state.lifecycle.error is None:
             for producer in self._links.producers.values():
                 if not producer._wait_for_answers(answered_by):
                     log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
-            state.end_completions()
+        state.end_completions()
         owned = False
         try:
             if state.interrupted:  # first: a call of another thread that waits for the network ends now
@@ -599,7 +605,7 @@ class Session(MessageFactory):
             if late:
                 state.report(too_late(state.name, late))  # no later call acknowledges
             if not state.committing:  # else commit(), in another thread or below this handler, knows what became of it
-                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+                state.end_sends(state.doubt or TransactionRolledBackException(f"{state.name} is closed"))
             if self._thread is not None:
                 self._thread.stop()
                 if self._thread.thread.is_alive():  # else it has not started yet, and ends by itself

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 from ack_modes import Outcome
-from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored, uninterrupted
+from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored
 from sdk.acknowledgements import AckRecord
 from sdk.finalizers import Sink, WeakTable, detach_all, stop_flows, taken_from
 from sdk.producer import MessageProducer
@@ -126,7 +126,7 @@ class SessionLinks:
     def attach(self, make: Callable[[], _T]) -> _T:
         """Do what attaches something and puts it into its table: no event of its link is lost."""
         this = object()
-        try:  # here, and not in a context manager: a handler of a signal may raise on the way into one, and out
+        try:
             self._attaching[this] = None
             return make()
         finally:
@@ -154,9 +154,6 @@ class SessionLinks:
         return bool(self._events or self._kept) or self._handling.locked()
 
     def _handle(self) -> None:
-        uninterrupted(self._handle_in_turn)  # a handler of a signal that raises would leave the lock held
-
-    def _handle_in_turn(self) -> None:
         while self._events and self._handling.acquire(blocking=False):
             try:
                 while self._events:
@@ -213,10 +210,10 @@ class SessionLinks:
         # back has to be there before that.
         sinks = list(self.sinks.values())
         stop_flows(state.transport, sinks, deadline)
-        with self.perhaps_without_the_broker(), state.settling, taken_from(sinks, state.epoch) as never_delivered:
+        with self.perhaps_without_the_broker(), state.settling:
             state.given_back = True
+            never_delivered = taken_from(sinks, state.epoch)
             state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
-            state.policy.recovered()
         detach_all(state.transport, sinks, state.epoch, deadline)
         for browser in self.browsers.values():
             browser._shut(deadline)

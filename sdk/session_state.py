@@ -16,6 +16,12 @@ Theory of operation: threads and locks
 
     Order, where two are held: owner, settling, lock.
 
+Theory of operation: signals
+    Python runs the handlers of signals in the main thread, behind any call and as any function begins.  What a handler
+    raises inside a call of the session ends the session (``interrupt``): its state is not relied on any more, another
+    thread closes it, and the broker has back all that was not settled.  So no call is made to be resumed.  A handler
+    may also close what it interrupts, and go on; then the call finds it closed.
+
 Long because what the children of a session share is one object.
 """
 
@@ -43,6 +49,7 @@ from broker_adapter import (
     ResourceAllocationException,
     SenderSpec,
     StaleAcknowledgementException,
+    TransactionInDoubtException,
     Transport,
     Waiters,
     counted,
@@ -64,6 +71,8 @@ _LEAST_SECONDS: Final = 0.001
 #: How long a receiver or a listener waits for the start of its connection before the log says so, in seconds.
 UNSTARTED_SECONDS: Final = 5.0
 _CONNECTION_LOST: Final = "the connection was lost"
+#: What a call of a session raises by itself.  What else comes out of one was raised by the handler of a signal.
+CALL_ERRORS: Final = (JMSException, TypeError, ValueError)
 
 
 def unanswered(session: str) -> str:
@@ -191,8 +200,8 @@ class SessionState:
         gives_out: whether a receiver has taken a message, and is about to return it.
         listening: the consumers that have a listener, by link; under ``lock``, except where a link is lost.
         dispatching: the consumer whose listener runs now, if any.
-        calling: whether a call that nothing may come into is under way.
-        committing: whether a commit is under way, which ends the sends of the transaction itself.
+        calling: whether a call that nothing may come into is under way, or one was interrupted.
+        committing: whether a commit is with the broker; it ends the sends of the transaction itself.
         given_back: whether the session is closed so far that all that it held was given back.
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
@@ -215,6 +224,7 @@ class SessionState:
         policy: AckPolicy,
         report: Callable[[JMSException], None],
         start_thread: Callable[[], None],
+        end: Callable[[], None],
         *,
         is_holdfast: bool = True,
         user_id: str | None = None,
@@ -257,6 +267,7 @@ class SessionState:
         self.making_thread = threading.Lock()  #: never held by the main thread, which a signal may interrupt
         self.completions: deque[Completion] = deque()
         self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector
+        self._end = weakref.WeakMethod(end)
         self._timer_at: float | None = None
         # The calls of every message, without a look-up on the way.
         self.own = self.owner.acquire
@@ -265,8 +276,8 @@ class SessionState:
         self.sends: list[tuple[int, Envelope]] = []
         self.send_completions: list[Completion] = []
         self.committing = False
+        self.doubt: TransactionInDoubtException | None = None  #: a commit was interrupted
         self.given_back = False
-        self.ended_sends: list[tuple[list[Completion], JMSException | None]] = []  #: with what became of them
         self._sends_bytes = 0
 
     # One thread at a time, and one call.
@@ -274,37 +285,102 @@ class SessionState:
     def in_one_call(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what receives, sends or ends deliveries: owning the session, and with nothing else between its steps.
 
-        ``receive`` and ``send`` have these lines themselves, without a call for each message.  Handlers of signals run
-        behind a call and as a function of Python begins, so what gives the session back is in no function of its own.
+        ``receive`` and ``send`` have these lines themselves, without a call for each message.  What gives the session
+        back is in no function of its own, since a handler of a signal may raise as that begins.
 
         Raises:
             RuntimeError: the handler of a signal has interrupted such a call in this thread.
-            IllegalStateException: another thread has the session.
+            IllegalStateException: another thread has the session, or it has ended.
         """
         if self.calling:
             self.refuse_nested()
-        entered = nested = False
+        entered = False
         try:
-            if not self.own(False):
-                self.own_or_refuse()
-            nested = self.calling  # where a callback that this thread runs itself calls in
-            entered = self.calling = True
-            return act(*arguments)
-        finally:
-            if entered:
-                self.calling = nested
             try:
-                self.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+                if not self.own(False):
+                    self.own_or_refuse()
+                entered = self.calling = True
+                return act(*arguments)
+            finally:
+                if entered:
+                    self.calling = False
+                try:
+                    self.disown()
+                except RuntimeError:
+                    if entered:  # else it was refused
+                        raise
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            raise
+
+    def beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
+        """Do what another thread may do, too, while the session's listeners are served; else as ``in_one_call``."""
+        owned = False
+        try:
+            try:
+                owned = self.own(False) or self.own_unless_served()
+                return act(*arguments)
+            finally:
+                try:
+                    self.disown()
+                except RuntimeError:
+                    if owned:  # else it is served, or was refused
+                        raise
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            raise
+
+    def from_any_thread(self, act: Callable[..., _T], *arguments: Any) -> _T:
+        """Do what any thread may do, such as closing, whatever the session does meanwhile."""
+        try:
+            return act(*arguments)
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            raise
+
+    def interrupt(self, error: BaseException) -> None:
+        """The handler of a signal has raised inside a call: end the session, whose state is not relied on any more.
+
+        Another thread closes it.  Its calls raise IllegalStateException from here on.
+
+        Args:
+            error: what the handler raised.
+        """
+        self.calling = True  # for good: each call finds out why
+        if self.lifecycle.state is State.CLOSED:
+            return
+        if self.committing:
+            self.committing = False
+            self.doubt = TransactionInDoubtException(f"the commit was interrupted by {error!r:.200}")
+        self.fail(
+            IllegalStateException(
+                f"{self.name} has ended, because the handler of a signal raised {error!r:.200} inside one of its calls;"
+                + (
+                    " it is not known whether its last commit was done"
+                    if self.doubt is not None
+                    else " what it had not acknowledged or committed is given back; make another session"
+                )
+            )
+        )
+        end = self._end()
+        if end is not None:
+            end()
 
     def refuse_nested(self) -> None:
-        """What follows where ``calling`` says that a call is under way: in this thread, or in another.
+        """What follows where ``calling`` says that a call is under way: in this thread, or in another; or interrupted.
 
         Raises:
             RuntimeError: in this one, which the handler of a signal has interrupted.
+            IllegalStateException: it was interrupted, and the session has ended.
         """
+        if self.lifecycle.error is not None:
+            self.lifecycle.require_usable()
         if self.owner._is_owned() and not self.in_own_thread():  # type: ignore[attr-defined]  # as Condition asks
             raise RuntimeError(
                 f"{self.name} is in the middle of a call that the handler of a signal has interrupted; a handler may"
@@ -362,12 +438,19 @@ class SessionState:
         return self.waiters.wait(condition, deadline)
 
     def ensure_thread(self) -> None:
-        """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
+        """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile.
+
+        Raises:
+            ResourceAllocationException: the process has as many threads as it may.
+        """
         if self.thread is None:  # one that ends checks once more whether it is needed, behind this
             start = self._start_thread()
             if start is None:
-                raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
-            start()
+                raise IllegalStateException(f"{self.name} was dropped, and starts no thread any more")
+            try:
+                start()
+            except RuntimeError as error:  # the process has as many threads as it may
+                raise ResourceAllocationException(f"{self.name} needs a thread: {error}") from error
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Callable[[Sequence[Delivery]], None] | None) -> int:
         """Attach a link, and return its number; blocks for ``request_timeout_seconds`` at most.
@@ -397,32 +480,22 @@ class SessionState:
 
     # Settling.
 
-    def settle(self, settlements: Sequence[Settlement], before_loss: Callable[[], object] = lambda: None) -> None:
+    def settle(self, settlements: Sequence[Settlement]) -> None:
         """Hand the policy's answer over; under ``settling``.
-
-        Args:
-            settlements: the answer.
-            before_loss: as in ``hand_over``.
 
         Raises:
             ConnectionLostException: the network is away.
         """
         if settlements:
-            self.hand_over(settlements, before_loss)
+            self.hand_over(settlements)
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
-    def hand_over(self, settlements: Sequence[Settlement], before_loss: Callable[[], object] = lambda: None) -> None:
-        """``settle``, without a word to ``acknowledgements``; under ``settling``.
-
-        Args:
-            settlements: the policy's answer.
-            before_loss: called where the network is away, before the policy is told.
-        """
+    def hand_over(self, settlements: Sequence[Settlement]) -> None:
+        """``settle``, without a word to ``acknowledgements``; under ``settling``."""
         try:
             self.transport.settle(settlements)
         except ConnectionLostException:
-            before_loss()
             # Its event is on its way; until it is here nothing more of that connection may be given out.
             if not self.interrupted:
                 self._note_lost(self.epoch + 1)
@@ -545,15 +618,12 @@ class SessionState:
             return
         with self.settling:
             while self.lost_links:
-                lost = epoch, link, error, for_good = self.lost_links[0]
+                epoch, link, error, for_good = self.lost_links.popleft()
                 if epoch == self.epoch:  # else it was lost with its connection, and the number may be another link's
                     self.policy.link_lost(link)
                     if self.acknowledgements is not None:
                         self.acknowledgements.link_lost(link, for_good=for_good)
                     self.loss = f"the broker closed a consumer ({error})"
-                # Behind that: where the handler of a signal raises, the next call does it again.
-                with suppress(ValueError):
-                    self.lost_links.remove(lost)
 
     def restore(self, epoch: int) -> None:
         """The connection works again."""
@@ -568,7 +638,7 @@ class SessionState:
         if due_at != self._timer_at:
             try:
                 self.ensure_thread()
-            except RuntimeError as error:  # the next message asks again; what is due ends with a full batch as well
+            except JMSException as error:  # the next message asks again; what is due ends with a full batch as well
                 log.warning("! %s has no thread that acknowledges in time: %s", self.name, error)
                 return
             self._timer_at = due_at
@@ -604,26 +674,17 @@ class SessionState:
             self.wake()  # the thread has nothing to tell before the end of the transaction
 
     def end_sends(self, error: JMSException | None) -> None:
-        """The transaction is over: committed (None), or not.
-
-        Where the handler of a signal has raised in the middle of this, the next call tells what is left.
-        """
+        """The transaction is over: committed (None), or not."""
         self.sends = []
         self._sends_bytes = 0
-        if self.send_completions:
-            self.ended_sends.append((self.send_completions, error))
-            self.send_completions = []
-        ended_sends = self.ended_sends.copy()
-        for ended in ended_sends:
-            for completion in ended[0]:
-                completion(ended[1])
-            with suppress(ValueError):  # two threads may be at it
-                self.ended_sends.remove(ended)
-        if ended_sends:
+        ended, self.send_completions = self.send_completions, []
+        for completion in ended:
+            completion(error)
+        if ended:
             try:
                 self.ensure_thread()
-            except RuntimeError as error:  # the transaction has ended all the same
-                log.warning("! %s has no thread for its completions, this one tells them: %s", self.name, error)
+            except JMSException as failure:  # the transaction has ended all the same
+                log.warning("! %s has no thread for its completions, this one tells them: %s", self.name, failure)
                 before, self._stand_in = self._stand_in, threading.current_thread()
                 try:
                     self.complete()

@@ -21,7 +21,7 @@ from sdk.finalizers import dropped
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.messages.envelopes import message_of
 from sdk.messages.message import Message
-from sdk.session_state import SessionState, log
+from sdk.session_state import CALL_ERRORS, SessionState, log
 
 #: Copies held at a time where the connection has no prefetch.
 _LEAST_WINDOW = 50
@@ -123,8 +123,13 @@ class QueueBrowser:
         except GeneratorExit:
             end = self._end_elsewhere  # the application leaves, or the garbage collector finds it, in any thread
             raise
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            state.interrupt(error)
+            raise
         finally:
-            end(enumeration, state.settings.close_timeout_seconds)
+            state.from_any_thread(end, enumeration, state.settings.close_timeout_seconds)
 
     def _open(self) -> _Enumeration:
         state = self._state
@@ -202,7 +207,8 @@ class QueueBrowser:
 
     def close(self) -> None:
         """Close; legal twice.  An iteration that is under way raises IllegalStateException at its next fetch."""
-        self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+        deadline = time.monotonic() + self._state.settings.close_timeout_seconds
+        self._state.from_any_thread(self._shut, deadline)
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the session."""

@@ -14,16 +14,16 @@ Long because a delivery goes through the same steps to ``receive``, to ``receive
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
-from ack_modes import DeliveryTag, Failure, Outcome, Settlement
+from ack_modes import DeliveryTag, Failure, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
     Destination,
+    Envelope,
     IllegalStateException,
     JMSException,
 )
@@ -36,8 +36,7 @@ from sdk.messages.envelopes import message_of
 from sdk.messages.message import Message
 from sdk.receiving.delivery_filter import DeliveryFilter
 from sdk.receiving.prefetch import Prefetch
-from sdk.receiving.receive_many import Several
-from sdk.session_state import UNSTARTED_SECONDS, SessionState, by_epoch, log
+from sdk.session_state import CALL_ERRORS, UNSTARTED_SECONDS, SessionState, by_epoch, log
 
 Listener = Callable[[Message], object]
 #: Gives back what the listener of a consumer raised on.
@@ -68,6 +67,7 @@ class MessageConsumer:
         "_destination",
         "_filter",
         "_lifecycle",
+        "_limit",
         "_listener",
         "_no_local",
         "_on_close",
@@ -78,9 +78,7 @@ class MessageConsumer:
         "_several",
         "_source",
         "_state",
-        "_taken",
         "_turns",
-        "_unsettled",
     )
 
     def __init__(
@@ -119,10 +117,9 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._turns = Closing()
         self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
-        self._several: Several | None = None  #: what the call of ``receive_many`` under way takes
-        self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
-        self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
-        self._confirms = False  #: whether that waits for the broker's confirmation now
+        self._several: list[Message] | None = None  #: what the call of ``receive_many`` under way returns
+        self._limit = 1  #: the most of that
+        self._confirms = False  #: whether a call of ``receive`` waits for the broker's confirmation now
         self._resumes_at: float | None = None  #: its listener raised, and is paused until then (monotonic seconds)
         self._prefetch = Prefetch(state, self._lifecycle.name, prefetch)
         self._filter = DeliveryFilter(state, self._prefetch, source)
@@ -183,29 +180,30 @@ class MessageConsumer:
         return self._receive(timeout, None)
 
     def _receive(
-        self, timeout: float | None, check: Callable[[Message], None] | None, several: Several | None = None
+        self,
+        timeout: float | None,
+        check: Callable[[Message], None] | None,
+        several: list[Message] | None = None,
+        limit: int = 1,
     ) -> Message | None:
         """``receive``, with a check of the message before it counts as received, or of several messages.
 
         Args:
             timeout: as for ``receive``.
             check: raises what is to be raised; the message is then the next one again, as if nothing had been.
-            several: takes what ``receive_many`` is to return.
+            several: gets what ``receive_many`` is to return.
+            limit: the most of them.
         """
         state, prefetch = self._state, self._prefetch
         if state.calling:
             state.refuse_nested()
-        entered = nested = False
-        taken: Delivery | None = None
+        entered = False
         try:
             try:
                 if not state.own(False):
                     state.own_or_refuse()
-                self._taken = None
-                nested = state.calling
                 entered = state.calling = True
-                self._check = check
-                self._several = several
+                self._check, self._several, self._limit = check, several, limit
                 if (
                     state.running
                     and prefetch.buffer
@@ -216,19 +214,9 @@ class MessageConsumer:
                     if message is not None or self._ended():
                         return message
                 return self._receive_slowly(timeout)
-            except BaseException as error:  # perhaps of the handler of a signal
-                if entered:
-                    self._put_back(self._taken)
-                    self._taken = None
-                    self._confirms = False
-                    prefetch.miscounted = prefetch.miscounted or not isinstance(error, JMSException)
-                    state.wake()  # a thread that closes it waits for the confirmation
-                raise
             finally:
                 if entered:
-                    self._several = None
-                    taken, self._taken = self._taken, None
-                    state.gives_out, state.calling = False, nested
+                    state.gives_out = state.calling = False
                 try:
                     state.disown()
                 except RuntimeError:
@@ -236,8 +224,10 @@ class MessageConsumer:
                         raise
                 if not state.running:
                     state.wake()  # a thread that stops the session waits for this
-        except BaseException:  # of the handler of a signal, on the last steps
-            self._put_back(taken)
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            state.interrupt(error)
             raise
 
     def receive_nowait(self) -> Message | None:
@@ -271,27 +261,9 @@ class MessageConsumer:
         """
         if type(limit) is not int or limit < 1:
             raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
-        state = self._state
-        if state.calling:
-            state.refuse_nested()
-        several = Several(state, self._prefetch, limit)
-        try:
-            self._receive(timeout, None, several)
-            return several.messages
-        except BaseException:  # perhaps of the handler of a signal
-            several.put_back()
-            raise
-
-    def _take_several(self, several: Several) -> Message | None:
-        """Take what ``receive_many`` is to return; returns the first of it."""
-        several.take(self._opened)
-        with self._state.settling:
-            settlements = several.consume(self._acknowledge, self._source)
-            self._confirms = bool(settlements) and self._state.confirms
-        if not several.messages:
-            return None
-        self._end_take(settlements, len(several.messages))
-        return several.messages[0]
+        several: list[Message] = []
+        self._receive(timeout, None, several, limit)
+        return several
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed."""
@@ -314,10 +286,6 @@ class MessageConsumer:
             if message is not None or self._ended():
                 return message
             self._state.warn_unstarted(self._lifecycle.name)
-        if prefetch.is_giving_back:
-            prefetch.release_all()
-        if prefetch.miscounted:
-            prefetch.recount(timeout)
         if timeout is None:
             return self._receive_before(None)
         if timeout > 0:
@@ -410,60 +378,118 @@ class MessageConsumer:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         if self._several is not None:
             return self._take_several(self._several)
-        # It stays in the buffer until it is noted as delivered: a handler of a signal may raise anywhere on the way.
-        prefetch = self._prefetch
-        buffer = prefetch.buffer
-        try:
-            delivery = buffer[0]
-        except IndexError:  # another thread closes it, and has taken what was there
+        opened = self._open()
+        if opened is None:
             return None
-        state, tag = self._state, delivery.tag
-        envelope = self._opened(delivery, tag)
-        if envelope is None:
-            prefetch.drop(delivery)
-            return None
+        delivery, envelope = opened
         if self._check is not None:
             self._check(message_of(envelope, delivery.delivery_count))
-        policy = state.policy
+        state = self._state
         with state.settling:
-            if tag.epoch != state.epoch or tag.link <= prefetch.stale_link:
-                prefetch.drop(delivery)
+            if not state.running:  # stopped by another thread
                 return None
-            if not state.running or prefetch.closing:  # by another thread, between the check of the buffer and here
+            message = self._begin(delivery, envelope)
+            if message is None:
                 return None
             state.gives_out = True
-            self._taken = delivery
-            policy.delivered(tag)
-            try:
-                buffer.popleft()
-            except IndexError:  # the handler of a signal has closed it, and what was there is given back
-                policy.withdrawn(tag)
-                return None
-            # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
-            message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
             acknowledgements = state.acknowledgements
             record = None if acknowledgements is None else ack_record_for(self._source, envelope, delivery)
-            self._unsettled = settlements = policy.consumed(tag, monotonic())
-            # One is accepted here, and not returned where that fails: it is remembered in one step.
-            at_once = acknowledgements is not None and policy.tells_lost_acknowledgements and len(settlements) == 1
-            if acknowledgements is not None and not at_once:
+            tag = delivery.tag
+            settlements = state.policy.consumed(tag, monotonic())
+            # Else the application has it, whatever becomes of the acknowledgement.
+            is_one_step = settlements and state.policy.tells_lost_acknowledgements
+            if acknowledgements is not None and not is_one_step:
                 acknowledgements.delivered(tag, record)
-            if settlements:
+            if settlements:  # of this one, and of others before it that were consumed and are acknowledged with it
                 try:
-                    if at_once and acknowledgements is not None:
-                        state.hand_over(settlements)
-                        acknowledgements.accepted(tag, record)
-                    else:
-                        state.settle(settlements)
-                    self._unsettled = ()
+                    state.hand_over(settlements)
+                    if acknowledgements is not None:
+                        if is_one_step:
+                            acknowledgements.accepted(tag, record)
+                        else:
+                            acknowledgements.settled(settlements)
                 except ConnectionLostException as error:
-                    self._unsettled = ()
-                    if policy.tells_lost_acknowledgements:
-                        raise ConnectionLostException(
-                            f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error}"
-                        ) from error
+                    self._refuse_lost(f"message {envelope.message_id!r}", error)
                 self._confirms = state.confirms
         self._end_take(settlements, 1)
+        return message
+
+    def _take_several(self, several: list[Message]) -> Message | None:
+        """Take what ``receive_many`` is to return; returns the first of it."""
+        state, prefetch = self._state, self._prefetch
+        opened: list[tuple[Delivery, Envelope]] = []
+        # What cannot be given out may be redelivered at once: not more than what is there now.
+        for _ in range(len(prefetch.buffer)):
+            if len(opened) == self._limit or not state.running or prefetch.closing or prefetch.gives_back:
+                break
+            found = self._open(len(opened))
+            if found is not None:
+                opened.append(found)
+        settlements: list[Settlement] = []
+        with state.settling:
+            if not state.running:
+                return None
+            now = monotonic()
+            for delivery, envelope in opened:
+                message = self._begin(delivery, envelope)
+                if message is None:
+                    continue
+                several.append(message)
+                if state.acknowledgements is not None:
+                    state.acknowledgements.delivered(delivery.tag, ack_record_for(self._source, envelope, delivery))
+                settlements += state.policy.consumed(delivery.tag, now)
+            if not several:
+                return None
+            state.gives_out = True
+            if settlements:
+                try:
+                    state.settle(settlements)
+                except ConnectionLostException as error:
+                    self._refuse_lost(f"{len(several)} messages", error)
+                self._confirms = state.confirms
+        self._end_take(settlements, len(several))
+        return several[0]
+
+    def _refuse_lost(self, what: str, error: ConnectionLostException) -> None:
+        """Raise where the application is to be told that what it receives could not be acknowledged."""
+        if self._state.policy.tells_lost_acknowledgements:
+            raise ConnectionLostException(
+                f"{what} could not be acknowledged, and {'is' if self._several is None else 'are'} redelivered: {error}"
+            ) from error
+
+    def _open(self, index: int = 0) -> tuple[Delivery, Envelope] | None:
+        """A delivery in the buffer, with its envelope; None where it cannot be given out.  It stays in the buffer."""
+        prefetch = self._prefetch
+        try:
+            delivery = prefetch.buffer[index]
+        except IndexError:  # another thread closes it, and has taken what was there
+            return None
+        envelope = self._opened(delivery, delivery.tag)
+        if envelope is None:
+            prefetch.drop(delivery, index)
+            return None
+        return delivery, envelope
+
+    def _begin(self, delivery: Delivery, envelope: Envelope) -> Message | None:
+        """Take the first of the buffer out, as delivered; under ``settling``.
+
+        Returns:
+            The message; None where it was lost, or the consumer closed, since it was opened.
+        """
+        state, prefetch, tag = self._state, self._prefetch, delivery.tag
+        if tag.epoch != state.epoch or tag.link <= prefetch.stale_link:
+            prefetch.drop(delivery)
+            return None
+        buffer = prefetch.buffer
+        if prefetch.closing or not buffer or buffer[0] is not delivery:
+            return None
+        message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
+        state.policy.delivered(tag)
+        try:
+            buffer.popleft()
+        except IndexError:  # the handler of a signal has closed it, and what was there is given back
+            state.policy.withdrawn(tag)
+            return None
         return message
 
     def _end_take(self, settlements: Sequence[Settlement], messages: int) -> None:
@@ -478,24 +504,6 @@ class MessageConsumer:
             finally:
                 self._confirms = False
                 state.wake()  # a thread that closes it waits for this
-
-    def _put_back(self, delivery: Delivery | None) -> None:
-        """The application did not get what the interrupted ``receive`` took, if anything: it is the next one again."""
-        if delivery is None:
-            return
-        state, prefetch = self._state, self._prefetch
-        with state.settling:
-            unsettled, self._unsettled = self._unsettled, ()
-            if unsettled:  # some of them may be with the broker
-                with contextlib.suppress(ConnectionLostException):
-                    state.settle(unsettled)
-                return
-            if not state.policy.withdrawn(delivery.tag):
-                return
-            if prefetch.closing:
-                state.pass_over((delivery.tag,), Outcome.RELEASED)
-            elif not (prefetch.buffer and prefetch.buffer[0] is delivery):
-                prefetch.buffer.appendleft(delivery)
 
     # Listening.
 
@@ -513,33 +521,32 @@ class MessageConsumer:
     def listener(self, listener: Listener | None) -> None:
         if listener is not None and not callable(listener):
             raise TypeError(f"listener={listener!r} cannot be called")
+        self._state.beside_listeners(self._set_listener, listener)
+        self._state.from_any_thread(self._await_listener, listener)
+
+    def _set_listener(self, listener: Listener | None) -> None:
         self._require_usable()
         state = self._state
-        owned = False
-        try:
-            owned = state.own(False) or state.own_unless_served()
-            with state.lock:
-                self._listener = listener
-                if listener is not None:
-                    state.listening[self._prefetch.link] = self
-                else:
-                    state.listening.pop(self._prefetch.link, None)
-                state.wake()
-            if not self._lifecycle.usable:  # by now: whichever comes last takes it out
+        with state.lock:
+            self._listener = listener
+            if listener is not None:
+                state.listening[self._prefetch.link] = self
+            else:
                 state.listening.pop(self._prefetch.link, None)
-                self._require_usable()
-        finally:
-            try:
-                state.disown()
-            except RuntimeError:
-                if owned:  # else it is served, or was refused
-                    raise
+            state.wake()
+        if not self._lifecycle.usable:  # by now: whichever comes last takes it out
+            state.listening.pop(self._prefetch.link, None)
+            self._require_usable()
+
+    def _await_listener(self, listener: Listener | None) -> None:
+        """Have a thread that calls the listener; None: wait for the one that runs."""
+        state = self._state
         if listener is None:
             self._wait_for_listener(monotonic() + state.settings.close_timeout_seconds, "is taken away")
         else:
             try:
                 state.ensure_thread()
-            except BaseException:  # no thread would call it
+            except JMSException:  # no thread would call it
                 with state.lock:
                     self._listener = None
                     state.listening.pop(self._prefetch.link, None)
@@ -553,7 +560,7 @@ class MessageConsumer:
                 return False
             self._resumes_at = None
         prefetch = self._prefetch
-        is_unknown = (prefetch.undrained or prefetch.miscounted) and not prefetch.is_away
+        is_unknown = prefetch.undrained and not prefetch.is_away
         there_is = bool(prefetch.buffer) or prefetch.needs_reset or is_unknown
         return there_is and self._listener is not None and not prefetch.closing
 
@@ -571,14 +578,6 @@ class MessageConsumer:
         """
         prefetch = self._prefetch
         prefetch.reset()
-        if prefetch.is_giving_back:
-            prefetch.release_all()
-            return
-        if prefetch.miscounted and not prefetch.buffer:
-            prefetch.recount(_LISTENER_DRAIN_SECONDS)
-            if prefetch.miscounted:
-                self._resumes_at = monotonic() + _FIRST_REST
-            return
         if prefetch.gives_back or (prefetch.undrained and not prefetch.buffer):
             prefetch.stop_flow(monotonic() + _LISTENER_DRAIN_SECONDS)
             if prefetch.undrained:
@@ -589,29 +588,21 @@ class MessageConsumer:
         listener = self._listener
         if listener is None or prefetch.closing or not prefetch.buffer:
             return
-        try:
-            delivery = prefetch.buffer[0]
-        except IndexError:  # another thread closes it, and has taken what was there
+        opened = self._open()
+        if opened is None:
             return
+        delivery, envelope = opened
         state, tag = self._state, delivery.tag
-        envelope = self._opened(delivery, tag)
-        if envelope is None:
-            prefetch.drop(delivery)
-            return
         policy = state.policy
         with state.settling:
-            if prefetch.is_stale(tag):
-                prefetch.drop(delivery)
+            message = self._begin(delivery, envelope)
+            if message is None:
                 return
-            if prefetch.closing:
-                return
-            policy.delivered(tag)
-            prefetch.buffer.popleft()
             if state.acknowledgements is not None:
                 state.acknowledgements.delivered(tag, ack_record_for(self._source, envelope, delivery))
         raised: Failure | None = None
         try:
-            listener(message_of(envelope, delivery.delivery_count, self._acknowledge, tag))
+            listener(message)
         except BaseException as error:  # whatever it is, it is the application's; the session's thread must go on
             raised = Failure.of(error)
             log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)
@@ -671,7 +662,7 @@ class MessageConsumer:
         the session; what is recovered then may come behind later messages, which the next consumer of a group or
         exclusive queue gets meanwhile.
         """
-        self._shut(monotonic() + self._state.settings.close_timeout_seconds)
+        self._state.from_any_thread(self._shut, monotonic() + self._state.settings.close_timeout_seconds)
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
@@ -714,7 +705,7 @@ class MessageConsumer:
             state.wake()
         self._wait_for_listener(deadline, "is closed")
         if not state.owner._is_owned():  # type: ignore[attr-defined]  # else a handler has interrupted that
-            state.wait_until(lambda: not self._confirms, deadline)
+            state.wait_until(lambda: not self._confirms or state.lifecycle.error is not None, deadline)
 
     def _wait_for_listener(self, deadline: float, what: str) -> None:
         state = self._state

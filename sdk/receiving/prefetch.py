@@ -27,8 +27,7 @@ Theory of operation
     ``closing``                              no                 no              nothing
     =======================================  =================  ==============  ======================================
 
-    In each of them the credit may be unknown: ``undrained`` (a drain had no answer) and ``miscounted`` (the handler of
-    a signal interrupted a call) end with the answer to a drain.
+    In each of them the credit may be unknown: ``undrained`` (a drain had no answer) ends with the answer to a drain.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ack_modes import DeliveryTag, Outcome
 from broker_adapter import (
@@ -58,15 +57,11 @@ class Prefetch:
     Attributes:
         size: messages that it may hold which the application has not received; 0: one is asked for at a time.
         buffer: what has come and was not delivered.
-        taken: what a call of ``receive_many`` has taken out of the buffer and not delivered yet.
         link: the transport's number of the consumer's link; -1 until it is attached.
         stale_link: the last link, in the tags of deliveries, that the broker closed; numbers count up.
         closing: whether the consumer is being closed, or the broker has closed its link for good.
         gives_back: whether what comes before the answer to a drain is given back.
         undrained: whether a drain had no answer in time, so the credit may be gone or not.
-        is_giving_back: whether what is in the buffer is being given back, or that was interrupted.
-        miscounted: whether a call was interrupted by the handler of a signal, or is under way, so that credit may be
-            counted wrongly.
     """
 
     __slots__ = (
@@ -74,7 +69,6 @@ class Prefetch:
         "_arrived",
         "_away",
         "_epoch",
-        "_gave_back",
         "_gives_back_until",
         "_granted",
         "_half",
@@ -86,13 +80,10 @@ class Prefetch:
         "buffer",
         "closing",
         "gives_back",
-        "is_giving_back",
         "link",
-        "miscounted",
         "name",
         "size",
         "stale_link",
-        "taken",
         "undrained",
     )
 
@@ -109,18 +100,14 @@ class Prefetch:
         self.size = size
         self._half = max(1, size // 2)
         self.buffer: deque[Delivery] = deque()
-        self.taken: list[Delivery] = []
         self.closing = False
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
-        self.miscounted = False
         self.undrained = False
         self._is_held = False  #: something is being given back: no credit is granted
         self.gives_back = False
-        self.is_giving_back = False
-        self._gave_back = False  #: ``gives_back`` ahead of that
         self._gives_back_until = 0.0  #: when to go on without that answer (monotonic seconds)
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
@@ -143,11 +130,12 @@ class Prefetch:
         """Whether a delivery was lost with its connection or its link."""
         return tag.epoch != self._state.epoch or tag.link <= self.stale_link
 
-    def drop(self, delivery: Delivery) -> None:
-        """Take the first of the buffer out, which is not given out."""
+    def drop(self, delivery: Delivery, index: int = 0) -> None:
+        """Take a delivery out of the buffer, at this index, which is not given out."""
+        buffer = self.buffer
         with self._state.settling:  # another thread may close it, and take what is there
-            if self.buffer and self.buffer[0] is delivery:
-                self.buffer.popleft()
+            if index < len(buffer) and buffer[index] is delivery:
+                del buffer[index]
 
     # The link.
 
@@ -182,7 +170,7 @@ class Prefetch:
                 self.buffer.popleft()
         self._granted = self._arrived
         self.undrained, self._in_doubt = self._in_doubt or bool(self.buffer), False
-        self.gives_back = self.is_giving_back = False
+        self.gives_back = False
         if grants and self.size:
             self.open_credit()
 
@@ -227,7 +215,7 @@ class Prefetch:
             return
         with self._state.settling:  # another thread may start the connection
             self._used = 0
-            missing = self.size - (self._granted - self._arrived) - len(self.buffer) - len(self.taken)
+            missing = self.size - (self._granted - self._arrived) - len(self.buffer)
             if missing > 0:
                 self._grant(missing)
 
@@ -239,8 +227,8 @@ class Prefetch:
             self._granted += messages
             try:
                 self._state.transport.credit(self.link, messages)
-            except BaseException:  # perhaps of the handler of a signal
-                self.miscounted = True
+            except JMSException:
+                self._granted -= messages
                 raise
         if self._relinked or self.is_away:
             # The link was lost, and may have been there again when the credit was granted.
@@ -291,26 +279,6 @@ class Prefetch:
             if self._end_flow(max(0.0, deadline - time.monotonic())):
                 self.open_credit()
 
-    def recount(self, timeout: float | None) -> None:
-        """Count all credit from zero: what was interrupted may have counted credit that it did not grant.
-
-        Args:
-            timeout: of the ``receive`` that asks for it.
-        """
-        settings = self._state.settings
-        self.reset()
-        self.undrained = True
-        self._is_held = False  # by an interrupted ``recover``
-        try:
-            if not self.is_away:
-                longest = settings.request_timeout_seconds if timeout is None else settings.poll_timeout_seconds
-                self._end_flow(min(timeout or longest, longest))
-        except JMSException:  # the next call asks again, if there is still something to ask
-            return
-        self.miscounted = False
-        self._granted = self._arrived
-        self.open_credit()
-
     def _end_flow(self, seconds: float) -> bool:
         """Drain.
 
@@ -359,12 +327,9 @@ class Prefetch:
                 raise
 
     def hold_flow(self, deadline: float) -> None:
-        """Have nothing on its way, and nothing asked for, until ``resume_flow``; for the session's recover.
-
-        Where a handler of a signal raises before that, ``recount`` or ``resume_flow`` makes up for it.
-        """
+        """Have nothing on its way, and nothing asked for, until ``resume_flow``; for the session's recover."""
         with self._state.settling:
-            self._is_held = self.miscounted = True
+            self._is_held = True
         self.stop_flow(deadline)
         if self.undrained and not self.gives_back:
             self.gives_back = True
@@ -376,26 +341,15 @@ class Prefetch:
             self._is_held = False
         with contextlib.suppress(JMSException):
             self.open_credit()
-        self.miscounted = False  # it was counted from zero; where the drain had no answer, ``undrained`` says so
 
-    @contextlib.contextmanager
-    def taken_out(self) -> Iterator[list[DeliveryTag]]:
-        """What is in the buffer and can be settled; it is taken out behind that.  For the session, under ``settling``.
-
-        Where the handler of a signal raises, it stays there, and is not given out: the next call gives it back again.
-        """
-        if not self.is_giving_back:
-            self._gave_back = self.gives_back
-        self.is_giving_back = self.gives_back = True
-        with taken_out(self.buffer) as found:
-            yield [each.tag for each in found if not self.is_stale(each.tag)]
-        self.is_giving_back = False
-        self.gives_back = self._gave_back
+    def take_all(self) -> list[DeliveryTag]:
+        """Take out all that is in the buffer, under ``settling``; returns what of it can be settled."""
+        return [each.tag for each in taken_out(self.buffer) if not self.is_stale(each.tag)]
 
     def release_all(self) -> None:
         """Release everything in the buffer, and take it out."""
-        with self._state.settling, self.taken_out() as tags:
-            self._state.pass_over(tags, Outcome.RELEASED)
+        with self._state.settling:
+            self._state.pass_over(self.take_all(), Outcome.RELEASED)
 
     def never_delivered(self, source: Source) -> list[tuple[AckRecord, int]]:
         """What was prefetched on the connection lost last, where it can be named, and how often it had failed before.
@@ -409,7 +363,7 @@ class Prefetch:
         """
         found = []
         epoch, stale_link = self._state.lost_epoch, self.stale_link
-        for delivery in (*self.taken, *self.buffer.copy()):
+        for delivery in self.buffer.copy():
             if delivery.tag.epoch == epoch and delivery.tag.link > stale_link:
                 with contextlib.suppress(MessageFormatException):
                     record = ack_record_for(source, delivery.envelope, delivery)

@@ -27,8 +27,6 @@ class SessionHistory(RuleBasedStateMachine):
         self.open: set[DeliveryTag] = set()  # delivered in this epoch, not settled
         self.seen: list[DeliveryTag] = []
         self.lost: set[DeliveryTag] = set()
-        self.gives_back = False
-        self.dirty = False
 
     @initialize(messages=st.integers(1, 4), delay=st.sampled_from([0.0, 1.0, 100.0]))
     def begin(self, messages: int, delay: float) -> None:
@@ -69,30 +67,20 @@ class SessionHistory(RuleBasedStateMachine):
         self.in_hand = None
 
     @precondition(lambda self: self.seen)
-    @rule(data=st.data(), interrupted=st.booleans())
-    def acknowledge(self, data: st.DataObject, interrupted: bool) -> None:
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
         tag = data.draw(st.sampled_from(self.seen))
         ending = self.policy.acknowledge(tag)
-        if interrupted:
-            assert self.policy.acknowledge(tag) == ending
         settlements = self.take(ending.settlements)
-        if ending.settlements or ending.dirty:
-            self.policy.acknowledged(tag)
-        assert not ending.dirty or self.lost or self.gives_back
+        assert not ending.dirty or self.lost
         assert ending.dirty == (ending.stale_count > 0)
         assert not ending.dirty or all(outcome is Outcome.MODIFIED for _, outcome in settlements)
 
-    @rule(done=st.booleans())
-    def commit(self, done: bool) -> None:
+    @rule()
+    def commit(self) -> None:
         ending = self.policy.commit()
-        if ending.dirty:
-            assert all(outcome is Outcome.MODIFIED for _, outcome in self.take(ending.settlements))
-            self.policy.recovered()
-        elif done:
-            self.take(ending.settlements)
-            self.policy.committed()
-        else:
-            self.recover()
+        settlements = self.take(ending.settlements)
+        assert not ending.dirty or all(outcome is Outcome.MODIFIED for _, outcome in settlements)
         assert self.policy.commit() == ((), False, 0)
 
     @rule()
@@ -102,14 +90,6 @@ class SessionHistory(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         self.take(self.policy.recover())
-        self.policy.recovered()
-
-    @rule()
-    def interrupted_recover(self) -> None:
-        assert {tag for tag, _ in self.policy.recover()} <= self.open
-        assert self.policy.due_at is None
-        assert list(self.policy.due(1e9)) == []
-        self.gives_back = True
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 50.0]))
     def wait(self, seconds: float) -> None:

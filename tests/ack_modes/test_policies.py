@@ -48,9 +48,7 @@ def _accepted(*numbers: int) -> list[Settlement]:
 
 def _everything(policy: AckPolicy) -> list[Settlement]:
     """What is left to settle, from the end of the session and from an acknowledgement before it."""
-    left = [*policy.due(1e9), *policy.recover()]
-    policy.recovered()
-    return left
+    return [*policy.due(1e9), *policy.recover()]
 
 
 # One check for each text that a cell can have, given the event of its column.
@@ -68,29 +66,14 @@ def _answer(policy: AckPolicy, column: str) -> Sequence[Settlement]:
     if column == "listener raised":
         return policy.listener_raised(tag, 0.0)
     if column == "`acknowledge()`":
-        return _acknowledged(policy, tag).settlements
+        return policy.acknowledge(tag).settlements
     if column == "commit":
         return policy.commit().settlements
     if column == "rollback, recover, close":
-        return _recovered(policy)
+        return policy.recover()
     assert column == "interrupted"
     policy.interrupted(1)
     return ()
-
-
-def _acknowledged(policy: AckPolicy, tag: DeliveryTag) -> ack_modes.Ending:
-    """What an ``acknowledge()`` comes to that nothing interrupts."""
-    ending = policy.acknowledge(tag)
-    if ending.settlements or ending.dirty:
-        policy.acknowledged(tag)
-    return ending
-
-
-def _recovered(policy: AckPolicy) -> Sequence[Settlement]:
-    """What a ``recover()`` gives back that nothing interrupts."""
-    settlements = policy.recover()
-    policy.recovered()
-    return settlements
 
 
 def _nothing(mode: str, column: str) -> None:
@@ -145,7 +128,6 @@ def _accept_all_held(mode: str, column: str) -> None:
     assert _see(policy, 5, 6) == []
 
     assert list(_answer(policy, column)) == _accepted(5, 6, 1)
-    policy.committed()
     assert _everything(policy) == []
 
 
@@ -186,11 +168,8 @@ def _forget(mode: str, column: str) -> None:
 
 def _ending(policy: AckPolicy, tag: DeliveryTag) -> ack_modes.Ending:
     if not policy.transacted:
-        return _acknowledged(policy, tag)
-    ending = policy.commit()
-    if ending.dirty:
-        policy.recovered()
-    return ending
+        return policy.acknowledge(tag)
+    return policy.commit()
 
 
 def _forget_dirty_if_held(mode: str, column: str) -> None:
@@ -262,11 +241,11 @@ def test_dirty_client_session_gives_back_what_came_after_the_interruption() -> N
     policy.interrupted(1)
     policy.delivered(_tag(1, epoch=1))
 
-    ending = _acknowledged(policy, _tag(1, epoch=1))
+    ending = policy.acknowledge(_tag(1, epoch=1))
 
     assert ending == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 2)
     policy.delivered(_tag(2, epoch=1))
-    assert _acknowledged(policy, _tag(2, epoch=1)) == ((Settlement(_tag(2, epoch=1), Outcome.ACCEPTED),), False, 0)
+    assert policy.acknowledge(_tag(2, epoch=1)) == ((Settlement(_tag(2, epoch=1), Outcome.ACCEPTED),), False, 0)
 
 
 def test_dirty_transaction_gives_back_what_came_after_the_interruption() -> None:
@@ -287,7 +266,7 @@ def test_recover_makes_a_dirty_session_clean(mode: str) -> None:
     _see(policy, 1)
     policy.interrupted(1)
 
-    assert list(_recovered(policy)) == []
+    assert list(policy.recover()) == []
     assert _ending(policy, _tag(1)) == ((), False, 0)
 
 
@@ -307,24 +286,16 @@ def test_individual_session_acknowledges_good_messages_while_others_are_stale() 
     policy.interrupted(1)
     policy.delivered(_tag(1, epoch=1))
 
-    assert _acknowledged(policy, _tag(1, epoch=1)) == ((Settlement(_tag(1, epoch=1), Outcome.ACCEPTED),), False, 0)
-    assert _acknowledged(policy, _tag(1)).dirty
+    assert policy.acknowledge(_tag(1, epoch=1)) == ((Settlement(_tag(1, epoch=1), Outcome.ACCEPTED),), False, 0)
+    assert policy.acknowledge(_tag(1)).dirty
 
 
 def test_individual_message_acknowledged_twice_is_settled_once() -> None:
     policy = _new("INDIVIDUAL")
     _see(policy, 1)
 
-    assert _acknowledged(policy, _tag(1)).settlements == tuple(_accepted(1))
-    assert _acknowledged(policy, _tag(1)) == ((), False, 0)
-
-
-def test_commit_that_failed_leaves_its_messages_to_the_rollback() -> None:
-    policy = _new("TRANSACTED")
-    _see(policy, 1, 2)
-
-    assert list(policy.commit().settlements) == _accepted(1, 2)
-    assert list(policy.recover()) == _modified(1, 2)
+    assert policy.acknowledge(_tag(1)).settlements == tuple(_accepted(1))
+    assert policy.acknowledge(_tag(1)) == ((), False, 0)
 
 
 @pytest.mark.parametrize("mode", list(AcknowledgeMode))
@@ -365,20 +336,20 @@ def test_a_stale_message_does_not_acknowledge_what_came_after_the_connection_was
     policy = _new("CLIENT")
     policy.delivered(_tag(1))
     policy.interrupted(1)
-    assert _acknowledged(policy, _tag(1)).dirty
+    assert policy.acknowledge(_tag(1)).dirty
     policy.delivered(_tag(2, epoch=1))
-    assert list(_acknowledged(policy, _tag(1)).settlements) == []
-    assert list(_acknowledged(policy, _tag(2, epoch=1)).settlements) == [Settlement(_tag(2, 1), Outcome.ACCEPTED)]
+    assert list(policy.acknowledge(_tag(1)).settlements) == []
+    assert list(policy.acknowledge(_tag(2, epoch=1)).settlements) == [Settlement(_tag(2, 1), Outcome.ACCEPTED)]
 
 
 def test_a_message_of_a_lost_link_does_not_acknowledge_what_came_on_others() -> None:
     policy = _new("CLIENT")
     policy.delivered(_on_link(1, 1))
     policy.link_lost(1)
-    assert _acknowledged(policy, _on_link(1, 1)).stale_count == 1
+    assert policy.acknowledge(_on_link(1, 1)).stale_count == 1
     policy.delivered(_on_link(2, 2))
-    assert list(_acknowledged(policy, _on_link(1, 1)).settlements) == []
-    assert len(_acknowledged(policy, _on_link(2, 2)).settlements) == 1
+    assert list(policy.acknowledge(_on_link(1, 1)).settlements) == []
+    assert len(policy.acknowledge(_on_link(2, 2)).settlements) == 1
 
 
 @pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
@@ -391,10 +362,10 @@ def test_a_lost_link_makes_stale_what_came_on_it_and_nothing_else(mode: str) -> 
         ending = policy.commit()
         assert ending.stale_count == 2
     elif mode == "CLIENT":
-        ending = _acknowledged(policy, _on_link(2, 2))
+        ending = policy.acknowledge(_on_link(2, 2))
         assert ending.stale_count == 2
     else:
-        ending = _acknowledged(policy, _on_link(1, 3))
+        ending = policy.acknowledge(_on_link(1, 3))
         assert ending.stale_count == 1
         assert [tag for tag, _ in policy.recover()] == [_on_link(2, 2)]
         return
@@ -407,7 +378,7 @@ def test_a_link_on_which_nothing_is_held_may_be_lost(mode: str) -> None:
     policy = _new(mode)
     policy.delivered(_on_link(2, 2))
     policy.link_lost(1)
-    ending = policy.commit() if mode == "TRANSACTED" else _acknowledged(policy, _on_link(2, 2))
+    ending = policy.commit() if mode == "TRANSACTED" else policy.acknowledge(_on_link(2, 2))
     assert not ending.dirty
     assert list(ending.settlements) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
 
@@ -420,7 +391,7 @@ def test_a_batch_forgets_what_came_on_a_lost_link() -> None:
     policy.delivered(_on_link(1, 3))
     policy.link_lost(1)
     assert list(policy.consumed(_on_link(1, 3), 0.0)) == []
-    assert list(_recovered(policy)) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
+    assert list(policy.recover()) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
     policy.delivered(_on_link(2, 4))
     policy.consumed(_on_link(2, 4), 0.0)
     policy.link_lost(2)
@@ -431,7 +402,7 @@ def test_the_message_in_hand_is_forgotten_with_its_link() -> None:
     policy = _new("AUTO")
     policy.delivered(_on_link(1, 1))
     policy.link_lost(2)
-    assert len(_recovered(policy)) == 1
+    assert len(policy.recover()) == 1
     policy.delivered(_on_link(1, 2))
     policy.link_lost(1)
     assert list(policy.consumed(_on_link(1, 2), 0.0)) == []
@@ -443,7 +414,6 @@ def test_a_commit_that_was_done_leaves_nothing_of_the_loss_behind() -> None:
     policy.sent()
     assert len(policy.commit().settlements) == 1
     policy.interrupted(1)  # while the broker was doing it
-    policy.committed()
     assert policy.commit() == ack_modes.Ending(())
 
 
@@ -468,12 +438,10 @@ def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None
     policy = _new(mode)
     before = _see(policy, 1)
     policy.delivered(_tag(2))
-    assert policy.can_withdraw(_tag(2))
     assert policy.withdrawn(_tag(2))
     settled = before + _see(policy, 2, 3)
-    settled += _acknowledged(policy, _tag(3)).settlements
+    settled += policy.acknowledge(_tag(3)).settlements
     settled += policy.commit().settlements
-    policy.committed()
     settled += _everything(policy)
     assert [each.tag.number for each in settled].count(2) == (mode != "NO_ACK")
 
@@ -485,13 +453,11 @@ def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None
 def test_what_is_consumed_is_delivered_again_unless_it_is_settled(mode: str, again: bool) -> None:
     policy = _new(mode)
     settled = _see(policy, 1)
-    assert policy.can_withdraw(_tag(1)) is policy.can_withdraw(_tag(1)) is again
-    assert not policy.can_withdraw(_tag(2))
+    assert not policy.withdrawn(_tag(2))
     assert policy.withdrawn(_tag(1)) is again
-    assert not policy.can_withdraw(_tag(1))
     assert bool(settled) is not again
     assert not policy.withdrawn(_tag(1))
-    assert [*_acknowledged(policy, _tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
+    assert [*policy.acknowledge(_tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED"])
@@ -503,117 +469,10 @@ def test_what_the_broker_took_back_meanwhile_is_not_delivered_again_from_here(mo
             policy.interrupted(1)
         else:
             policy.link_lost(1)
-        assert not policy.can_withdraw(_tag(1))
-        assert not policy.withdrawn(_tag(1))
+            assert not policy.withdrawn(_tag(1))
 
 
-# What the handler of a signal interrupts.
-
-
-@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED"])
-def test_what_is_given_back_is_said_again_until_it_is_done(mode: str) -> None:
-    policy = _new(mode)
-    _see(policy, 1)
-    policy.delivered(_tag(2))
-    first = list(policy.recover())
-    assert first
-    assert list(policy.recover()) == first
-    policy.recovered()
-    assert _everything(policy) == []
-
-
-def test_nothing_of_a_batch_is_due_while_it_is_being_given_back() -> None:
-    policy = _new("DUPS_OK")
-    _see(policy, 1)
-    policy.delivered(_tag(2))
-    first = list(policy.recover())
-    assert policy.due_at is None
-    assert list(policy.due(1e9)) == []
-    assert list(policy.recover()) == first
-    policy.recovered()
-    assert _see(policy, 3) == []
-    assert policy.due_at == 1.0
-
-
-def test_a_batch_whose_recover_was_interrupted_goes_with_what_is_consumed_next() -> None:
-    policy = _new("DUPS_OK")
-    _see(policy, 1)
-    policy.recover()
-    assert _see(policy, 2) == []
-    assert policy.due_at == 1.0
-    assert list(policy.due(1.0)) == _accepted(1, 2)
-
-
-@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL"])
-def test_what_is_acknowledged_is_said_again_until_it_is_done(mode: str) -> None:
-    policy = _new(mode)
-    _see(policy, 1)
-    assert policy.acknowledge(_tag(1)) == policy.acknowledge(_tag(1)) == (tuple(_accepted(1)), False, 0)
-    policy.acknowledged(_tag(1))
-    assert policy.acknowledge(_tag(1)) == ((), False, 0)
-    assert _everything(policy) == []
-
-
-@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
-def test_a_loss_is_told_again_until_the_application_knows(mode: str) -> None:
-    policy = _new(mode)
-    _see(policy, 1)
-    policy.interrupted(1)
-    first = policy.commit() if policy.transacted else policy.acknowledge(_tag(1))
-    assert first.dirty
-    assert _ending(policy, _tag(1)) == first
-    assert _ending(policy, _tag(1)) == ((), False, 0)
-
-
-@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
-def test_what_is_being_given_back_can_neither_be_acknowledged_nor_committed(mode: str) -> None:
-    policy = _new(mode)
-    _see(policy, 1, 2)
-    policy.recover()
-    _see(policy, 3)
-    ending = _ending(policy, _tag(1))
-    assert ending.dirty
-    assert list(ending.settlements) == (_modified(1, 2) if mode == "INDIVIDUAL" else _modified(1, 2, 3))
-    if mode == "INDIVIDUAL":  # each is refused by itself, and was settled with the first one
-        assert (ending.stale_count, _ending(policy, _tag(2))) == (1, ((), True, 1))
-    assert _ending(policy, _tag(2)) == ((), False, 0)
-    assert _everything(policy) == (_modified(3) if mode == "INDIVIDUAL" else [])
-
-
-def test_an_individual_session_acknowledges_what_has_come_behind_an_interrupted_recover() -> None:
-    policy = _new("INDIVIDUAL")
-    _see(policy, 1)
-    policy.recover()
-    _see(policy, 2)
-    assert _acknowledged(policy, _tag(2)) == (tuple(_accepted(2)), False, 0)
-    assert _everything(policy) == _modified(1)
-
-
-def test_the_sends_of_a_rollback_that_was_interrupted_cannot_be_committed() -> None:
-    policy = _new("TRANSACTED")
-    policy.sent()
-    policy.recover()
-    assert policy.commit() == ((), True, 0)
-    policy.recovered()
-    policy.recover()
-    assert policy.commit() == ((), False, 0)  # there was nothing to roll back
-
-
-@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
-def test_what_was_being_given_back_when_the_connection_or_its_link_was_lost_is_told_as_lost(mode: str) -> None:
-    for what in ("connection", "link"):
-        policy = _new(mode)
-        policy.delivered(_on_link(1, 1))
-        policy.delivered(_on_link(2, 2))
-        policy.recover()
-        if what == "connection":
-            policy.interrupted(1)
-        else:
-            policy.link_lost(1)
-        ending = _ending(policy, _on_link(1, 1))
-        assert (ending.dirty, ending.stale_count) == (True, 1 if mode == "INDIVIDUAL" else 2)
-        left = [*ending.settlements, *_everything(policy)]
-        assert left == ([] if what == "connection" else [Settlement(_on_link(2, 2), Outcome.MODIFIED)])
+# Limits.
 
 
 def test_an_individual_session_remembers_no_more_losses_than_its_limit_and_none_counts_as_acknowledged() -> None:
@@ -625,14 +484,14 @@ def test_an_individual_session_remembers_no_more_losses_than_its_limit_and_none_
         policy.restored(epoch + 1)
     assert len(policy._stale) <= MAX_STALE
     for epoch in (0, 15, 29):
-        ending = _acknowledged(policy, _tag(7, epoch))
+        ending = policy.acknowledge(_tag(7, epoch))
         assert (list(ending.settlements), ending.dirty, ending.stale_count) == ([], True, 1)
-    assert _acknowledged(policy, _tag(7, 29)) == ((), False, 0)  # once
+    assert policy.acknowledge(_tag(7, 29)) == ((), False, 0)  # once
     policy.delivered(_tag(7, 30))
-    assert _acknowledged(policy, _tag(7, 30)).settlements == (Settlement(_tag(7, 30), Outcome.ACCEPTED),)
-    assert _acknowledged(policy, _tag(7, 30)) == ((), False, 0)
-    _recovered(policy)
-    assert _acknowledged(policy, _tag(8, 0)) == ((), False, 0)
+    assert policy.acknowledge(_tag(7, 30)).settlements == (Settlement(_tag(7, 30), Outcome.ACCEPTED),)
+    assert policy.acknowledge(_tag(7, 30)) == ((), False, 0)
+    policy.recover()
+    assert policy.acknowledge(_tag(8, 0)) == ((), False, 0)
 
 
 def test_an_individual_session_remembers_lost_links_within_its_limit() -> None:
@@ -642,8 +501,8 @@ def test_an_individual_session_remembers_lost_links_within_its_limit() -> None:
     policy.link_lost(1)
     assert len(policy._stale) == MAX_STALE
     policy.delivered(_on_link(2, 1))
-    assert not _acknowledged(policy, _on_link(2, 1)).dirty
-    assert _acknowledged(policy, _on_link(1, 0)).dirty
+    assert not policy.acknowledge(_on_link(2, 1)).dirty
+    assert policy.acknowledge(_on_link(1, 0)).dirty
 
 
 def test_a_client_session_remembers_lost_links_within_its_limit_and_what_came_on_them_acknowledges_nothing() -> None:
@@ -652,7 +511,7 @@ def test_a_client_session_remembers_lost_links_within_its_limit_and_what_came_on
     for link in range(10, 100_010):
         policy.delivered(_on_link(link, link))
         policy.link_lost(link)
-        ending = _acknowledged(policy, _on_link(link, link))
+        ending = policy.acknowledge(_on_link(link, link))
         assert (ending.dirty, ending.stale_count) == (True, 1)
         policy.delivered(_on_link(5, link))
     assert len(policy._lost_links) == MAX_LOST_LINKS
@@ -661,6 +520,7 @@ def test_a_client_session_remembers_lost_links_within_its_limit_and_what_came_on
     # What is held on a link that lives is acknowledged, by whichever of it, or by none.
     for tag in (_on_link(5, 100_009), DeliveryTag(-1, -1, -1)):
         assert policy.acknowledge(tag).settlements == (Settlement(_on_link(5, 100_009), Outcome.ACCEPTED),)
+        policy.delivered(_on_link(5, 100_009))
     policy.interrupted(1)
     assert not policy._lost_links
 

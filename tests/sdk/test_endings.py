@@ -16,13 +16,12 @@ from sdk import (
     Connection,
     IllegalStateException,
     JMSException,
-    Message,
     ResourceAllocationException,
     StaleAcknowledgementException,
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from tests.sdk.interrupts import AtStep, Interrupt
+from tests.sdk.interrupts import Interrupt
 from tests.sdk.small_broker import SmallBroker, all_again, lose, received, started, with_messages
 
 
@@ -160,80 +159,6 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str)
     monkeypatch.setattr(broker, method, interrupted)
 
 
-@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
-@pytest.mark.parametrize("place", ["drain", "settle", "credit"])
-def test_a_loss_is_told_by_the_next_call_where_the_one_that_was_to_tell_it_is_interrupted(
-    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, place: str
-) -> None:
-    session, consumer = with_messages(connection, mode, 3)
-    received(consumer)
-    lose(broker)
-    last = received(consumer)
-    end = session.commit if mode is AcknowledgeMode.TRANSACTED else last.acknowledge
-    interrupt(monkeypatch, broker, place)
-    broker.settles_twice = True
-    with pytest.raises(Interrupt):
-        end()
-    with pytest.raises((StaleAcknowledgementException, TransactionRolledBackException), match="connection was lost"):
-        end()
-    end()
-
-
-def test_nothing_of_a_transaction_is_committed_whose_rollback_was_interrupted(
-    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 3)
-    out = session.create_queue("out")
-    producer = session.create_producer(out)
-    producer.send(received(consumer).body)
-    monkeypatch.setattr(session._state, "end_sends", raising(Interrupt()))
-    with pytest.raises(Interrupt):
-        session.rollback()
-    monkeypatch.undo()
-    producer.send(received(consumer).body)
-    with pytest.raises(TransactionRolledBackException, match="interrupted during it, with 1 received"):
-        session.commit()
-    assert broker.waiting.get(out) is None
-    assert [str(received(consumer)) for _ in range(3)] == ["0", "1", "2"]
-    session.commit()
-    assert broker.outcomes().count(Outcome.ACCEPTED) == 3
-
-
-def test_each_message_that_an_interrupted_recover_gave_back_is_refused_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broker = SmallBroker(prefetch_messages=10)
-    with started(broker) as connection:
-        session, consumer = with_messages(connection, AcknowledgeMode.INDIVIDUAL, 3)
-        messages = [received(consumer) for _ in range(2)]
-        interrupt(monkeypatch, broker, "settle")
-        with pytest.raises(Interrupt):
-            session.recover()
-        for message in messages:
-            with pytest.raises(StaleAcknowledgementException) as raised:
-                message.acknowledge()
-            assert raised.value.stale_count == 1
-        again = [received(consumer) for _ in range(3)]
-        assert [(str(message), message.redelivered) for message in again] == [("0", True), ("1", True), ("2", False)]
-        for message in again:
-            message.acknowledge()
-
-
-def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broker = SmallBroker(dups_ok_delay_seconds=60.0)
-    with started(broker) as connection:
-        session, consumer = with_messages(connection, AcknowledgeMode.DUPS_OK, 3)
-        for _ in range(2):
-            received(consumer)
-        interrupt(monkeypatch, broker, "settle")
-        with pytest.raises(Interrupt):
-            session.recover()
-        session.recover()
-        assert broker.outcomes() == [Outcome.ACCEPTED] * 2
-
-
 def test_a_batch_that_is_due_while_it_is_given_back_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = SmallBroker(prefetch_messages=10, dups_ok_delay_seconds=0.3)
     with started(broker) as connection:
@@ -286,21 +211,6 @@ def test_a_producer_waits_for_answers_and_for_the_broker_with_one_time_out(monke
         producer.close()
         assert 0 < waits[0] < 0.1
         broker.answers[0](None)
-
-
-def test_producers_that_closed_in_a_transaction_are_detached_by_the_next_call_where_one_is_interrupted(
-    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = connection.create_session(AcknowledgeMode.TRANSACTED)
-    for _ in range(3):
-        with session.create_producer(session.create_queue("q")) as producer:
-            producer.send("x")
-    interrupt(monkeypatch, broker, "detach")
-    with pytest.raises(Interrupt):
-        session.rollback()
-    assert len(broker._senders) == 3
-    session.rollback()
-    assert not broker._senders
 
 
 def raising(error: Exception) -> Callable[..., None]:
@@ -394,37 +304,6 @@ def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
         producer.send("y")
 
 
-@pytest.mark.parametrize(("mode", "counts"), [(AcknowledgeMode.CLIENT, (2, 1)), (AcknowledgeMode.INDIVIDUAL, (1, 1))])
-@pytest.mark.parametrize("untold", [False, True])
-def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_store(
-    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, counts: tuple[int, ...], untold: bool
-) -> None:
-    """Also where that one is told of a loss that was not reported yet."""
-    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
-    with started(broker) as connection:
-        session, consumer = with_messages(connection, mode, 6)
-        for count in counts:
-            messages = [received(consumer) for _ in range(count)]
-            interrupt(monkeypatch, broker, "confirm")
-            with pytest.raises(Interrupt):
-                messages[0].acknowledge()
-        lose(broker)
-        acknowledgements = session._state.acknowledgements
-        assert acknowledgements is not None
-        acknowledgements.lost.move("another", broker.epoch)
-        message = received(consumer)
-        if untold:
-            broker.cut_untold = True
-            with pytest.raises(StaleAcknowledgementException, match="while 1 message was held"):
-                message.acknowledge()
-            lose(broker)
-            message = received(consumer)
-        with pytest.raises(StaleAcknowledgementException, match="another broker's store") as raised:
-            message.acknowledge()
-        assert raised.value.stale_count == sum(counts)
-        received(consumer).acknowledge()
-
-
 @pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
 def test_acknowledge_raises_where_the_broker_has_refused_to_hear_again_what_a_loss_took(
     monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
@@ -490,60 +369,3 @@ def test_each_acknowledge_asks_again_for_what_is_unconfirmed(
         message.acknowledge()
         message.acknowledge()
         assert len(asked) == 4
-
-
-@pytest.mark.parametrize("closes", [False, True], ids=["open producer", "closed producer"])
-@pytest.mark.parametrize("goes_on", [False, True], ids=["commits again", "sends and commits"])
-def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(goes_on: bool, closes: bool) -> None:
-    out, number, error = queue_of("out"), 0, None
-    while number == 0 or error is not None:
-        number += 1
-        broker = SmallBroker(prefetch_messages=10)
-        with started(broker) as connection:
-            session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
-            producer, stays = session.create_producer(out), session.create_producer(out)
-            told: list[tuple[str, JMSException | None]] = []
-
-            def completed(message: Message, failure: JMSException | None, told: list[Any] = told) -> None:
-                told.append((message.body, failure))
-
-            received(consumer)
-            for body in "ab":
-                producer.send(body, on_completion=completed)
-            if closes:
-                producer.close()
-            error = AtStep(number).during(session.commit)
-            done = len(broker.commits)
-            if goes_on:
-                received(consumer)
-                stays.send("c", on_completion=completed)
-            session.commit()
-            expected = ["a", "b", "c"] if goes_on else ["a", "b"]
-            assert [body for body, _ in told] == expected, number
-            assert [failure is None for _, failure in told].count(False) in ({0, 2} if done else {0}), (number, told)
-            assert [each.envelope.body for each in broker.waiting[out]] == expected, number
-            assert broker.outcomes() == [Outcome.ACCEPTED] * (1 + goes_on), number
-            assert (producer._link in broker._senders) is not closes, number
-            assert stays._link in broker._senders
-    assert number > 20, "it has been interrupted at each step"
-
-
-@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.DUPS_OK])
-def test_a_reply_is_settled_wherever_its_acceptance_is_interrupted(mode: AcknowledgeMode) -> None:
-    number, interrupted = 0, True
-    while interrupted:
-        number += 1
-        broker = SmallBroker(prefetch_messages=10, dups_ok_delay_seconds=60.0)
-        broker.settles_twice = True
-        with started(broker) as connection:
-            session, consumer = with_messages(connection, mode, 1)
-            reply = received(consumer)
-            interrupted = None is not AtStep(number).during(lambda reply=reply, session=session: session._accept(reply))  # type: ignore[misc]
-            session.recover()
-            again = consumer.receive(0.01)
-            if again is not None:
-                session._accept(again)
-            assert not broker.held, number
-            assert broker.outcomes()[-1] is Outcome.ACCEPTED, number
-            session.recover()
-    assert number > 5, "it has been interrupted at each step"

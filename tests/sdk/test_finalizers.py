@@ -9,8 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 
 from broker_adapter import StoreException
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext, QueueBrowser
-from sdk.finalizers import WeakTable, dropped, taken_out
+from sdk.finalizers import WeakTable, dropped
 from tests.faults.scenarios import wait_for
 from tests.server_process import ServerProcess
 from tests.threads import no_new_threads
@@ -342,75 +341,6 @@ def test_what_is_dropped_is_closed_though_the_process_gets_no_thread() -> None:
         again = threading.Event()
         dropped(object(), again.set, connection._transport, warns=False)
         assert again.wait(WAIT)
-
-
-def test_two_may_take_from_a_buffer() -> None:
-    buffer = deque(object() for _ in range(100_000))
-    late = object()
-    found: list[set[object]] = []
-    together = threading.Barrier(2)
-
-    def take() -> None:
-        with taken_out(buffer) as deliveries:  # type: ignore[arg-type]
-            found.append(set(deliveries))
-            if together.wait(WAIT) == 0:
-                buffer.append(late)
-
-    threads = [threading.Thread(target=take) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert [len(each) for each in found] == [100_000] * 2
-    assert list(buffer) == [late]
-
-
-class _Interleaved(deque[object]):
-    """A buffer whose first calls by two threads are in the order in which ``turns`` names the threads."""
-
-    def __init__(self, items: Iterable[object], turns: str) -> None:
-        super().__init__(items)
-        self._turns = list(turns)
-        self._changed = threading.Condition()
-
-    def popleft(self) -> object:
-        return self._in_turn(super().popleft)
-
-    def appendleft(self, item: object) -> None:
-        self._in_turn(lambda: super(_Interleaved, self).appendleft(item))
-
-    def _in_turn(self, act: Callable[[], Any]) -> Any:
-        name = threading.current_thread().name
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._turns[:1] in ([], [name]) or name not in self._turns, WAIT)
-            self._turns = self._turns[1:] if self._turns[:1] == [name] else self._turns
-            self._changed.notify_all()
-            return act()
-
-
-def test_two_that_take_by_turns_leave_nothing_in_a_buffer() -> None:
-    """The second one has the next delivery in hand as the first one takes the one behind it."""
-    buffer = _Interleaved(range(10), turns="ababa" + "bbb" + "a")
-    together = threading.Barrier(2)
-
-    def take() -> None:
-        with taken_out(buffer):  # type: ignore[arg-type]
-            together.wait(WAIT)
-
-    threads = [threading.Thread(target=take, name=name) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert list(buffer) == []
-
-
-def test_what_is_not_given_back_stays_in_its_buffer() -> None:
-    buffers = deque("abc"), deque("d")
-    out = taken_out(*buffers)  # type: ignore[arg-type]
-    assert out.__enter__() == list("abcd")
-    assert not out.__exit__(ValueError, ValueError("of a handler"), None)
-    assert [list(buffer) for buffer in buffers] == [["a", "b", "c"], ["d"]]
 
 
 def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotten(

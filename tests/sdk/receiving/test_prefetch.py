@@ -311,20 +311,6 @@ def test_a_consumer_goes_on_where_the_broker_cannot_say_that_nothing_is_on_its_w
     assert not consumer._prefetch.gives_back
 
 
-def test_credit_that_an_interrupted_call_may_have_miscounted_is_counted_again(
-    broker: SmallBroker, connection: Connection
-) -> None:
-    session, consumer = with_messages(connection, AcknowledgeMode.AUTO, 5)
-    prefetch = consumer._prefetch
-    assert [str(received(consumer)) for _ in range(5)] == [str(number) for number in range(5)]
-    prefetch.miscounted, prefetch._granted = True, prefetch._granted + 100
-    assert consumer.receive_nowait() is None
-    assert not prefetch.miscounted
-    assert broker.credits[-1] == 10  # the whole prefetch
-    fill(session, 30)
-    assert [str(received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
-
-
 def test_what_was_prefetched_on_a_lost_connection_was_never_delivered(
     broker: SmallBroker, connection: Connection
 ) -> None:

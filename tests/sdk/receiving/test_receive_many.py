@@ -1,21 +1,16 @@
-"""Several messages in one call of ``receive_many``, in each mode, and where a handler of a signal raises in it."""
+"""Several messages in one call of ``receive_many``, in each mode."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 import sdk
-from ack_modes import DeliveryTag, Settlement
-from broker_adapter import Delivery, Envelope
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -26,7 +21,6 @@ from sdk import (
     Restored,
     Session,
 )
-from sdk.receiving.receive_many import Several
 from tests.faults.proxy import Proxy
 from tests.server_process import ServerProcess
 
@@ -243,41 +237,29 @@ def test_what_is_lost_as_it_is_taken_does_not_use_up_the_limit(server: ServerPro
         with connection.create_session(AUTO) as session:
             consumer = consumer_of(session, "stale")
             assert wait_for(lambda: len(consumer._prefetch.buffer) == 5)
-            consume = Several.consume
-            cuts = 0
 
-            def lose(self: Several, *arguments: Any) -> Any:
-                nonlocal cuts
-                if cuts == 0:
-                    cuts = 1
-                    proxy.cut()
-                    session._state.settling.release()
-                    assert restored.wait(WAIT)
-                    session._state.settling.acquire()
-                return consume(self, *arguments)
+            def lose() -> None:
+                proxy.cut()
+                assert restored.wait(WAIT)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Several, "consume", lose)
+                calls = behind_third(patch, lose)
                 assert received(consumer, 5, limit=3) == numbers(5)
-            assert cuts == 1
+            assert not calls
 
 
-class RaisedError(Exception):
-    """What a handler of a signal raises."""
+def behind_third(patch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> list[Callable[[], object]]:
+    """Have something happen, once, as the third message of a call is opened; returns what has not happened yet."""
+    opens, calls = MessageConsumer._open, [meanwhile]
 
+    def opening(self: MessageConsumer, index: int = 0) -> Any:
+        found = opens(self, index)
+        if index == 2 and calls:
+            calls.pop()()
+        return found
 
-def consuming(session: Session, meanwhile: Callable[[], object]) -> Callable[..., Any]:
-    """``Several.consume``, where another thread comes first for once."""
-    consume, calls = Several.consume, iter([meanwhile])
-
-    def delayed(self: Several, *arguments: Any) -> Any:
-        for call in calls:
-            session._state.settling.release()
-            call()
-            session._state.settling.acquire()
-        return consume(self, *arguments)
-
-    return delayed
+    patch.setattr(MessageConsumer, "_open", opening)
+    return calls
 
 
 @pytest.mark.parametrize("mode", AcknowledgeMode)
@@ -294,7 +276,7 @@ def test_what_was_taken_as_another_thread_closes_stays_in_the_queue(
             assert wait_for(lambda: consumer._prefetch.closing)
 
         assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
-        monkeypatch.setattr(Several, "consume", consuming(session, close))
+        behind_third(monkeypatch, close)
         assert consumer.receive_many(3, timeout=WAIT) == []
         closing.join(WAIT)
         assert not closing.is_alive()
@@ -302,32 +284,6 @@ def test_what_was_taken_as_another_thread_closes_stays_in_the_queue(
         # Without acknowledgements the broker has let them go as it sent them.
         left = [] if mode is NO_ACK else numbers(3)
         assert received(consumer_of(session, name), len(left)) == left
-
-
-def test_what_another_thread_empties_as_it_is_taken_is_left_alone(embedded: Connection, name: str) -> None:
-    filled(embedded, 3, name)
-    with embedded.create_session(AUTO) as session:
-        consumer = consumer_of(session, name)
-        prefetch = consumer._prefetch
-        assert wait_for(lambda: len(prefetch.buffer) == 3)
-        opened = consumer._opened
-        emptied: list[Delivery] = []
-
-        def emptying(delivery: Delivery, tag: DeliveryTag) -> Envelope | None:
-            emptied.extend(prefetch.buffer)
-            prefetch.buffer.clear()
-            return opened(delivery, tag)
-
-        several = Several(session._state, prefetch, 3)
-        several.take(emptying)
-        assert several.messages == []
-        assert prefetch.taken == []
-        several = Several(session._state, prefetch, 3)
-        prefetch.buffer.extend(emptied)
-        several.take(lambda delivery, tag: prefetch.buffer.popleft() and opened(delivery, tag))
-        assert prefetch.taken == []
-        prefetch.buffer.extendleft(reversed(emptied[:1]))
-        assert received(consumer, 3) == numbers(3)
 
 
 @pytest.mark.parametrize("mode", [AUTO, DUPS_OK])
@@ -352,99 +308,6 @@ def test_a_loss_as_they_are_acknowledged_is_told_where_the_mode_tells_it(
                 else:
                     assert len(consumer.receive_many(3, timeout=WAIT)) == 3
             proxy.cut()
-
-
-@pytest.mark.parametrize("mode", [AUTO, DUPS_OK])
-def test_what_a_handler_interrupts_as_it_is_settled_is_settled(
-    embedded: Connection, name: str, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
-) -> None:
-    filled(embedded, 3, name)
-    with embedded.create_session(mode) as session:
-        consumer = consumer_of(session, name)
-        assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
-        transport = session._state.transport
-        settle, raised = transport.settle, iter([RaisedError])
-
-        def interrupted(settlements: Sequence[Settlement]) -> None:
-            for error in raised:
-                raise error
-            settle(settlements)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(transport, "settle", interrupted)
-            try:
-                consumer.receive_many(3, timeout=WAIT)
-            except RaisedError:
-                assert consumer.receive_many(3, timeout=0) == []  # they are lost in these modes
-    assert waiting(embedded, name) == 0
-
-
-class Handler:
-    """Raises at the n-th line of the steps of ``receive_many``, as the handler of a signal may."""
-
-    _FILE = str(Path(sdk.__file__).parent / "receiving" / "receive_many.py")
-    _STEPS = frozenset(("receive_many", "_take_several", "_end_take"))
-
-    def __init__(self, line: int) -> None:
-        self._left = line
-
-    @property
-    def has_raised(self) -> bool:
-        return self._left == 0
-
-    def __enter__(self) -> Handler:
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _called(self, frame: FrameType, _event: str, _argument: object) -> Any:
-        code = frame.f_code
-        return self._line if code.co_filename == self._FILE or code.co_name in self._STEPS else None
-
-    def _line(self, _frame: FrameType, event: str, _argument: object) -> Any:
-        if event == "line" and self._left:
-            self._left -= 1
-            if not self._left:
-                raise RaisedError
-        return self._line
-
-
-@pytest.mark.parametrize("mode", [AUTO, CLIENT, DUPS_OK, TRANSACTED, INDIVIDUAL])
-def test_nothing_is_lost_or_doubled_wherever_a_handler_raises(embedded: Connection, mode: AcknowledgeMode) -> None:
-    count = 5
-    raised_before_settling = 0
-    for line in range(1, 1_000):
-        name = f"{mode.name} {line} {uuid4()}"
-        filled(embedded, count, name)
-        with embedded.create_session(mode) as session:
-            consumer = consumer_of(session, name)
-            assert wait_for(lambda: len(consumer._prefetch.buffer) == count)  # noqa: B023
-            found: list[str] = []
-            with Handler(line) as handler:
-                try:
-                    found = [message.body for message in consumer.receive_many(count, timeout=WAIT)]
-                except RaisedError:
-                    pass
-            if not handler.has_raised:
-                break
-            if not found and (rest := consumer.receive_many(count, timeout=0)):
-                raised_before_settling += 1
-                assert not any(message.redelivered for message in rest)
-                found = [message.body for message in rest]
-            # In AUTO and DUPS_OK, what was about to be returned is lost where the handler raises as it is settled.
-            assert found == numbers(count) or (found == [] and mode in (AUTO, DUPS_OK)), line
-            if mode is TRANSACTED:
-                session.rollback()
-            elif mode is CLIENT:
-                session.recover()
-        with embedded.create_session(AUTO) as session:
-            left = [message.body for message in consumer_of(session, name).receive_many(count, timeout=0)]
-        assert left == ([] if mode in (AUTO, DUPS_OK) else numbers(count)), line
-    else:
-        raise AssertionError("the call never ended")
-    assert raised_before_settling > 20
 
 
 def wait_for(condition: Any) -> bool:

@@ -54,7 +54,7 @@ def test_a_send_whose_session_gets_no_thread_is_not_sent_and_leaves_nothing_to_w
     producer = session.create_producer(session.create_queue("q"))
     told: queue.SimpleQueue[JMSException | None] = queue.SimpleQueue()
 
-    with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+    with no_new_threads(), pytest.raises(ResourceAllocationException, match="new thread"):
         producer.send("a", on_completion=lambda _message, error: told.put(error))
     assert producer._unanswered == 0
     producer.send("b", on_completion=lambda _message, error: told.put(error))
@@ -76,7 +76,7 @@ def test_a_completion_whose_send_was_refused_keeps_neither_a_commit_nor_a_thread
             producer.send(body, on_completion=lambda message, _error: told.append(str(message)))
 
         if refused == "thread":
-            with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+            with no_new_threads(), pytest.raises(ResourceAllocationException, match="new thread"):
                 send("a")
         else:
             send("a")

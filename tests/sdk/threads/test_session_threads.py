@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, IllegalStateException, Message, MessageFormatException, session_thread
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    IllegalStateException,
+    Message,
+    MessageFormatException,
+    ResourceAllocationException,
+    session_thread,
+)
 from sdk.receiving.prefetch import Prefetch
 from tests.contracts.transports import eventually
 from tests.sdk.threads.calls import WAIT, in_thread, receiving, send
@@ -187,7 +195,7 @@ def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> No
     session = connection.create_session()
     consumer = session.create_consumer(session.create_queue("q"))
     send(connection, "a")
-    with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+    with no_new_threads(), pytest.raises(ResourceAllocationException, match="new thread"):
         consumer.listener = lambda _message: None
     assert consumer.listener is None
     assert str(consumer.receive(WAIT)) == "a"
