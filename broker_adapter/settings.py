@@ -1,7 +1,7 @@
 """Every limit and option, each with its unit in its name, its default and one sentence.
 
 The classes are the single source: connection URLs and the command line are parsed by them, and the page
-``docs/options.md`` is generated from them.
+``docs/options.md`` is generated from them.  A limit that suits all users is a field of its class without an option.
 """
 
 from __future__ import annotations
