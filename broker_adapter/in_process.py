@@ -576,7 +576,7 @@ class InProcessTransport:
                 self._submitting = False
 
     def _take_outbox(self) -> list[c.Command]:
-        """Return what has gathered, as few commands as its order allows.  In the engine's thread."""
+        """Take what has gathered, as few commands as its order allows.  In the engine's thread."""
         self._is_collecting = False  # before the outbox is emptied: what comes from here on asks for its own turn
         commands: list[c.Command] = []
         outbox, consumers, epoch = self._outbox, self._consumers, self._epoch

@@ -475,17 +475,17 @@ class JMSProducer:
         return self
 
     def set_reply_to(self, value: Destination | None) -> JMSProducer:
-        """Return where an answer is wanted."""
+        """Set where the answer goes."""
         self.reply_to = value
         return self
 
     def set_disable_message_id(self, value: bool) -> JMSProducer:
-        """Return whether messages go without an id."""
+        """Set whether messages go without an id."""
         self.disable_message_id = value
         return self
 
     def set_disable_timestamp(self, value: bool) -> JMSProducer:
-        """Return whether messages go without the time of their sending."""
+        """Set whether messages go without the time of their sending."""
         self.disable_timestamp = value
         return self
 

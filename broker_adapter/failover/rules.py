@@ -214,7 +214,7 @@ class Reconnect:
         return self._try(now)
 
     def process(self, event: Event, now: float) -> Action:
-        """Return what happened, and at which instant; returns what is to be done."""
+        """Process an event at an instant; return what is to be done."""
         handler = self._TABLE.get((self.state, type(event)))
         return None if handler is None else handler(self, event, now)
 

@@ -166,7 +166,7 @@ class RegionCache:
             self._remove(key)
 
     def add_result(self, key: str, version: int, state: KeyState, message: Message | None = None) -> bool:
-        """Return what was read of the server, for a registration or again; returns whether the cache has taken it.
+        """Add what was read of the server, for a registration or again; return whether the cache has taken it.
 
         Args:
             key: the key.

@@ -488,7 +488,7 @@ class Check:
             return None
 
     def _check_entries_again(self) -> Iterator[Finding]:
-        """Yield what the messages have shown of their entries; and entries that get another queue."""
+        """Check what the messages have shown of their entries, and entries that get another queue."""
         if not (self._lost_messages or self._places.to_share or self._moved):
             return
         for key, value in self._tables.items("entries"):

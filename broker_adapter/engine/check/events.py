@@ -402,7 +402,7 @@ class EventCheck:
                 yield Finding("run missing", "runs", of_run, text, (("runs", of_run, encode_run(of_run)),))
 
     def _check_regions(self) -> Iterator[Finding]:
-        """Yield what is counted of each region."""
+        """Check what is counted of each region."""
         keys, events = Counter[int](), Counter[int]()
         for key, value in self._tables.items("keys"):
             with suppress(*_DAMAGE):

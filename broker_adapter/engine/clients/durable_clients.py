@@ -524,7 +524,7 @@ class DurableClients:
         return found
 
     def take(self, client: DurableClient, read: Read, after_position: int, head: int) -> list[OutgoingEvent | Marker]:
-        """Return what was read for a client that is behind leaves for it.
+        """Take what was read for a client that is behind, to send it.
 
         Args:
             client: the client.

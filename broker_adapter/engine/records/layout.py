@@ -303,7 +303,7 @@ def decode_message(number: int, value: bytes) -> tuple[int, bytes]:
 
 
 def encode_reference(key: bytes, count: int) -> bytes:
-    """Return how many entries refer to a message."""
+    """Encode how many entries refer to a message."""
     return _reference.pack(count, crc32(count.to_bytes(4), crc32(key)))
 
 

@@ -92,7 +92,7 @@ class Consumer:
         return found, missing
 
     def on_their_way(self) -> range:
-        """Return what the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
+        """Return the numbers of what the engine may have handed out meanwhile, which is not sent any more."""
         return range(self.handed + 1, self.handed + 1 + self.granted)
 
     def never_delivered(self, unsent: Iterable[int]) -> c.NeverDelivered:
