@@ -55,7 +55,7 @@ class BlockedSends:
         """Whether it may wait; otherwise it is refused."""
         if blocked.routes is not None or self._wait_queues.count < self._most:
             return True
-        waiting = f"{counted(self._wait_queues.count, 'send', ('waits', 'wait'))} already (option max_blocked_sends)"
+        waiting = f"{counted(self._wait_queues.count, 'send', ('waits', 'wait'))} already (the limit max_blocked_sends)"
         self.refuse(blocked, f"{reason}, and {waiting}", effects)
         return False
 

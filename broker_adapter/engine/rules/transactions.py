@@ -332,6 +332,6 @@ def _too_many_places(limit: int) -> TransactionRolledBackException:
     return rolled_back(
         ResourceAllocationException(
             f"the messages of the transaction take more than {limit} places in queues and subscriptions"
-            " (option max_transaction_entries)"
+            " (the limit max_transaction_entries)"
         )
     )

@@ -162,7 +162,7 @@ def test_one_send_that_waits_is_singular_in_the_error() -> None:
     rules.state.admission.blocked_because = FULL
     for _ in range(2):
         sender.send()
-    assert "1 send waits already (option max_blocked_sends)" in str(sender.answers.pop(2)[0])
+    assert "1 send waits already (the limit max_blocked_sends)" in str(sender.answers.pop(2)[0])
 
 
 def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_connection() -> None:
@@ -171,7 +171,7 @@ def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_con
     rules.state.admission.blocked_because = FULL
     for _ in range(4):
         sender.send()
-    assert "3 sends wait already (option max_blocked_sends)" in str(sender.answers.pop(4)[0])
+    assert "3 sends wait already (the limit max_blocked_sends)" in str(sender.answers.pop(4)[0])
     assert len(rules.state.waiting()) == 3
     sender._decide(c.Disconnect(sender.client))
     assert [type(sender.answers[number][0]).__name__ for number in (1, 2, 3)] == ["IllegalStateException"] * 3
