@@ -286,7 +286,8 @@ class SessionState:
         """Do what receives, sends or ends deliveries: owning the session, and with nothing else between its steps.
 
         ``receive`` and ``send`` have these lines themselves, without a call for each message.  What gives the session
-        back is in no function of its own, since a handler of a signal may raise as that begins.
+        back is in no function of its own, since a handler of a signal may raise as that begins.  What is raised behind
+        that ends the session all the same.
 
         Raises:
             RuntimeError: the handler of a signal has interrupted such a call in this thread.
@@ -294,45 +295,39 @@ class SessionState:
         """
         if self.calling:
             self.refuse_nested()
+        return self.from_any_thread(self._as_owner, act, *arguments)
+
+    def _as_owner(self, act: Callable[..., _T], *arguments: Any) -> _T:
         entered = False
         try:
+            if not self.own(False):
+                self.own_or_refuse()
+            entered = self.calling = True
+            return act(*arguments)
+        finally:
+            if entered:
+                self.calling = False
             try:
-                if not self.own(False):
-                    self.own_or_refuse()
-                entered = self.calling = True
-                return act(*arguments)
-            finally:
-                if entered:
-                    self.calling = False
-                try:
-                    self.disown()
-                except RuntimeError:
-                    if entered:  # else it was refused
-                        raise
-        except CALL_ERRORS:
-            raise
-        except BaseException as error:
-            self.interrupt(error)
-            raise
+                self.disown()
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what another thread may do, too, while the session's listeners are served; else as ``in_one_call``."""
+        return self.from_any_thread(self._beside_listeners, act, *arguments)
+
+    def _beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         owned = False
         try:
+            owned = self.own(False) or self.own_unless_served()
+            return act(*arguments)
+        finally:
             try:
-                owned = self.own(False) or self.own_unless_served()
-                return act(*arguments)
-            finally:
-                try:
-                    self.disown()
-                except RuntimeError:
-                    if owned:  # else it is served, or was refused
-                        raise
-        except CALL_ERRORS:
-            raise
-        except BaseException as error:
-            self.interrupt(error)
-            raise
+                self.disown()
+            except RuntimeError:
+                if owned:  # else it is served, or was refused
+                    raise
 
     def from_any_thread(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what any thread may do, such as closing, whatever the session does meanwhile."""
