@@ -295,7 +295,8 @@ class SessionState:
         """
         if self.calling:
             self.refuse_nested()
-        return self.from_any_thread(self._as_owner, act, *arguments)
+        result: _T = self.from_any_thread(self._as_owner, act, *arguments)
+        return result
 
     def _as_owner(self, act: Callable[..., _T], *arguments: Any) -> _T:
         entered = False
@@ -315,7 +316,8 @@ class SessionState:
 
     def beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what another thread may do, too, while the session's listeners are served; else as ``in_one_call``."""
-        return self.from_any_thread(self._beside_listeners, act, *arguments)
+        result: _T = self.from_any_thread(self._beside_listeners, act, *arguments)
+        return result
 
     def _beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         owned = False
