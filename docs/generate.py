@@ -178,13 +178,12 @@ def _limit(value: float | None) -> str:
 
 API_HEAD = """# The names
 
-The names that each package exports, with their attributes and the first line of their documentation. `help(NAME)` in
-Python shows all of it: parameters with units, the result, the errors raised, what blocks and for how long. This page is
-generated from the code by `make docs`.
+The names that each package exports, each with the first sentence of its documentation; `help(NAME)` in Python shows the
+rest: parameters with units, the result, the errors raised, what blocks and for how long. A class has also what the
+classes that it is made from have. This page is generated from the code by `make docs`.
 
-Programs use `sdk` (also called `holdfast`) and `spark_connector`. `broker_adapter` and `ack_modes` are for people who
-write another transport, another acknowledge mode, or tools around the engine. A name that is not on this page, or
-begins with an underscore, may change at any time.
+Programs use `sdk` (also called `holdfast`) and `spark_connector`. `broker_adapter` and `ack_modes` are for authors of
+another transport, another acknowledge mode, or tools around the engine. Any other name may change at any time.
 """
 
 #: The packages, and whether the members of their classes are on the page as well.
@@ -192,77 +191,75 @@ PACKAGES = {"sdk": True, "spark_connector": True, "broker_adapter": False, "ack_
 
 
 def api() -> str:
-    """The page of what the packages export."""
+    """The page of what the packages export; a name that an earlier package exports is there only."""
     parts = [API_HEAD]
+    named: set[str] = set()
     for package, has_members in PACKAGES.items():
         module = importlib.import_module(package)
+        exported = {getattr(module, each) for each in module.__all__ if inspect.isclass(getattr(module, each))}
         parts.append(f"\n## {package}\n\n{_wrapped(_summary(module))}\n\n")
-        for name in sorted(module.__all__, key=str.lower):
+        for name in sorted(set(module.__all__) - named, key=str.lower):
             thing = getattr(module, name)
-            parts.append(_wrapped(f"- `{name}{_parameters(thing)}`: {_summary(thing)}", "  ") + "\n")
-            if package == "sdk" and inspect.isclass(thing):
-                exported = {getattr(module, each) for each in module.__all__} - {thing}
-                parts += [
-                    _wrapped(f"  - `{each}`{text and f': {text}'}", "    ") + "\n"
-                    for each, text in _attributes(thing, exported)
-                ]
-            if has_members and inspect.isclass(thing) and not issubclass(thing, (BaseException, Enum)):
-                parts += [
-                    _wrapped(f"  - `{each}{_parameters(member)}`: {_summary(member)}", "    ") + "\n"
-                    for each, member in _members(thing)
-                ]
+            head = f"- `{name}{_parameters(thing)}`{_base(thing, exported)}: {_summary(thing)}"
+            parts.append(_wrapped(head, "  ") + "\n")
+            if has_members and inspect.isclass(thing):
+                parts += _member_lines(thing, exported)
+        named.update(module.__all__)
     return "".join(parts)
 
 
-def _attributes(cls: type, exported: set[Any]) -> Iterator[tuple[str, str]]:
-    """What instances have beside methods and properties, with its documentation: of this class, and of those of its
-    base classes that are not on the page themselves.
-    """
-    bases = [
-        base for base in reversed(cls.__mro__) if base.__module__.split(".")[0] in PACKAGES and base not in exported
+def _base(thing: Any, exported: set[type]) -> str:
+    """The first class on the page that a class is made from, in brackets."""
+    base = next((base for base in getattr(thing, "__mro__", ())[1:] if base in exported), None)
+    return f" (`{base.__name__}`)" if base else ""
+
+
+def _member_lines(cls: type, exported: set[type]) -> Iterator[str]:
+    """The attributes of a class by name, and its methods with a sentence; none that a base on the page has."""
+    above = {name for base in cls.__mro__[1:] if base in exported for name in (*dir(base), *_attributes(base))}
+    bases = [base for base in reversed(cls.__mro__) if base.__module__.split(".")[0] in PACKAGES]
+    members = {name: member for base in bases for name, member in _members(base) if name not in above}
+    names = [name for base in bases for name in _attributes(base) if name not in above]
+    names += [name for name, member in members.items() if isinstance(member, property)]
+    if names:
+        yield _wrapped(f"  - {', '.join(f'`{name}`' for name in dict.fromkeys(names))}", "    ") + "\n"
+    plain = []
+    for name, member in members.items():
+        if not isinstance(member, property):
+            signature = f"`{name}{_parameters(member)}`"
+            if _is_told_by_its_name(name) or _summary(member).startswith("See "):
+                plain.append(signature)
+            else:
+                yield _wrapped(f"  - {signature}: {_summary(member)}", "    ") + "\n"
+    if plain:
+        yield _wrapped(f"  - {', '.join(plain)}", "    ") + "\n"
+
+
+def _is_told_by_its_name(name: str) -> bool:
+    """Whether a method is one of many alike, such as ``read_int``."""
+    return re.match(r"(read|write|get|set)_(?!all|body)", name) is not None
+
+
+def _attributes(cls: type) -> Iterator[str]:
+    """The names of what instances have beside methods and properties."""
+    members = vars(cls)
+    documented = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].split("\n\n")[0]
+    names = [
+        *(map(str, cls.__members__) if issubclass(cls, Enum) else ()),
+        *members.get("__annotations__", ()),
+        *(name for line in re.findall(r"^    (\S[^:]*): ", documented, re.MULTILINE) for name in line.split(", ")),
+        *members.get("__slots__", ()),
     ]
-    found: dict[str, str] = {}
-    for base in bases:
-        members = vars(base)
-        documented = _documented(base)
-        names = [
-            *(map(str, base.__members__) if issubclass(base, Enum) else ()),
-            *members.get("__annotations__", ()),
-            *documented,  # in the order of the documentation
-            *members.get("__slots__", ()),
-        ]
-        for name in names:
-            if not name.startswith("_") and not isinstance(members.get(name), property):
-                found.setdefault(name, documented.get(name, ""))
-    yield from found.items()
-
-
-def _documented(cls: type) -> dict[str, str]:
-    """What a class says of its attributes: under "Attributes:" in its docstring, or behind each."""
-    texts: dict[str, str] = {}
-    last: list[str] = []
-    for line in (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].split("\n\n")[0].splitlines():
-        names, colon, text = line.strip().partition(": ")
-        if line.startswith("    ") and not line.startswith("     ") and colon:
-            last = names.split(", ")
-            texts.update(dict.fromkeys(last, text))
-        else:
-            texts.update((each, f"{texts[each]} {line.strip()}") for each in last)
-    source = inspect.getsource(cls)
-    texts.update(re.findall(r"^    (\w+)(?:: [^#\n]*| = [^#\n]*)#: (.*)$", source, re.MULTILINE))
-    texts.update(re.findall(r'^    (\w+) = .*\n    """(.*)"""$', source, re.MULTILINE))
-    return {name: text.replace("``", "`").rstrip(".") + "." for name, text in texts.items()}
+    yield from (name for name in names if not name.startswith("_") and not isinstance(members.get(name), property))
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties of a class in the order of the source, those of its base classes in our packages first."""
-    found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__.split(".")[0] in PACKAGES:
-            found.update((name, member) for name, member in vars(base).items() if not name.startswith("_"))
-    for name, member in found.items():
+    """The public methods and properties that a class defines, in the order of the source."""
+    if issubclass(cls, (BaseException, Enum)):
+        return
+    for name, member in vars(cls).items():
         plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-        if isinstance(plain, property) or inspect.isfunction(plain):
+        if not name.startswith("_") and (isinstance(plain, property) or inspect.isfunction(plain)):
             yield name, plain
 
 
@@ -283,7 +280,7 @@ def _summary(thing: Any) -> str:
     if get_origin(thing) is not None:
         return "an alias for annotations."
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "`").split())
-    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return re.split(r"(?<=[.;]) (?=[A-Z])", re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text))[0]
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def test_every_public_attribute_is_on_the_page_of_the_names(name: str) -> None:
     cls = getattr(sdk, name)
     listed: set[str] = set()
     for base in cls.__mro__:
-        section = page.partition(f"\n- `{base.__name__}`: ")[2].partition("\n- `")[0]
-        listed |= set(re.findall(r"^  - `(\w+)`", section, re.MULTILINE))
+        section = page.partition(f"\n- `{base.__name__}`")[2].partition("\n- `")[0]
+        listed |= set(re.findall(r"`(\w+)`", section))
     assert public_attributes(cls) - listed == set()
 
 
