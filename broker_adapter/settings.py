@@ -49,40 +49,35 @@ class ClientSettings:
 
     prefetch_messages: int = _option(
         500,
-        "messages a consumer may hold that the application has not received; 0 asks for one at a time; a browser holds"
-        " at least 50",
+        "messages that the consumer may hold ahead of the application; 0: one at a time; a browser: at least 50",
         least=0,
         most=32767,
     )
     topic_prefetch_messages: int | None = _option(
-        None, "the same for subscribers of topics that are not durable; none: prefetch_messages", least=0, most=32767
+        None, "the same for non-durable subscribers of topics; none: prefetch_messages", least=0, most=32767
     )
     max_redeliveries: int | None = _option(
         None,
-        "redeliveries after which the client rejects a message, so that it goes to the broker's dead-letter queue;"
-        " none: the client rejects none",
+        "redeliveries after which the client rejects a message, for the broker's dead-letter queue; none: never",
         least=0,
     )
     message_id_policy: str = _option(
         "producer",
-        "what message ids are made of: producer (ID:PRODUCER:...-NUMBER), uuid (ID:UUID), or none",
+        "form of message ids: producer (ID:PRODUCER:...-NUMBER), uuid (ID:UUID), or none",
         choices=("producer", "uuid", "none"),
     )
-    populate_user_id: bool = _option(
-        False, "whether the client puts its user name into the messages that it sends (JMSXUserID)"
-    )
+    populate_user_id: bool = _option(False, "whether sent messages carry the user name (JMSXUserID)")
     local_message_expiry: bool = _option(
         True,
-        "whether the client gives back a message that has expired by this machine's clock, instead of delivering it",
+        "whether the client gives back a message that has expired by this machine's clock",
     )
     synchronous_acknowledge: bool = _option(
         False,
-        "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation, at most"
-        " request_timeout_seconds; a receive() waits for it beyond its own time-out; in DUPS_OK only the receive() that"
-        " fills a batch waits",
+        "whether acknowledging waits for the broker's confirmation, at most request_timeout_seconds; receive()"
+        " waits for it beyond its own time-out; in DUPS_OK only the receive() that fills a batch",
     )
     send_window_messages: int = _option(
-        1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
+        1000, "asynchronous sends of a connection that may be unconfirmed", least=1, most=1_000_000
     )
     connect_timeout_seconds: float = _option(
         15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001
@@ -97,26 +92,22 @@ class ClientSettings:
         60.0, "longest wait for the answer to any other request (attach, commit, browse, ...)", least=0.001
     )
     close_timeout_seconds: float = _option(
-        10.0, "longest time that close() waits for running listeners and for the broker", least=0.001
+        10.0, "longest wait of close() for running listeners and for the broker", least=0.001
     )
     event_window_messages: int = _option(
-        1000, "events of regions that a client may have and has not acknowledged", least=1, most=10_000
+        1000, "events of regions that a client may hold unacknowledged", least=1, most=10_000
     )
     event_acknowledge_seconds: float = _option(
-        0.1, "longest time after which the client acknowledges events of regions that it has processed", least=0
+        0.1, "longest time until processed events of regions are acknowledged", least=0
     )
     event_conflation: str = _option(
         "server",
-        "whether of the updates of a key that wait for this client only the last one is kept: true, false, or server"
-        " (as the region was created)",
+        "whether only the last waiting update of a key is kept for this client: true, false, or server (as the"
+        " region says)",
         choices=("server", "true", "false"),
     )
-    dups_ok_batch_messages: int = _option(
-        100, "DUPS_OK: consumed messages that are acknowledged together", least=1, most=10_000
-    )
-    dups_ok_delay_seconds: float = _option(
-        0.1, "DUPS_OK: longest time that a consumed message waits for its batch", least=0
-    )
+    dups_ok_batch_messages: int = _option(100, "messages that DUPS_OK acknowledges together", least=1, most=10_000)
+    dups_ok_delay_seconds: float = _option(0.1, "longest time until DUPS_OK acknowledges a consumed message", least=0)
     poll_timeout_seconds: float = _option(
         5.0,
         "longest time that receive_nowait() and receive(0) wait for the broker to report that the queue has no message,"
@@ -127,9 +118,7 @@ class ClientSettings:
     transaction_messages: int = _option(
         100_000, "messages that a transacted session may send before it commits", least=1
     )
-    transaction_bytes: int = _option(
-        256 * MIB, "bytes of the messages that a transacted session may send before it commits", least=1
-    )
+    transaction_bytes: int = _option(256 * MIB, "bytes of these messages", least=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -138,8 +127,7 @@ class EmbeddedSettings:
 
     memory: str | None = _option(
         None,
-        "name of the engine in memory that all connections of this process with the same name share; none: of the one"
-        " without a name",
+        "name of the engine in memory, for all connections of this process that give it",
     )
 
 
@@ -149,44 +137,42 @@ class AmqpSettings:
 
     idle_timeout_seconds: float = _option(
         60.0,
-        "time without any data from the broker after which the connection counts as lost; 0: no limit; the least other"
-        " value that our server keeps is 0.5",
+        "time without data from the broker after which the connection counts as lost; 0: no limit; at a Holdfast"
+        " server at least 0.5",
         least=0,
     )
     max_frame_bytes: int = _option(MIB, "largest AMQP frame that the client accepts", least=512, most=16 * MIB)
     sasl_mechanisms: str | None = _option(
-        None, "comma-separated SASL mechanisms that the client may use; by default the strongest that both ends support"
+        None, "comma-separated SASL mechanisms that the client may use; none: the strongest of both ends"
     )
     allow_plain_without_tls: bool = _option(
-        False, "whether PLAIN may send the password over a connection without TLS, also on this machine"
+        False, "whether PLAIN may send the password without TLS, also on this machine"
     )
     envelope: bool = _option(
-        True, "whether Holdfast's own message format is used if the server offers it; otherwise standard AMQP"
+        True, "whether Holdfast's own message format is used with a Holdfast server; false: standard AMQP"
     )
     queue_prefix: str | None = _option(
         None,
-        "prefix of the address of a queue, for brokers that want one (a connection with it to a Holdfast server raises"
-        " InvalidURLException); by default the one that the broker names, if any",
+        "address prefix of queues, for brokers that need one (a Holdfast server raises InvalidURLException); none:"
+        " what the broker names",
     )
     topic_prefix: str | None = _option(
         None,
-        "prefix of the address of a topic, for brokers that want one (a connection with it to a Holdfast server raises"
-        " InvalidURLException); by default the one that the broker names, if any",
+        "the same for topics",
     )
     trust_broker: bool = _option(
         False,
-        "whether a broker of a product that docs/brokers.md does not name counts as applying what it confirms:"
-        " selectors, no_local, browsers, durable and shared subscriptions; otherwise they raise",
+        "whether a product that docs/brokers.md does not name counts as applying what it confirms: selectors,"
+        " no_local, browsers, durable and shared subscriptions",
     )
-    vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
+    vhost: str | None = _option(None, "host name in the open frame; none: the host of the URL")
     retries: int | None = _option(
         None,
-        "further attempts at this address before the next address is tried; by default no limit with one address"
-        " (singlebroker), and 0 with several",
+        "further attempts at this address before the next one; none: no limit with one address, 0 with several",
         least=0,
     )
-    connect_delay_seconds: float = _option(0.0, "shortest pause before a further attempt at this address", least=0)
-    tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; the default is the system's")
+    connect_delay_seconds: float = _option(0.0, "shortest pause before them", least=0)
+    tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; none: the system's")
     tls_certificate_file: str | None = _option(None, "PEM file of the client's certificate")
     tls_key_file: str | None = _option(None, "PEM file of the client's private key")
     tls_verify_host: bool = _option(True, "whether the server's certificate must be valid for the host of the URL")
@@ -198,50 +184,41 @@ class FailoverSettings:
 
     failover: str | None = _option(
         None,
-        "how a lost connection is restored: at its only address (singlebroker), at each address in turn (roundrobin),"
-        " at each that the broker announces (failover_exchange), or not at all (nofailover); the default is"
-        " singlebroker for one address and roundrobin for several",
+        "after a loss: the only address again (singlebroker, the default for one), each in turn (roundrobin, for"
+        " several), what the broker announces (failover_exchange), or nothing (nofailover)",
         choices=("singlebroker", "roundrobin", "failover_exchange", "nofailover"),
     )
     cycle_count: int | None = _option(
-        None, "roundrobin, failover_exchange: rounds through all addresses before giving up; none: no limit", least=1
+        None, "rounds through all addresses before roundrobin and failover_exchange give up; none: no limit", least=1
     )
     max_reconnect_attempts: int | None = _option(
         None, "attempts to restore a lost connection before giving up; none: no limit", least=0
     )
     startup_max_reconnect_attempts: int | None = _option(
         0,
-        "attempts of a new connection beyond one at each address; none: no limit but the time-out of"
-        " create_connection()",
+        "attempts of a new connection beyond one at each address; none: until create_connection() times out",
         least=0,
     )
     initial_reconnect_delay_seconds: float = _option(0.0, "pause before the first attempt after a loss", least=0)
     reconnect_delay_seconds: float = _option(
-        0.05, "pause before the second round of attempts (each address once is a round)", least=0
+        0.05, "pause before the second round (a round tries each address once)", least=0
     )
-    reconnect_multiplier: float = _option(
-        2.0, "factor by which the pause grows with each further round", least=1, most=100
-    )
-    max_reconnect_delay_seconds: float = _option(10.0, "longest pause between two rounds of attempts", least=0)
-    reconnect_jitter: float = _option(
-        0.25, "random part of each pause, so that clients do not reconnect all at once", least=0, most=1
-    )
+    reconnect_multiplier: float = _option(2.0, "factor by which the pause grows with each round", least=1, most=100)
+    max_reconnect_delay_seconds: float = _option(10.0, "longest pause between two rounds", least=0)
+    reconnect_jitter: float = _option(0.25, "random part of each pause", least=0, most=1)
     randomize: bool = _option(False, "whether the addresses are tried in random order")
     stable_seconds: float = _option(
-        2.0, "time that a restored connection must last; one that is lost before counts as a failed attempt", least=0
+        2.0, "a restored connection that is lost earlier counts as a failed attempt", least=0
     )
-    allow_insecure_redirects: bool = _option(
-        False, "whether a broker may redirect a connection with TLS to an address without it"
-    )
+    allow_insecure_redirects: bool = _option(False, "whether a broker may redirect from TLS to an address without it")
     trusted_hosts: str | None = _option(
         None,
-        "comma-separated hosts, besides those of the URL, to which the client may send the password by PLAIN if the"
-        " broker redirects to them or announces them; .DOMAIN means all hosts of a domain.  SCRAM-SHA-256, which"
-        " does not send the password, is used with any host",
+        "comma-separated hosts that may get a password by PLAIN after a redirect or an announcement, besides those"
+        " of the URL; .DOMAIN: all hosts of a domain",
     )
     failover_server_list: str = _option(
         "replace",
-        "failover_exchange: whether announced addresses replace those of the URL (replace) or are added to them (add)",
+        "whether addresses announced to failover_exchange replace those of the URL (replace) or are added (add)",
         choices=("replace", "add"),
     )
 
@@ -251,40 +228,38 @@ class EngineSettings:
     """The limits of a durable-queue engine, embedded or in a server."""
 
     max_message_bytes: int = _option(16 * MIB, "largest message, encoded", least=1, most=GIB)
-    max_queue_messages: int | None = _option(
-        10_000_000, "messages in one queue; at the limit, producers are blocked", least=1
-    )
-    max_queue_bytes: int | None = _option(
-        None, "bytes of messages in one queue; at the limit, producers are blocked", least=1
-    )
+    max_queue_messages: int | None = _option(10_000_000, "messages in one queue or subscription", least=1)
+    max_queue_bytes: int | None = _option(None, "bytes of messages in one queue or subscription", least=1)
     full_subscription: str = _option(
         "block",
-        "what gives way when a durable subscription is full that nobody has read for blocked_send_timeout_seconds:"
-        " nothing, so that producers are blocked (block), its oldest messages (drop_oldest), what is sent to it"
-        " (drop_new), or the subscription, which is deleted (end_subscription)",
+        "what gives way if a full durable subscription was not read for blocked_send_timeout_seconds: producers"
+        " are blocked (block), its oldest messages (drop_oldest), new ones (drop_new), or the subscription"
+        " (end_subscription)",
         choices=("block", "drop_oldest", "drop_new", "end_subscription"),
     )
     max_unsettled_messages: int = _option(20_000, "unsettled messages of one consumer", least=1, most=1_000_000)
     max_deliveries: int | None = _option(
-        10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1
+        10, "failed deliveries after which a message goes to the dead-letter queue", least=1
     )
     redelivery_delay_seconds: float = _option(
-        0.1, "pause before a message whose listener has raised twice is delivered again; 0: none", least=0
+        0.1,
+        "pause before the third delivery to a listener that raised twice, then twice as long each time; 0: none",
+        least=0,
     )
     redelivery_multiplier: float = _limit(
         2.0, "factor by which that pause grows each time the listener raises again", least=1, most=100
     )
     max_redelivery_delay_seconds: float = _option(
         30.0,
-        "two limits: the longest pause before such a redelivery; and how long a message that its consumers refuse"
-        " (undeliverable-here) waits for another consumer before it goes to the dead-letter queue; 0: not at all",
+        "longest such pause; also how long a message that its consumers refuse (undeliverable-here) waits for"
+        " another consumer before it is a dead letter; 0: not at all",
         least=0,
     )
     max_delayed_redeliveries: int = _limit(
         100_000, "messages of a queue in such a pause; a further one is delivered at once", least=1
     )
     dead_letter_queue: str = _option("DLQ", "name of the dead-letter queue")
-    expiry_queue: str | None = _option(None, "name of the queue for expired messages; none: they are dropped")
+    expiry_queue: str | None = _option(None, "name of the queue for expired messages; none: dropped")
     blocked_send_timeout_seconds: float = _option(
         10.0, "longest time that a producer is blocked at a limit; then its send is refused", least=0
     )
@@ -311,36 +286,30 @@ class EngineSettings:
     message_cache_bytes: int = _limit(
         32 * MIB, "memory for the bodies of messages that are about to be delivered", least=0
     )
-    max_volatile_bytes: int = _option(
-        256 * MIB, "memory for non-persistent messages and their places; at the limit, producers are blocked", least=1
-    )
+    max_volatile_bytes: int = _option(256 * MIB, "memory for non-persistent messages and their places", least=1)
     max_store_bytes: int = _option(
         256 * GIB,
-        "bytes that the records of the store may take; at the limit, producers are blocked; the file itself may become"
-        " larger, see docs/reliability.md",
+        "bytes of the store's records; its file may be larger (docs/reliability.md)",
         least=16 * MIB,
     )
     min_free_disk_bytes: int = _option(
-        256 * MIB, "free disk space below which producers are blocked, so that consumers can continue", least=0
+        256 * MIB, "free disk space that producers leave, so that consumers can continue", least=0
     )
-    max_destinations: int = _option(
-        10_000, "queues, topics and subscriptions, beside the dead-letter and the expiry queue", least=1
-    )
+    max_destinations: int = _option(10_000, "queues, topics and subscriptions", least=1)
     delete_idle_queues_seconds: float | None = _option(
         None,
-        "time, since the last start or use, after which an empty queue without consumers is deleted; none: never",
+        "time since the start or last use after which an empty queue without consumers is deleted; none: never",
         least=1,
     )
     delete_idle_subscriptions_seconds: float | None = _option(
         None,
-        "time, since the last start or use, after which a durable subscription that is not consumed or read by ranges"
-        " (as Spark does) is deleted, with its messages; none: never",
+        "the same for a durable subscription that nobody reads, with its messages; none: never",
         least=1,
     )
     max_transaction_messages: int = _option(
         100_000,
-        "messages sent and settled in one transaction; over the network it settles no more than a connection may hold"
-        " (max_connection_bytes)",
+        "messages sent and settled in one transaction; over the network max_connection_bytes also limits what it"
+        " settles",
         least=1,
     )
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
@@ -349,7 +318,7 @@ class EngineSettings:
     )
     max_producers: int = _option(
         100_000,
-        "producers whose message numbers are remembered, to reject repetitions; beyond it the oldest is forgotten",
+        "producers whose last numbers are remembered, to reject repetitions; the oldest is forgotten",
         least=1,
     )
     commit_memory_seconds: float = _limit(
@@ -364,18 +333,15 @@ class EngineSettings:
         " that it is not published again",
         least=60,
     )
-    max_durable_clients: int = _option(
-        100_000, "durable clients that have a queue; beyond it, a new one is refused", least=1
-    )
-    max_client_interests: int = _option(10_000, "interests of one durable client, in all regions together", least=1)
+    max_durable_clients: int = _option(100_000, "durable clients that have a queue; a further one is refused", least=1)
+    max_client_interests: int = _option(10_000, "interests of a durable client, in all regions", least=1)
     max_client_queue_events: int = _option(
         1_000_000,
-        "events that may wait for one durable client; a client that has more loses its queue, as one that is away for"
-        " too long",
+        "events that may wait for a durable client; beyond it, its queue is dropped",
         least=1,
     )
     tombstone_seconds: float = _option(
-        600.0, "time for which it is remembered that a key of a region was destroyed, while the engine runs", least=0
+        600.0, "time for which a destroyed key is remembered, while the engine runs", least=0
     )
     region_snapshot_seconds: float = _limit(
         600.0,
@@ -385,8 +351,8 @@ class EngineSettings:
     )
     staged_timeout_seconds: float = _option(
         3600.0,
-        "age at which a staged transaction that was not published is dropped, counted while the engine runs, from the"
-        " last message that was added to its batch, or from the last time that a task of the batch renewed it",
+        "time after which an unpublished staged transaction is dropped, while the engine runs, since its batch"
+        " last got a message or was renewed",
         least=1,
     )
 
@@ -397,7 +363,7 @@ class ServerSettings:
 
     max_connections: int = _option(
         10_000,
-        "connections at once; a further one is refused; fewer if the process may open fewer files",
+        "connections; a further one is refused; fewer if the process may open fewer files",
         least=1,
     )
     max_login_connections: int = _limit(
@@ -412,12 +378,11 @@ class ServerSettings:
         least=1,
     )
     handshake_timeout_seconds: float = _option(
-        10.0, "longest time from a connection to a completed login and open", least=0.001
+        10.0, "longest time from a connection to its login and open", least=0.001
     )
     failed_login_delay_seconds: float = _option(
         0.5,
-        "pause before the next password of a user is verified, after three wrong ones from the same address; it doubles"
-        " with each further one; 0: none",
+        "pause after three wrong passwords of a user from one address; doubles with each further one; 0: none",
         least=0,
     )
     max_failed_login_delay_seconds: float = _limit(
@@ -427,8 +392,7 @@ class ServerSettings:
     )
     idle_timeout_seconds: float = _option(
         60.0,
-        "time without any data from a client after which it is dropped; 0: no limit; the least other value that our SDK"
-        " keeps is 0.5",
+        "time without data from a client after which it is dropped; 0: no limit; the SDK keeps at least 0.5",
         least=0,
     )
     max_frame_bytes: int = _option(
@@ -451,14 +415,12 @@ class ServerSettings:
     )
     max_connection_bytes: int = _option(
         128 * MIB,
-        "bytes that the server keeps for one connection: unfinished messages, open transactions, requests, output;"
-        " above it, it reads nothing from the client, and refuses unfinished messages and transactions, the largest"
-        " first; also, its consumers get no more while they have an unsettled message for each 4 KiB of it",
+        "bytes kept for one connection (docs/promises.md, Limits)",
         least=MIB,
     )
     transaction_timeout_seconds: float | None = _option(
         3600.0,
-        "time without a change after which an open transaction is rolled back, and its discharge fails; none: no limit",
+        "time without a change after which a transaction is rolled back; none: no limit",
         least=0.001,
     )
 

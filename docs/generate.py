@@ -32,28 +32,23 @@ from broker_adapter.settings import (
     limits_of,
     options_of,
 )
-from spark_connector.options import SinkOptions, SourceOptions, describe
+from spark_connector.options import ConnectionOptions, SinkOptions, SourceOptions, describe
 
 HEAD = """# Options
 
-Every option, with its unit (in its name), its default and its limits. This page is generated from the code by
-`make docs`.
+Every option with its default and its limits; its unit is in its name. `make docs` generates this page from the code.
 
-A connection URL takes options as `?name=value&name=value`:
-
-| URL | options |
+| URL, with `?name=value&name=value` | options |
 |---|---|
 | `embedded:PATH` (durable), `embedded:` (in memory, until its last connection closes) | client, embedded, engine |
 | `amqp://HOST:PORT`, `amqps://HOST:PORT` (or `amqp://user:password@HOST`) | client, network, failover |
 | `failover:(URL,URL,...)`, each URL one of the line above | client, network, failover; of each URL: network |
-| `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | those of Qpid, see failover.md |
+| `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | of Qpid ([failover.md](failover.md)) |
 
-The first connection to an embedded engine sets the engine's options, for as long as the engine is open. Further
-connections give the same options, or none.
-
-`holdfast serve` takes the options of the engine and of the server as `--option NAME=VALUE`. An unknown option is an
-error that lists the known ones. The value `none` means no limit, or not set, for the options that may be. Of Spark's
-options it does so for numbers only: one that is text, such as `selector` or `startingPosition`, is left out instead.
+The first connection to an embedded engine sets the engine's options while it is open; further ones give the same, or
+none. `holdfast serve` takes the options of the engine and of the server as `--option NAME=VALUE`. An unknown option is
+an error that lists the known ones. `none` means no limit, or not set; of Spark's options only numbers take it: omit the
+others. What happens at a limit of the engine: [promises.md](promises.md#limits).
 """
 
 
@@ -65,32 +60,27 @@ The operations of a Holdfast broker, embedded or a server, beyond messaging. Thi
     connection.request("bounds", {"destination": "orders"})
     connection.request("purge", {"destination": "news", "kind": "topic", "subscription": "reader"}, timeout=60)
 
-The arguments are a dictionary by name. The call waits for the result, at most `timeout` seconds, or
-`request_timeout_seconds` of the URL. If the broker refuses an operation, the call raises a `JMSException` with the
-reason; for an unknown operation, an unknown argument or an argument of another type it raises
+The call waits at most `timeout` seconds (`request_timeout_seconds` of the URL). An operation that the broker refuses
+raises a `JMSException` with the reason; an unknown operation or argument, or a value of another type,
 `MessageFormatException`. `connection.statistics()` returns the result of `statistics` as an object.
 
-Arguments and results are plain data (what msgpack carries): names, `run` and `incarnation` are strings, positions and
-numbers integers, and a packed envelope is what `broker_adapter.pack` makes. A queue is named by `destination`, `kind`
-("queue", the default, or "topic") and for a topic `subscription` and `client_id`; a queue has neither of the last two.
-Where a durable subscription and one that is not have the same name, the durable one is meant; `settle_positions`,
-`uncount` and `seen` take `durable` as well, which says which. An argument that an operation does not have is refused,
-as is a value of another type. Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
+Arguments and results are plain data (what msgpack carries): names, `run` and `incarnation` are strings; positions and
+numbers integers from 0 to 2^64 - 1, and no booleans; a packed envelope is what `broker_adapter.pack` makes. A queue is
+named by `destination`, `kind` ("queue", the default, or "topic") and for a topic `subscription` and `client_id`. Of two
+subscriptions with one name the durable one is meant, except where the argument `durable` says which.
 
 """
 
 
 REQUESTS_TAIL = """
-{once} take effect once where they are repeated under one `request_id` (a word of at most 100 characters that the client
-makes up, for this one request) and `request_run` (the `run` that `bounds` returns; a restart of the engine changes it,
-and a request that names an earlier run is refused, because the engine does not remember whether it was carried out). An
-answer is remembered for ten minutes, unless 1,000 others came after it. A connection that restores itself adds both
-where they are not given. Other operations accept them, without effect.
+{once} take effect once, however often they are repeated under one `request_id` (a word of at most 100 characters, made
+up by the client for this request) and `request_run` (the `run` that `bounds` returns). After a restart of the engine,
+which does not remember what it carried out, a repetition is refused. An answer is remembered for ten minutes, unless
+1,000 others came after it. A connection that restores itself adds both arguments. Other operations ignore them.
 
-A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading. The *incarnation*
-tells a queue from one of the same name that was made after it was deleted. The *run* tells the starts of the engine
-apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
-to other messages. A request that names the run in which a position was seen is refused instead.
+Reading a range takes nothing: it returns the same messages until they are settled. The *incarnation* tells a queue from
+an earlier one of its name, the *run* the starts of the engine apart: a store that was replaced by an older copy may
+give positions again, to other messages, so a request that names the run in which a position was seen is refused then.
 """
 
 
@@ -156,9 +146,17 @@ def options() -> str:
         fixed = [f"`{name}` {_shown(value)}" for name, value in limits_of(cls).items()]
         if fixed:
             parts.append("\n" + _wrapped(f"Limits that are no options: {', '.join(fixed)}.") + "\n")
+    shared = {name for name, _, _ in describe(ConnectionOptions)}
     for title, cls in (("Spark: reading", SourceOptions), ("Spark: writing", SinkOptions)):
-        parts.append(f"\n## {title}\n\n| option | default | meaning |\n|---|---|---|\n")
-        parts += [f"| `{name}` | {_shown(default)} | {text} |\n" for name, default, text in describe(cls)]
+        parts.append(f"\n## {title}\n\n")
+        if cls is SinkOptions:
+            parts.append("And those from `url` to `retrySeconds` above.\n\n")
+        parts.append("| option | default | meaning |\n|---|---|---|\n")
+        parts += [
+            f"| `{name}` | {_shown(default)} | {text} |\n"
+            for name, default, text in describe(cls)
+            if cls is SourceOptions or name not in shared
+        ]
     return "".join(parts)
 
 

@@ -59,23 +59,21 @@ class ConnectionOptions:
     password: str | None = _option(
         "password",
         None,
-        "password of that user; better passwordFile or passwordEnv, which stay out of programs and SQL",
+        "its password; better passwordFile or passwordEnv",
         shown=False,
     )
     password_file: str | None = _option(
         "passwordFile",
         None,
-        "file with the password, on each machine of the cluster; read for each new connection, without its last line"
-        " break",
+        "file with the password in one line, on each machine; read for each new connection",
     )
     password_env: str | None = _option(
         "passwordEnv",
         None,
-        "environment variable with the password, of the driver's and the executors' processes (as Spark's workers are"
-        " started with it)",
+        "environment variable with the password, of the driver and of Spark's workers",
     )
     retry_seconds: float = _option(
-        "retrySeconds", 60.0, "seconds to go on trying where the network or the broker fails", least=0
+        "retrySeconds", 60.0, "seconds for which work is tried again when the network or the broker fails", least=0
     )
 
 
@@ -84,140 +82,127 @@ class SourceOptions(ConnectionOptions):
     """What is read, and in which portions."""
 
     queue: str | None = _option(
-        "queue", None, "name of the queue to read; this, queues, queuePattern, topic and subscription, or region"
+        "queue", None, "queue to read; or queues, queuePattern, topic and subscription, or region"
     )
-    queues: str | None = _option("queues", None, "comma-separated names of the queues to read as one")
+    queues: str | None = _option("queues", None, "comma-separated queues to read as one")
     queue_pattern: str | None = _option(
         "queuePattern",
         None,
-        "regular expression (RE2) for the whole names of the queues to read as one; those that are made while a stream"
-        " runs are found within five seconds, and that there is none is no error",
+        "regular expression (RE2) for whole names of queues to read as one; a stream finds new ones within five"
+        " seconds",
     )
-    topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
+    topic: str | None = _option("topic", None, "topic to read, with subscription")
     subscription: str | None = _option(
         "subscription",
         None,
-        "name of the durable subscription on the topic; made where there is none, but not with clientId",
+        "durable subscription of the topic; created if missing, but not with clientId",
     )
     region: str | None = _option(
         "region",
         None,
-        "name of the region to read: in a batch, its keys and values; as a stream, with subscription, what happens to"
-        " them",
+        "region: a batch reads its keys and values, a stream (with subscription) its events",
     )
     starting_position: str | None = _option(
         "startingPosition",
         None,
-        "where a batch, or a stream without a checkpoint, begins: earliest (the oldest message), latest (the next one),"
-        " a position (of the first message), an instant with its zone (2026-11-26T08:00:00Z; the first message that was"
-        " sent then or later), or JSON with one of these for each queue. Of a region's stream: snapshot (a row for each"
-        " key that is there, and all events behind these), latest, or earliest (the oldest event that the subscription"
-        " has); none: earliest, or snapshot",
+        "where a batch, or a stream without a checkpoint, begins: earliest, latest, a position, an instant with"
+        " its zone (2026-11-26T08:00:00Z), or JSON with one for each queue; of a region's stream snapshot, latest"
+        " or earliest; none: earliest, or snapshot",
     )
     ending_position: str | None = _option(
         "endingPosition",
         None,
-        "where a batch ends, without the message there, in the same forms but earliest; none: latest, which is what"
-        " load() finds",
+        "where a batch ends (exclusive), in the same forms but earliest; none: latest",
     )
     key_pattern: str | None = _option(
-        "keyPattern", None, "regular expression (RE2) for the whole key: the keys that a batch reads of a region"
+        "keyPattern", None, "regular expression (RE2) for whole keys that a batch reads of a region"
     )
     selector: str | None = _option(
         "selector",
         None,
-        "selector for the values that a batch reads of a region, which may name key, headers, properties, and the"
-        " fields of a map; or for the messages of a queue, or those that a spool takes from its broker. A stream drops"
-        " from its queue also what it did not choose",
+        "selector for messages, or for the values that a batch reads of a region (key, headers, properties, fields"
+        " of a map); a stream also removes what it does not match",
     )
-    client_id: str | None = _option("clientId", None, "client id of the subscription, where it was made with one")
+    client_id: str | None = _option("clientId", None, "client id with which the subscription was created")
     max_messages_per_trigger: int | None = _option(
         "maxMessagesPerTrigger", 1_000_000, "messages (positions) of one micro-batch; none: no limit", least=1
     )
     min_messages_per_trigger: int | None = _option(
         "minMessagesPerTrigger",
         None,
-        "messages (positions) that a micro-batch waits for, for maxTriggerDelaySeconds at most; none: any",
+        "messages (positions) for which a micro-batch waits, at most maxTriggerDelaySeconds; none: any",
         least=1,
     )
     max_trigger_delay_seconds: float = _option(
         "maxTriggerDelaySeconds",
         900.0,
-        "longest time in seconds that minMessagesPerTrigger puts off what waits, since the last micro-batch",
+        "longest such wait in seconds, since the last micro-batch",
         least=0,
     )
     max_messages_per_partition: int = _option(
-        "maxMessagesPerPartition", 100_000, "messages (positions), or keys of a region, that one task reads", least=1
+        "maxMessagesPerPartition", 100_000, "messages (positions), or keys of a region, of one task", least=1
     )
     max_bytes_per_partition: int | None = _option(
         "maxBytesPerPartition",
         256 * 1024 * 1024,
-        "bytes of messages that one task reads, as far as the average size of those in the queue tells; none: no limit",
+        "bytes of messages of one task, by their average size; none: no limit",
         least=1,
     )
     min_partitions: int | None = _option(
-        "minPartitions", None, "tasks that a batch is read by at least, as far as it has messages; none: one", least=1
+        "minPartitions", None, "least number of tasks of a batch, if it has as many messages; none: one", least=1
     )
     max_partitions: int | None = _option(
         "maxPartitions",
         None,
-        "tasks that a batch is read by at most, but one for each queue that has messages; they read more then than"
-        " maxMessagesPerPartition and maxBytesPerPartition say; none: any number",
+        "most tasks of a batch (at least one for each queue with messages), whatever maxMessagesPerPartition and"
+        " maxBytesPerPartition say; none: no limit",
         least=1,
     )
-    include_properties: bool = _option(
-        "includeProperties", True, "whether there is a column properties; without it reading takes less time"
-    )
+    include_properties: bool = _option("includeProperties", True, "whether there is a column properties; false: faster")
     fail_on_missing: bool = _option(
         "failOnMissing",
         False,
-        "whether a queue or subscription that does not exist is an error; false: it is made, and has no rows (a"
-        " subscription with clientId is not made, and always an error)",
+        "whether a missing queue or subscription is an error (one with clientId always is); false: it is created",
     )
-    fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
+    fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "approximate bytes of messages fetched at once", least=1)
     fail_on_data_loss: bool = _option(
         "failOnDataLoss",
         True,
-        "whether a read fails where messages that follow its checkpoint or its plan are gone (the queue was made again,"
-        " the broker's store replaced by an older copy, the checkpoint is older than the queue, a message is damaged);"
-        " false: go on with what is there, and say so in the log",
+        "whether a read fails if messages that follow its checkpoint or plan are gone; false: it continues and logs",
     )
     spool: str | None = _option(
         "spool",
         None,
-        "directory on the driver's machine in which a streaming query keeps what it takes from a broker other than"
-        " Holdfast, until it is processed; no other query may have it, and it has to outlive the driver's process, as"
-        " the checkpoint does",
+        "directory on the driver's machine in which a stream of another broker keeps messages until they are"
+        " processed; for one query; it has to survive as the checkpoint does",
     )
     spool_max_messages: int = _option(
         "spoolMaxMessages",
         1_000_000,
-        "messages of a spool above which nothing more is read from the broker until some are processed",
+        "messages in the spool at which reading from the broker pauses",
         least=1,
     )
     spool_max_bytes: int | None = _option(
         "spoolMaxBytes",
         4 * 1024 * 1024 * 1024,
-        "the same in bytes of messages; none: no limit",
+        "the same in bytes; none: no limit",
         least=1,
     )
     spool_ids: int = _option(
         "spoolIds",
         100_000,
-        "messages, the last ones, that a spool recognises by their ids if the broker sends them again, as after a kill",
+        "last messages that the spool recognises if the broker sends them again",
         least=1000,
     )
     spool_host: str | None = _option(
         "spoolHost",
         None,
-        "name or address by which the executors reach the driver, for the spool; none: 127.0.0.1 for local masters, and"
-        " else spark.driver.host",
+        "address of the driver for executors; none: 127.0.0.1 for local masters, else spark.driver.host",
     )
     take_over: bool = _option(
         "takeOver",
         False,
-        "whether a streaming query takes its queue, or subscription, from a query that has claimed it and is not to run"
-        " any more; that one is refused from then on",
+        "whether a stream replaces the query that has claimed its queue or subscription, which is refused from then on",
     )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.05, "shortest time between two requests of a streaming query for new messages", least=0
@@ -228,28 +213,25 @@ class SourceOptions(ConnectionOptions):
 class SinkOptions(ConnectionOptions):
     """Where rows go, and how."""
 
-    queue: str | None = _option("queue", None, "name of the queue to write to; this, topic or region")
-    topic: str | None = _option("topic", None, "name of the topic to write to; at least once only")
-    region: str | None = _option(
-        "region", None, "name of the region whose keys the rows change; made where there is none"
-    )
+    queue: str | None = _option("queue", None, "queue to write to; or topic, or region")
+    topic: str | None = _option("topic", None, "topic to write to; at least once only")
+    region: str | None = _option("region", None, "region whose keys the rows change; created if missing")
     guarantee: str = _option(
         "deliveryGuarantee",
         EXACTLY_ONCE,
-        "exactly_once (staged transactions, needs a Holdfast broker and a queue; of a region: a batch that is repeated"
-        " is not written again) or at_least_once (any broker)",
+        "exactly_once (Holdfast; a queue or a region) or at_least_once (any broker)",
     )
     producer_id: str | None = _option(
         "producerId",
         None,
-        "a streaming query writes each batch to a queue once for each value of this; a new one has the batches of an"
-        " older or copied checkpoint written once more",
+        "word that names the numbering of a query's batches; a new one writes those of an older or copied"
+        " checkpoint again",
     )
-    priority: int = _option("priority", 4, "of messages whose row has no priority, 0 to 9", least=0)
+    priority: int = _option("priority", 4, "priority of messages whose row has none, 0 to 9", least=0)
     time_to_live: float | None = _option(
         "timeToLive",
         None,
-        "seconds until messages expire whose row has no expiration, at most a hundred years; none: never",
+        "seconds until messages expire whose row has no expiration, at most 100 years; none: never",
         least=0.001,
         most=100 * 365.25 * 86_400,
     )
