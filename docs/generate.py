@@ -176,15 +176,13 @@ def _limit(value: float | None) -> str:
 
 API_HEAD = """# The names
 
-The names that each package exports, each with the first sentence of its documentation; `help(NAME)` in Python shows the
-rest: parameters with units, the result, the errors raised, what blocks and for how long. A class has also what the
-classes that it is made from have. This page is generated from the code by `make docs`.
-
-Programs use `sdk` (also called `holdfast`) and `spark_connector`. `broker_adapter` and `ack_modes` are for authors of
-another transport, another acknowledge mode, or tools around the engine. Any other name may change at any time.
+The names that each package exports; `help(NAME)` in Python has the rest: parameters with units, the result, the errors
+raised, what blocks and for how long. A class also has what the classes in brackets have. `make docs` generates this
+page from the code. Programs use `sdk` (also called `holdfast`) and `spark_connector`; authors of another transport,
+another acknowledge mode, or tools around the engine also use the other two. Any other name may change at any time.
 """
 
-#: The packages, and whether the members of their classes are on the page as well.
+#: The packages, and whether their names are explained on the page.
 PACKAGES = {"sdk": True, "spark_connector": True, "broker_adapter": False, "ack_modes": False}
 
 
@@ -192,17 +190,21 @@ def api() -> str:
     """The page of what the packages export; a name that an earlier package exports is there only."""
     parts = [API_HEAD]
     named: set[str] = set()
-    for package, has_members in PACKAGES.items():
+    for package, is_explained in PACKAGES.items():
         module = importlib.import_module(package)
-        exported = {getattr(module, each) for each in module.__all__ if inspect.isclass(getattr(module, each))}
+        names = sorted(set(module.__all__) - named, key=str.lower)
+        named.update(names)
         parts.append(f"\n## {package}\n\n{_wrapped(_summary(module))}\n\n")
-        for name in sorted(set(module.__all__) - named, key=str.lower):
+        if not is_explained:
+            parts.append(_wrapped(", ".join(f"`{name}`" for name in names) + ", and names of `sdk`.") + "\n")
+            continue
+        exported = {getattr(module, each) for each in module.__all__ if inspect.isclass(getattr(module, each))}
+        for name in names:
             thing = getattr(module, name)
             head = f"- `{name}{_parameters(thing)}`{_base(thing, exported)}: {_summary(thing)}"
             parts.append(_wrapped(head, "  ") + "\n")
-            if has_members and inspect.isclass(thing):
+            if inspect.isclass(thing):
                 parts += _member_lines(thing, exported)
-        named.update(module.__all__)
     return "".join(parts)
 
 
@@ -273,8 +275,6 @@ def _parameters(thing: Any) -> str:
 
 
 def _summary(thing: Any) -> str:
-    if isinstance(thing, (str, int)):
-        return f"the constant `{thing!r}`."
     if get_origin(thing) is not None:
         return "an alias for annotations."
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "`").split())
