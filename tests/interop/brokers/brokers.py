@@ -439,8 +439,11 @@ def table() -> str:
     for broker, limits in CANNOT.items():
         for scenario, limit in sorted(limits.items()):
             brokers.setdefault((scenario, limit), []).append(broker)
-    lines = ["| scenario | broker | our SDK raises | because the broker |", "|---|---|---|---|"]
+    scenarios: dict[tuple[Limit, str], list[str]] = {}
     for (scenario, limit), names in brokers.items():
+        scenarios.setdefault((limit, ", ".join(names)), []).append(f"`{scenario}`")
+    lines = ["| scenario | broker | our SDK raises | because the broker |", "|---|---|---|---|"]
+    for (limit, products), same in scenarios.items():
         raises = f"`{limit.exception.__name__}`" if issubclass(limit.exception, JMSException) else "-"
-        lines.append(f"| `{scenario}` | {', '.join(names)} | {raises} | {limit.why} |")
+        lines.append(f"| {', '.join(same)} | {products} | {raises} | {limit.why} |")
     return "\n".join(lines)
