@@ -19,8 +19,9 @@ from typing import Any, get_origin
 import attrs
 
 from broker_adapter.engine.commands.identities import MAX_NUMBER
+from broker_adapter.engine.operations import durable_clients, ranges, whole_queues
 from broker_adapter.engine.operations.request import NEEDED, Argument, Request
-from broker_adapter.engine.operations.requests import FILES, REQUESTS
+from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.engine.operations.steps import OfQueue
 from broker_adapter.settings import (
     AmqpSettings,
@@ -28,6 +29,7 @@ from broker_adapter.settings import (
     EmbeddedSettings,
     EngineSettings,
     FailoverSettings,
+    OptionInfo,
     ServerSettings,
     limits_of,
     options_of,
@@ -36,7 +38,8 @@ from spark_connector.options import ConnectionOptions, SinkOptions, SourceOption
 
 HEAD = """# Options
 
-Every option with its default and its limits; its unit is in its name. `make docs` generates this page from the code.
+Every option with its default and, if it has one, its range; its unit is in its name. `make docs` generates this page
+from the code.
 
 | URL, with `?name=value&name=value` | options |
 |---|---|
@@ -84,13 +87,23 @@ give positions again, to other messages, so a request that names the run in whic
 """
 
 
+#: The files whose requests programs make, not only the SDK and the Spark connector.
+FOR_PROGRAMS = (whole_queues, ranges, durable_clients)
+
+OF_THE_SDK = """The SDK and the Spark connector also make these requests; the docstrings of their classes in
+`broker_adapter/engine/operations/` describe them: {names}."""
+
+
 def requests() -> str:
-    """The page of the requests: of each its arguments, and below them its docstring."""
-    files = [[each for each in REQUESTS.values() if each.__module__ == file.__name__] for file in FILES]
+    """The page of the requests: of each that programs make its arguments, and below them its docstring."""
+    files = [[each for each in REQUESTS.values() if each.__module__ == file.__name__] for file in FOR_PROGRAMS]
+    described = [each for file in files for each in file]
     blocks = ["\n".join(map(_described, each)) for each in files]
-    once = [f"`{each.operation}`" for file in files for each in file if each.once]
-    tail = [_wrapped(each) for each in REQUESTS_TAIL.format(once=_listed(once)).strip().split("\n\n")]
-    return REQUESTS_HEAD + "\n\n".join([*blocks, *tail]) + "\n"
+    others = [f"`{each.operation}`" for each in REQUESTS.values() if each not in described]
+    once = [f"`{each.operation}`" for each in described if each.once]
+    tail = REQUESTS_TAIL.format(once=_listed(once)).strip().split("\n\n")
+    own = OF_THE_SDK.format(names=", ".join(others))
+    return REQUESTS_HEAD + "\n\n".join([*blocks, *map(_wrapped, [*tail, " ".join(own.split())])]) + "\n"
 
 
 def _described(request: type[Request]) -> str:
@@ -138,10 +151,9 @@ def options() -> str:
         ("Engine: embedded, or in a server", EngineSettings),
         ("Server: holdfast serve", ServerSettings),
     ):
-        parts.append(f"\n## {title}\n\n| option | default | from | to | meaning |\n|---|---|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n| option | default | meaning |\n|---|---|---|\n")
         parts += [
-            f"| `{info.name}` | {_shown(info.default)} | {_limit(info.least)} | {_limit(info.most)} | {info.text} |\n"
-            for info in options_of(cls)
+            f"| `{info.name}` | {_shown(info.default)}{_range(info)} | {info.text} |\n" for info in options_of(cls)
         ]
         fixed = [f"`{name}` {_shown(value)}" for name, value in limits_of(cls).items()]
         if fixed:
@@ -170,8 +182,11 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _limit(value: float | None) -> str:
-    return "" if value is None else f"{value:,}"
+def _range(info: OptionInfo) -> str:
+    """The least and the greatest value, where they are not only to be above 0."""
+    if info.most is not None:
+        return f" ({info.least:,} to {info.most:,})"
+    return f" (from {info.least:,})" if info.least is not None and info.least > 1 else ""
 
 
 API_HEAD = """# The names

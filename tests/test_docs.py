@@ -77,7 +77,7 @@ def test_every_operation_is_on_the_page_of_the_requests() -> None:
         connection.request("no such operation", {})
     connection.close()
     operations = str(raised.value).split("the operations are ")[1].split(", ")
-    assert [name for name in operations if f"- `{name}` " not in page] == []
+    assert [name for name in operations if f"`{name}`" not in page] == []
     assert len(operations) > 10
 
 
