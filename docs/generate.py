@@ -293,7 +293,7 @@ def _summary(thing: Any) -> str:
     if get_origin(thing) is not None:
         return "an alias for annotations."
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "`").split())
-    return re.split(r"(?<=[.;]) (?=[A-Z])", re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text))[0]
+    return re.split(r"(?<=[.]) (?=[A-Z])", re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text))[0]
 
 
 if __name__ == "__main__":
