@@ -242,7 +242,7 @@ def _member_lines(cls: type, exported: set[type]) -> Iterator[str]:
     for name, member in members.items():
         if not isinstance(member, property):
             signature = f"`{name}{_parameters(member)}`"
-            if _is_told_by_its_name(name) or _summary(member).startswith("See "):
+            if _is_told_by_its_name(name) or _summary(member).startswith(("See ", "Close; legal twice.")):
                 plain.append(signature)
             else:
                 yield _wrapped(f"  - {signature}: {_summary(member)}", "    ") + "\n"
@@ -252,7 +252,7 @@ def _member_lines(cls: type, exported: set[type]) -> Iterator[str]:
 
 def _is_told_by_its_name(name: str) -> bool:
     """Whether a method is one of many alike, such as ``read_int``."""
-    return re.match(r"(read|write|get|set)_(?!all|body)", name) is not None
+    return re.match(r"(read|write|get|set)_(?!all|body)|create_\w*message", name) is not None
 
 
 def _attributes(cls: type) -> Iterator[str]:
