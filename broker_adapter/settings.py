@@ -73,8 +73,7 @@ class ClientSettings:
     )
     synchronous_acknowledge: bool = _option(
         False,
-        "whether acknowledging waits for the broker's confirmation, at most request_timeout_seconds; receive()"
-        " waits for it beyond its own time-out; in DUPS_OK only the receive() that fills a batch",
+        "whether acknowledging waits for the broker's confirmation (docs/failover.md), at most request_timeout_seconds",
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may be unconfirmed", least=1, most=1_000_000
@@ -137,8 +136,8 @@ class AmqpSettings:
 
     idle_timeout_seconds: float = _option(
         60.0,
-        "time without data from the broker after which the connection counts as lost; 0: no limit; at a Holdfast"
-        " server at least 0.5",
+        "time without data from the broker after which the connection is lost; 0: no limit; at a Holdfast server"
+        " at least 0.5",
         least=0,
     )
     max_frame_bytes: int = _option(MIB, "largest AMQP frame that the client accepts", least=512, most=16 * MIB)
@@ -162,8 +161,7 @@ class AmqpSettings:
     )
     trust_broker: bool = _option(
         False,
-        "whether a product that docs/brokers.md does not name counts as applying what it confirms: selectors,"
-        " no_local, browsers, durable and shared subscriptions",
+        "whether a product that docs/brokers.md does not name counts as applying what it confirms",
     )
     vhost: str | None = _option(None, "host name in the open frame; none: the host of the URL")
     retries: int | None = _option(
@@ -184,8 +182,8 @@ class FailoverSettings:
 
     failover: str | None = _option(
         None,
-        "after a loss: the only address again (singlebroker, the default for one), each in turn (roundrobin, for"
-        " several), what the broker announces (failover_exchange), or nothing (nofailover)",
+        "what is tried after a loss: its address (singlebroker, for one), each in turn (roundrobin, for several),"
+        " what the broker announces (failover_exchange), or nothing (nofailover)",
         choices=("singlebroker", "roundrobin", "failover_exchange", "nofailover"),
     )
     cycle_count: int | None = _option(
@@ -232,9 +230,8 @@ class EngineSettings:
     max_queue_bytes: int | None = _option(None, "bytes of messages in one queue or subscription", least=1)
     full_subscription: str = _option(
         "block",
-        "what gives way if a full durable subscription was not read for blocked_send_timeout_seconds: producers"
-        " are blocked (block), its oldest messages (drop_oldest), new ones (drop_new), or the subscription"
-        " (end_subscription)",
+        "what gives way if a full durable subscription is not read (docs/reliability.md): block, drop_oldest,"
+        " drop_new, or end_subscription",
         choices=("block", "drop_oldest", "drop_new", "end_subscription"),
     )
     max_unsettled_messages: int = _option(20_000, "unsettled messages of one consumer", least=1, most=1_000_000)
@@ -252,7 +249,7 @@ class EngineSettings:
     max_redelivery_delay_seconds: float = _option(
         30.0,
         "longest such pause; also how long a message that its consumers refuse (undeliverable-here) waits for"
-        " another consumer before it is a dead letter; 0: not at all",
+        " another one before it is a dead letter; 0: not at all",
         least=0,
     )
     max_delayed_redeliveries: int = _limit(
@@ -298,7 +295,7 @@ class EngineSettings:
     max_destinations: int = _option(10_000, "queues, topics and subscriptions", least=1)
     delete_idle_queues_seconds: float | None = _option(
         None,
-        "time since the start or last use after which an empty queue without consumers is deleted; none: never",
+        "time without use, while the engine runs, after which an empty queue is deleted; none: never",
         least=1,
     )
     delete_idle_subscriptions_seconds: float | None = _option(

@@ -105,9 +105,8 @@ class SourceOptions(ConnectionOptions):
     starting_position: str | None = _option(
         "startingPosition",
         None,
-        "where a batch, or a stream without a checkpoint, begins: earliest, latest, a position, an instant with"
-        " its zone (2026-11-26T08:00:00Z), or JSON with one for each queue; of a region's stream snapshot, latest"
-        " or earliest; none: earliest, or snapshot",
+        "where a batch, or a stream without a checkpoint, begins: earliest, latest, a position, an instant, or"
+        " JSON for each queue; of a region's stream snapshot, latest or earliest; none: earliest, or snapshot",
     )
     ending_position: str | None = _option(
         "endingPosition",
@@ -120,8 +119,7 @@ class SourceOptions(ConnectionOptions):
     selector: str | None = _option(
         "selector",
         None,
-        "selector for messages, or for the values that a batch reads of a region (key, headers, properties, fields"
-        " of a map); a stream also removes what it does not match",
+        "selector for messages, or for keys and values that a batch reads of a region",
     )
     client_id: str | None = _option("clientId", None, "client id with which the subscription was created")
     max_messages_per_trigger: int | None = _option(
@@ -154,8 +152,8 @@ class SourceOptions(ConnectionOptions):
     max_partitions: int | None = _option(
         "maxPartitions",
         None,
-        "most tasks of a batch (at least one for each queue with messages), whatever maxMessagesPerPartition and"
-        " maxBytesPerPartition say; none: no limit",
+        "most tasks of a batch, at least one for each queue with messages; overrides the limits of a task; none:"
+        " no limit",
         least=1,
     )
     include_properties: bool = _option("includeProperties", True, "whether there is a column properties; false: faster")
@@ -173,8 +171,7 @@ class SourceOptions(ConnectionOptions):
     spool: str | None = _option(
         "spool",
         None,
-        "directory on the driver's machine in which a stream of another broker keeps messages until they are"
-        " processed; for one query; it has to survive as the checkpoint does",
+        "directory on the driver's machine in which a stream of another broker keeps messages until they are processed",
     )
     spool_max_messages: int = _option(
         "spoolMaxMessages",
@@ -202,7 +199,7 @@ class SourceOptions(ConnectionOptions):
     take_over: bool = _option(
         "takeOver",
         False,
-        "whether a stream replaces the query that has claimed its queue or subscription, which is refused from then on",
+        "whether a stream replaces the query that has claimed its queue or subscription",
     )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.05, "shortest time between two requests of a streaming query for new messages", least=0
@@ -224,8 +221,7 @@ class SinkOptions(ConnectionOptions):
     producer_id: str | None = _option(
         "producerId",
         None,
-        "word that names the numbering of a query's batches; a new one writes those of an older or copied"
-        " checkpoint again",
+        "word by which a query's batches are numbered; a new one writes those of an older or copied checkpoint again",
     )
     priority: int = _option("priority", 4, "priority of messages whose row has none, 0 to 9", least=0)
     time_to_live: float | None = _option(

@@ -29,14 +29,14 @@ class ClientsRequest(Request):
     Of each durable client: ``client_id``, ``state`` ("connected", "live", "paused", "draining" or "timed_out"),
     ``timeout_ms`` (how long it may be away; None: for ever), ``away_ms`` (for how long it has been; None: it is here),
     ``conflation`` ("server", "true" or "false"), ``interest_count``, ``size`` (events in its queue), ``in_hand`` (of
-    these, those that it has and has not acknowledged) and ``is_exact`` (false: ``size``, and ``queued`` with it, may be
-    less).  Counted since it came first: ``queued`` (events that came for it), ``dispatched`` (that left for it, again
-    ones included), ``again`` (that had left for a connection that was lost), ``removed`` (that it has processed),
-    ``conflated`` (updates that were left out for newer ones), ``drained`` (taken out for a query that was closed),
-    ``dropped`` (lost with its queue, or unreadable), ``reconnections``, and ``while_away`` (events that came while it
-    was away).  Always ``queued`` = ``removed`` + ``conflated`` + ``drained`` + ``dropped`` + ``size``.  Of one client
-    also ``interests``, the first 1,000 at most: ``region``, ``kind`` ("key", "all_keys", "expression", "selector" or
-    "query"), ``text``, ``name`` (of a query) and ``durable``.  One that there is not is an error.
+    these, sent and not acknowledged) and ``is_exact`` (false: ``size`` and ``queued`` may be less).  Events, counted
+    since it came first: ``queued`` (that came for it), ``dispatched`` (sent, repetitions included), ``again`` (sent,
+    but not acknowledged before the connection was lost), ``removed`` (acknowledged), ``conflated`` (left out for newer
+    updates), ``drained`` (removed with a query that was closed), ``dropped`` (lost with its queue, or unreadable) and
+    ``while_away`` (that came while it was away); also ``reconnections``.  Always ``queued`` = ``removed`` +
+    ``conflated`` + ``drained`` + ``dropped`` + ``size``.  Of one client also ``interests``, the first 1,000 at most:
+    ``region``, ``kind`` ("key", "all_keys", "expression", "selector" or "query"), ``text``, ``name`` (of a query) and
+    ``durable``.  An unknown client is an error.
     """
 
     client_id: str | None = argument(None, names=Names.TOPIC, note="of one; without it, of all")

@@ -22,20 +22,18 @@ class StatisticsRequest(Request):
     """``BrokerStatistics`` as a map.
 
     Counted since the engine was opened: ``enqueued``, ``delivered``, ``settled``, ``redelivered``, ``expired`` and
-    ``dead_lettered`` messages, ``duplicates_rejected``, ``refused`` (sends, at a limit), ``quarantined`` (records that
-    could not be trusted), ``miscounted`` (messages by which the counters of queues differed from the store, and were
-    corrected; more than 0 is a reason to run ``holdfast check``) and ``commits`` of the store; of durable clients
-    ``queues_timed_out`` and ``queues_overflowed`` (queues that were dropped since their clients were away for too long,
-    or since they were too long) and ``markers`` (clients that were told their marker); of durable subscriptions that
-    were full and that nobody read (option ``full_subscription``) ``dropped`` (messages) and ``subscriptions_ended``. As
-    it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places), ``blocked_because`` (why all
-    producers are held back; or None), ``in_quarantine`` (records), ``durable_clients`` (how many there are in each
-    state), ``stored_events`` (of regions, for durable clients) and ``queues``.  Of each of these: ``name``, ``kind``
-    ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and delayed included), ``bytes``,
-    ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (sends that wait for room),
-    ``next_position``, ``client_id`` (or None) and ``oldest_age_ms`` (since its oldest message was sent, as that says;
-    None where it does not, where none is due, and of other kinds than queues and subscriptions) and ``dropped`` (since
-    the engine was opened).
+    ``dead_lettered`` messages, ``duplicates_rejected``, ``refused`` (sends, at a limit), ``quarantined`` (damaged
+    records), ``miscounted`` (messages by which counters of queues were corrected; if more than 0, run ``holdfast
+    check``) and ``commits`` of the store; of durable clients ``queues_timed_out`` and ``queues_overflowed`` (queues
+    that were dropped since their clients were away for too long, or since they were too long) and ``markers`` (that
+    clients got); by the option ``full_subscription`` ``dropped`` (messages) and ``subscriptions_ended``.  As it is now:
+    ``clients``, ``volatile_bytes`` (of non-persistent messages and places), ``blocked_because`` (why all producers are
+    held back; or None), ``in_quarantine`` (records), ``durable_clients`` (how many there are in each state),
+    ``stored_events`` (of regions) and ``queues``.  Of each of these: ``name``, ``kind`` ("queue", "topic",
+    "subscription", "staged", "region" or "events"), ``messages`` (those in hand and delayed included), ``bytes``,
+    ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (that wait for room), ``next_position``,
+    ``client_id`` (or None), ``oldest_age_ms`` (since its oldest due message was sent, as that says; or None) and
+    ``dropped`` (since the engine was opened).
     """
 
     def steps(self, client: int) -> Steps:
