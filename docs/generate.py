@@ -89,6 +89,8 @@ give positions again, to other messages, so a request that names the run in whic
 
 #: The files whose requests programs make, not only the SDK and the Spark connector.
 FOR_PROGRAMS = (whole_queues, ranges, durable_clients)
+#: The exceptions in these files.
+FOR_SPARK = ("bounds_of_queues", "claim", "end_claim")
 
 OF_THE_SDK = """The SDK and the Spark connector also make these requests; the docstrings of their classes in
 `broker_adapter/engine/operations/` describe them: {names}."""
@@ -96,10 +98,13 @@ OF_THE_SDK = """The SDK and the Spark connector also make these requests; the do
 
 def requests() -> str:
     """The page of the requests: of each that programs make its arguments, and below them its docstring."""
-    files = [[each for each in REQUESTS.values() if each.__module__ == file.__name__] for file in FOR_PROGRAMS]
+    files = [
+        [each for name, each in REQUESTS.items() if each.__module__ == file.__name__ and name not in FOR_SPARK]
+        for file in FOR_PROGRAMS
+    ]
     described = [each for file in files for each in file]
     blocks = ["\n".join(map(_described, each)) for each in files]
-    others = [f"`{each.operation}`" for each in REQUESTS.values() if each not in described]
+    others = sorted(f"`{each.operation}`" for each in REQUESTS.values() if each not in described)
     once = [f"`{each.operation}`" for each in described if each.once]
     tail = REQUESTS_TAIL.format(once=_listed(once)).strip().split("\n\n")
     own = OF_THE_SDK.format(names=", ".join(others))
