@@ -68,9 +68,8 @@ raises a `JMSException` with the reason; an unknown operation or argument, or a 
 `MessageFormatException`. `connection.statistics()` returns the result of `statistics` as an object.
 
 Arguments and results are plain data (what msgpack carries): names, `run` and `incarnation` are strings; positions and
-numbers integers from 0 to 2^64 - 1, and no booleans; a packed envelope is what `broker_adapter.pack` makes. A queue is
-named by `destination`, `kind` ("queue", the default, or "topic") and for a topic `subscription` and `client_id`. Of two
-subscriptions with one name the durable one is meant, except where the argument `durable` says which.
+numbers integers from 0 to 2^64 - 1, and no booleans. A queue is named by `destination`, `kind` ("queue", the default,
+or "topic") and for a topic `subscription` and `client_id`. Of two subscriptions with one name the durable one is meant.
 
 """
 
