@@ -20,7 +20,7 @@ MAX_ANNOTATION_BYTES = 4096
 
 def is_set_aside(annotations: Iterable[str]) -> bool:
     """Return whether its engine has set a message aside, or put it back from there, or it is an event: it does not
-    expire.
+    expire.  Any property that is not a consumer's says so; one that the engine adds otherwise has to be excepted here.
     """
     return not all(name.startswith(ANNOTATION_PREFIX) for name in annotations)
 
