@@ -92,6 +92,13 @@ def test_an_envelope_comes_back_from_amqp_as_it_went(envelope: Envelope) -> None
     assert decode_amqp(encode_amqp(envelope)) == envelope
 
 
+def test_every_field_comes_back_from_amqp() -> None:
+    defaults = Envelope(queue("other"))
+    missing = [name for name, value in FULL._asdict().items() if value == getattr(defaults, name)]
+    assert missing == ["persistent"]  # see envelopes(): a field that is added belongs there and into FULL
+    assert decode_amqp(encode_amqp(FULL)) == FULL
+
+
 def test_proton_reads_what_we_write() -> None:
     message = proton.Message()
     message.decode(encode_amqp(FULL))
