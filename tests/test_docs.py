@@ -82,8 +82,8 @@ def test_every_operation_is_on_the_page_of_the_requests() -> None:
 
 
 def test_every_figure_of_the_statistics_is_on_the_page_of_the_requests() -> None:
-    page = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
-    of_broker, _, of_queue = page.partition("- `statistics`")[2].partition("\n- `")[0].partition("Of each of these:")
+    page = " ".join((ROOT / "docs" / "requests.md").read_text(encoding="utf-8").split())
+    of_broker, _, of_queue = page.partition("- `statistics`")[2].partition(" - `")[0].partition("Of each of these:")
     for cls, listed in ((BrokerStatistics, of_broker), (QueueStatistics, of_queue)):
         assert [each.name for each in attrs.fields(cls) if f"`{each.name}`" not in listed] == []
 
