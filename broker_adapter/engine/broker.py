@@ -135,7 +135,7 @@ class Broker:
             read_annotations=self._stores.annotations,
         )
         self._directory = directory = state.directory
-        self._waits = state.wait_queues
+        self._blocked = state.blocked_sends
         self._inbox = Inbox(directory)
         self._commands = self._inbox.commands
         self._reads = EntryReads(self._stores, directory.queues, state.recounted)
@@ -432,7 +432,7 @@ class Broker:
                 or self._jobs.trims
                 or self._browsing.waiting
                 or self._state.has_more
-                or (self._waits.all and self._state.waits_engine_wide and self._room_checks.has_freed_memory)
+                or (self._blocked.all and self._state.waits_engine_wide and self._room_checks.has_freed_memory)
             )
         )
 
@@ -440,7 +440,7 @@ class Broker:
         """Note when something is due without a command."""
         state, before = self._state, self._alarm_ms
         alarm_ms = self._background.next_check_ms()
-        if self._waits.all or state.endings.due:
+        if self._blocked.all or state.endings.due:
             alarms = [alarm_ms, state.next_deadline_ms()]
             if state.waits_engine_wide and state.admission.room is not None:
                 alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)

@@ -11,7 +11,7 @@ Theory of operation
     what one queue does in :mod:`broker_adapter.engine.queues.queue`.
 
     A send at a limit is *blocked*: it waits in the order of arrival until there is room, and is refused when its time
-    is over (:mod:`broker_adapter.engine.rules.wait_queues`).  Its identity is noted only when it is taken, so that a
+    is over (:mod:`broker_adapter.engine.rules.blocked_sends`).  Its identity is noted only when it is taken, so that a
     repetition of a refused send is not rejected.
 """
 
@@ -52,11 +52,9 @@ from broker_adapter.engine.rules.event_state import EventState
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
-from broker_adapter.engine.rules.resumption import Resumption
 from broker_adapter.engine.rules.sends import Sends
 from broker_adapter.engine.rules.staged_batches import StagedBatches
 from broker_adapter.engine.rules.transactions import Transactions
-from broker_adapter.engine.rules.wait_queues import WaitQueues
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import EngineSettings
 
@@ -73,14 +71,13 @@ class BrokerState:
         time: of the decision under way.
         directory: what exists.
         admission: what may still be taken.
-        wait_queues: the blocked sends.
+        blocked_sends: what waits.
         matching: asks selectors.
         endings: ends messages.
         consumers: attaches and ends consumers.
         deliveries: ends deliveries.
         intake: takes messages in.
         staged_batches: stages and publishes messages.
-        resumption: tries blocked sends again.
         commits: the last commit of each session.
         published: the last published number of each group.
     """
@@ -115,32 +112,25 @@ class BrokerState:
         )
         self.totals = totals = Totals()
         self.directory = directory = Directory(settings, durable=durable, secret=secret, unique=unique)
-        self.wait_queues = wait_queues = WaitQueues()
         self.admission = admission = Admission(settings, directory, time)
         self.endings = endings = Endings(directory, totals, time, read_annotations)
         self.consumers = consumers = Consumers(directory, time)
-        self._removal = removal = QueueRemoval(directory, consumers, wait_queues, admission, published, time)
-        self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
         self.matching = matching = Matching(directory)
+        self.blocked_sends = blocked = BlockedSends(settings, admission, matching, directory.changed, totals, time)
+        self._removal = removal = QueueRemoval(directory, consumers, blocked, admission, published, time)
+        self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
         self.intake = intake = Intake(settings, totals, durable=durable)
-        self._blocked = blocked = BlockedSends(settings, wait_queues, deliveries, totals, time)
         sends = Sends(directory, admission, matching, blocked, intake, totals)
         self._transactions = transactions = Transactions(
             directory, admission, matching, blocked, intake, deliveries, commits, totals
         )
-        self.staged_batches = staged = StagedBatches(
-            directory, admission, removal, blocked, wait_queues, intake, published, totals, time
-        )
-        self.resumption = resumption = Resumption(
-            directory, admission, wait_queues, blocked, matching, sends, transactions, staged, deliveries, time
-        )
+        blocked.take, blocked.commit, blocked.refuse_commit = sends.take, transactions.commit, transactions.refuse
+        self.staged_batches = staged = StagedBatches(directory, admission, removal, intake, published, totals, time)
         attachments = Attachments(directory, consumers, removal)
         self.events = events = EventState(directory)
         destinations = Destinations(directory, removal, blocked, time, events.regions)
         self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
-        connections = Connections(
-            directory, consumers, removal, deliveries, destinations, resumption, event_changes.lost
-        )
+        connections = Connections(directory, consumers, removal, deliveries, destinations, blocked, event_changes.lost)
         background = BackgroundCommands(
             *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients
         )
@@ -168,8 +158,8 @@ class BrokerState:
             c.UncountRest: deliveries.uncount_rest,
             c.Enqueue: sends.enqueue,
             c.PutBack: sends.put_back,
-            c.Commit: self._commit,
-            c.EndSession: resumption.end_session,
+            c.Commit: transactions.begin,
+            c.EndSession: blocked.end_session,
             c.ResolveCommit: transactions.resolve,
             c.Claim: claims.claim,
             c.EndClaim: claims.end_claim,
@@ -244,7 +234,7 @@ class BrokerState:
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
                 effects.answer(command, fault(command, error))
-        if self.wait_queues.all:
+        if self.blocked_sends.all:
             matching.is_late = matching.new_slice()  # for sends that are blocked already
         self.settle_down(now_ms, effects)
         return effects
@@ -295,7 +285,8 @@ class BrokerState:
         if self.endings.due:
             self.endings.end_delays(effects)
         for _ in range(_ROUNDS):
-            tried = self.resumption.resume(now_ms, effects) if self.wait_queues.all else {}
+            if self.blocked_sends.all:
+                self.blocked_sends.resume(now_ms, effects)
             if self.admission.gave_way:
                 self._removal.give_way(self.totals, effects)
             if memory.limited:
@@ -311,6 +302,7 @@ class BrokerState:
                 if effects.handouts >= memory.cycle_handouts:
                     left_out[queue.id] = queue
                     continue
+                before = queue.depth
                 if queue.consumers:
                     for entry in dispatch(queue, now_ms, effects):
                         self.endings.expire(queue, entry, effects)
@@ -320,10 +312,8 @@ class BrokerState:
                         changed[queue.id] = queue  # it may have more
                 elif queue.ready:
                     self.consumers.keep_window(queue, effects)
-                if queue.wait_queue:
-                    was_tried = tried.get(queue.id)
-                    if was_tried is None or queue.depth < was_tried[0] or queue.bytes < was_tried[1]:
-                        changed[queue.id] = queue  # what was taken at once, or by one that went on, has made room
+                if queue.wait_queue and queue.depth < before:
+                    changed[queue.id] = queue  # what was settled at once, or had expired, has made room
             if effects.handouts >= memory.cycle_handouts:
                 later = changed.copy()
                 changed.clear()
@@ -352,7 +342,7 @@ class BrokerState:
         clients = self.events.clients
         return bool(
             self.directory.changed
-            or (self.wait_queues.all and self.wait_queues.is_matching)
+            or self.blocked_sends.has_more
             or clients.behind
             or clients.walks.walking
             or clients.walks.answers
@@ -362,34 +352,21 @@ class BrokerState:
     @property
     def waits_engine_wide(self) -> bool:
         """Whether a blocked send may go on when the whole engine has more room."""
-        return self.wait_queues.waits_engine_wide
+        return bool(self.blocked_sends.engine_wide)
 
     def next_deadline_ms(self) -> int | None:
         """When a blocked send is to be refused or tried, or a back-off ends, first; by ``elapsed_ms``."""
-        due = [self.wait_queues.next_deadline_ms(), self.endings.next_due_ms(), self.resumption.next_try_ms()]
+        due = [self.blocked_sends.next_due_ms(), self.endings.next_due_ms()]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def waiting(self) -> list[c.Reply]:
         """The replies that are still due, of blocked sends and drains.  For the end of the engine."""
-        replies = [blocked.command.reply for blocked in self.wait_queues]
+        replies = [blocked.command.reply for blocked in self.blocked_sends.all]
         replies += [reply for _, reply in self.consumers.drains]
         replies += self.events.clients.walks.waiting()
         replies += [command.reply for command in self.events.waiting if command.reply is not None]
         replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
-
-    def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
-        if self.wait_queues.count and command.commit_id is not None:
-            overtaken = "the session made a further commit while this one waited for room"
-            self.resumption.give_up_session(command.commit_id.session, overtaken, now_ms, effects)
-        blocked = self._blocked.arrived(command)
-        try:
-            self._transactions.commit(blocked, now_ms, effects)
-        except JMSException as error:
-            self.deliveries.roll_back(command, error, effects)
-        except Exception as error:  # a fault of ours, as in ``decide``
-            effects.faults.append((command, error))
-            self._transactions.fail(command, error, effects)
 
     # Statistics.
 
@@ -429,7 +406,6 @@ class BrokerState:
         effects.answer(command, result)
 
     def _statistics_of(self, queue: QueueState, sent_ms: int | None) -> QueueStatistics:
-        blocked = [1 + self.wait_queues.behind(each, queue.destination) for each in queue.wait_queue]
         return QueueStatistics(
             name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
             kind=queue.record.kind,
@@ -438,7 +414,7 @@ class BrokerState:
             in_hand=queue.in_hand,
             delayed=queue.delayed.behind + len(queue.backoff),
             consumers=len(queue.consumers),
-            blocked_sends=sum(blocked),
+            blocked_sends=self.blocked_sends.count_for(queue),
             next_position=queue.next_position,
             client_id=queue.record.client_id,
             oldest_age_ms=None if sent_ms is None else max(0, self.time.now_ms - sent_ms),

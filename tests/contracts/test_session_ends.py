@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.errors import IllegalStateException, JMSException, TransactionRolledBackException
 from broker_adapter.transport import SenderSpec
-from tests.contracts.calls import Answers, Caller, blocked_sends, depth, texts
+from tests.contracts.calls import Answers, Caller, blocked_sends, texts
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
 
@@ -84,44 +83,6 @@ def test_what_a_link_still_waits_for_is_told_when_its_session_ends(make_engine: 
     # Those that the broker has already may be taken all the same; each is answered once.
     client.settle(client.receiver(Q, 1).wait_for(1))
     assert len(answers.wait_for(3)) == 3
-
-
-def held_commit(client: Client, number: int = 1, settlements: list[Settlement] | None = None) -> Caller:
-    """A commit that waits for room in ``q``."""
-    link = client.sender(Q, session=2)
-    sends = [(link, message(Q, body)) for body in texts(2)]
-    commit = Caller(lambda: client.transport.commit(2, number, sends, settlements or [], 60))
-    eventually(lambda: blocked_sends(client, "q"))
-    return commit
-
-
-def test_a_commit_that_waits_is_rolled_back_when_its_session_ends(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=60").open()
-    client.send("q", "full")
-    client.send("in", "taken")
-    taken = client.receiver(queue("in"), 1, session=2).wait_for(1)
-    commit = held_commit(client, settlements=[Settlement(taken[0].tag, Outcome.ACCEPTED)])
-    client.transport.end_session(2, 20)
-
-    assert isinstance(commit.ended().error, TransactionRolledBackException)
-    client.settle(client.receiver(Q, 1).wait_for(1))
-    assert depth(client, "q") == 0
-    assert blocked_sends(client, "q") == 0
-    assert [each.envelope.body for each in client.receiver(queue("in"), 1).wait_for(1)] == ["taken"]
-
-
-def test_a_session_that_ends_leaves_the_waiting_commits_of_others_alone(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=2&blocked_send_timeout_seconds=60").open()
-    client.send("q", "full")
-    commit = held_commit(client)
-    client.sender(Q, session=3)
-    client.transport.commit(3, 1, [(client.sender(queue("other"), session=3), message(queue("other")))], [], WAIT)
-    client.transport.end_session(3, 20)
-
-    assert commit.is_waiting
-    client.settle(client.receiver(Q, 1).wait_for(1))
-    assert commit.ended().error is None
-    assert client.bodies("q") == texts(2)
 
 
 def test_a_commit_says_what_became_of_it_whenever_its_session_ends(engine: Engine) -> None:

@@ -84,25 +84,22 @@ def test_invented_client_ids_differ(engine: Engine) -> None:
 def test_a_close_wakes_all_waiting_calls(make_engine: MakeEngine) -> None:
     engine = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=60")
     client, watcher = engine.open(), engine.open()
-    full = [queue(name) for name in ("a", "b", "c")]
+    full = [queue(name) for name in ("a", "b")]
     for each in full:
         client.send(each, "full")
     links = [client.sender(each) for each in full]
     answers = Answers()
     for _ in range(3):
         client.transport.send(links[0], message(full[0]), answers, WAIT)
-    waiting = [
-        Caller(lambda: client.transport.send(links[1], message(full[1]), None, 60)),
-        Caller(lambda: client.transport.commit(2, 1, [(links[2], message(full[2]))], [], 60)),
-    ]
+    waiting = Caller(lambda: client.transport.send(links[1], message(full[1]), None, 60))
     eventually(lambda: all(blocked_sends(watcher, each.name) for each in full))
     client.close()
 
     assert len(answers.wait_for(3)) == 3
     assert all(isinstance(error, JMSException) for error in answers.errors)
-    assert all(isinstance(each.ended().error, JMSException) for each in waiting)
+    assert isinstance(waiting.ended().error, JMSException)
     eventually(lambda: not any(blocked_sends(watcher, each.name) for each in full))
-    assert [depth(watcher, each.name) for each in full] == [1, 1, 1]
+    assert [depth(watcher, each.name) for each in full] == [1, 1]
 
 
 # Callbacks.

@@ -393,7 +393,7 @@ class ClientProtocol:
         """End a session with its links; done when the broker has answered.
 
         A commit that is under way gets no answer any more.  What became of it is asked for once the session has
-        ended: our own server has rolled it back by then, if it was still waiting for room.
+        ended: our own server has rolled it back by then, if it was still waiting for selectors.
         """
         session = self._sessions.take(number)
         if session is None:

@@ -372,7 +372,7 @@ class Commit(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """A session is closed: its commits that wait for room are rolled back."""
+    """A session is closed: its commit that waits for selectors is rolled back."""
 
     session: str  #: as in the ids of its commits
     reply: Reply | None = None

@@ -51,7 +51,9 @@ class RoomChecks:
         self._bytes_since_check += incoming
         if not incoming and admission.room is None:
             return
-        if elapsed_ms - self.checked_ms >= ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
+        # Where it is scarce, what the last cycle has freed counts: a commit would be refused that takes what it sends.
+        is_scarce = admission.room is not None and incoming > 0
+        if is_scarce or elapsed_ms - self.checked_ms >= ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
             self.checked_ms = elapsed_ms
             self._bytes_since_check = 0
             room = admission.room = self._disk.room()

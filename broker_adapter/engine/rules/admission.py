@@ -1,12 +1,13 @@
 """Is there room?  The one answer to a send, a commit, a staged or published batch, and what is put back.
 
-The answer is one of three: it is taken; it has to wait, for the queue that is :class:`Full` or for the whole engine;
-or it is refused with an error, since it would not fit into what is empty.
+A send that finds none waits (:mod:`broker_adapter.engine.rules.blocked_sends`); everything else is refused with the
+reason.
 
 Theory of operation
     Three things limit what is taken: the messages and bytes of each queue, what the store on the disk can still take
     (:mod:`broker_adapter.engine.store.room`), and what volatile messages may take of the memory.  What was published to
-    a queue and is still on its way into it counts as there.  What a commit ends makes room for what it sends.
+    a queue and is still on its way into it counts as there.  What a commit ends makes room for what it sends: a queue
+    takes a message while what the commit has ended there outweighs what it has put there.
 
     A durable subscription that is full and that nobody reads may *give way* (option ``full_subscription``), so that it
     does not block its topic: it is left out of what is sent, or takes it and its oldest messages are dropped.
@@ -14,9 +15,7 @@ Theory of operation
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination
@@ -28,23 +27,9 @@ from broker_adapter.engine.queues.limits import OVER_BYTES, OVER_MESSAGES, Queue
 from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.records.layout import FLAG_PERSISTENT
 from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
-from broker_adapter.engine.store.room import LONGER_BYTES, Room
+from broker_adapter.engine.store.room import Room
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
-
-
-class Full(NamedTuple):
-    """Why something has to wait: what has no room for it.
-
-    Attributes:
-        queue: that has none; None: the whole engine has none.
-        reason: for the error, if its wait times out.
-        needs: messages and bytes that the queue must be able to take before its last message; None: not known.
-    """
-
-    queue: QueueState | None
-    reason: str
-    needs: tuple[int, int] | None = None
 
 
 class Admission:
@@ -86,13 +71,6 @@ class Admission:
     def refusal(self, queue: QueueState) -> str | None:
         """Why a queue takes no further message; None where it takes one."""
         return self.limits.refusal(queue, *self.promised(queue))
-
-    def is_too_small(self, queue: QueueState, needs: tuple[int, int]) -> bool:
-        """Whether a queue still has no room for what needs so many messages and bytes, as :class:`Full` says."""
-        moving, moving_bytes = self.promised(queue)
-        return self.limits.refusal(
-            queue, needs[0] + moving, needs[1] + moving_bytes
-        ) is not None and not self.gives_way(queue, *needs)
 
     def gives_way(self, queue: QueueState, more: int = 0, more_bytes: int = 0) -> bool:
         """Whether a queue that is full is a subscription that gives way.
@@ -163,13 +141,8 @@ class Admission:
         is_volatile_full = self.volatile_room is not None and self.volatile_room <= 0
         return self.blocked_because or (self.volatile_full() if is_volatile_full else None)
 
-    def engine_wide_room(self) -> tuple[float, ...]:
-        """How much room there is for what waits for no queue in particular, of each kind."""
-        volatile = math.inf if self.volatile_room is None else self.volatile_room
-        return self.blocked_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
-
-    def ask_for_batches(self, staged: Sequence[QueueState]) -> Full | None:
-        """Whether some staged transactions can be published: the first queue that has no room for what goes into it.
+    def ask_for_batches(self, staged: Sequence[QueueState]) -> str | None:
+        """Return why some staged transactions cannot be published now; None where they can.
 
         Raises:
             ResourceAllocationException: it would have none if it were empty.
@@ -191,7 +164,7 @@ class Admission:
                 target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth)
             )
             if refusal is not None:
-                return Full(target, refusal)
+                return refusal
         return None
 
 
@@ -210,7 +183,6 @@ class CommitRoom:
         "_more",
         "_promised",
         "_room",
-        "_taken",
         "_volatile_bytes",
         "is_open",
         "queues",
@@ -227,8 +199,7 @@ class CommitRoom:
         #: by queue: messages and bytes that it will have beside those that it has
         self._more: dict[int, tuple[int, int]] = {}
         self._promised: dict[int, tuple[int, int]] = {}
-        self._taken: dict[int, int] = {}  #: by queue: messages that end
-        self._volatile_bytes = 0
+        self._volatile_bytes = 0  #: that it needs; below 0: that it frees
         self.queues: Sequence[QueueState] = ()
         self._gave_way: list[Sequence[QueueState]] = []  #: by message: the subscriptions that give way to it
         ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
@@ -237,18 +208,21 @@ class CommitRoom:
             entries = [consumer.unsettled[each] for each, outcome in outcomes.items() if outcome is Outcome.ACCEPTED]
             count, size = self._more.get(queue.id, (0, 0))
             self._more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
-            self._taken[queue.id] = self._taken.get(queue.id, 0) + len(entries)
-            if admission.room is not None and queue.durable:
-                # What a subscription has, others may have as well.
-                whole = queue.record.kind == "queue"
-                ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
+            if admission.room is None and admission.volatile_room is None:
+                continue
+            whole = queue.record.kind == "queue"  # what a subscription has, others may have as well
+            for entry in entries:
+                if not (queue.durable and entry.flags & FLAG_PERSISTENT):
+                    self._volatile_bytes -= PLACE_BYTES + (entry.size + MESSAGE_BYTES if whole else 0)
+                elif admission.room is not None:
+                    ended.append((entry.size if whole else 0, 1))
         #: by itself, until the commit is certain
         self._room = None if admission.room is None else admission.room.lent(ended)
         self._engine_reason = None if ended else admission.blocked_because
         self.is_open = not (self._engine_reason or self._room is not None or admission.has_queue_limits)
 
-    def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> Full | None:
-        """Ask for the room for one message; returns what has none.
+    def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> str | None:
+        """Ask for the room for one message; return why there is none.
 
         Args:
             persistent: whether the message is.
@@ -268,10 +242,10 @@ class CommitRoom:
             self._volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
             if not (persistent and any(queue.durable for queue in queues)):
                 reason = None  # nothing of it goes to the disk
-            if admission.volatile_room is not None and self._volatile_bytes > admission.volatile_room:
+            if admission.volatile_room is not None and self._volatile_bytes > max(0, admission.volatile_room):
                 reason = admission.volatile_full()
         if reason:
-            return Full(None, reason)
+            return reason
         if not admission.has_queue_limits:
             return None
         giving_way: tuple[QueueState, ...] = ()
@@ -281,7 +255,7 @@ class CommitRoom:
             number = queue.id
             count, size = more.get(number, (0, 0))
             more[number] = count + 1, size + length
-            if count < 0 and size + length <= LONGER_BYTES * self._taken[number]:
+            if count < 0 and size < 0:
                 continue  # the queue does not grow
             moving, moving_bytes = self._promised_to(queue) if admission.publishing else (0, 0)
             if (most is None or (count < most and queue.depth + count + moving < most)) and (
@@ -296,7 +270,7 @@ class CommitRoom:
                 raise rolled_back(ResourceAllocationException(never))
             refusal = limits.refusal(queue, count + moving, size + moving_bytes)
             if refusal is not None:
-                return Full(queue, refusal, (count, size))
+                return refusal
         if giving_way:
             self._gave_way.append(giving_way)
             self.queues = admission.takers(giving_way, queues)
@@ -314,6 +288,6 @@ class CommitRoom:
         if self._room is not None and admission.room is not None:
             admission.room = self._room.repaid(admission.room)
         if admission.volatile_room is not None:
-            admission.volatile_room -= self._volatile_bytes
+            admission.volatile_room -= max(0, self._volatile_bytes)
         for full in self._gave_way:
             admission.note_gave_way(full)

@@ -12,10 +12,10 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.queues.consumers import Consumers
 from broker_adapter.engine.queues.directory import Client, Directory
+from broker_adapter.engine.rules.blocked_sends import BlockedSends
 from broker_adapter.engine.rules.deliveries import Deliveries
 from broker_adapter.engine.rules.destinations import Destinations
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
-from broker_adapter.engine.rules.resumption import Resumption
 from broker_adapter.errors import InvalidClientIDException
 
 
@@ -29,7 +29,7 @@ class Connections:
         removal: QueueRemoval,
         deliveries: Deliveries,
         destinations: Destinations,
-        resumption: Resumption,
+        blocked_sends: BlockedSends,
         lost: Callable[[int], None],
     ) -> None:
         """Connects and disconnects; ``lost`` is told which connection has ended, for its durable client."""
@@ -39,7 +39,7 @@ class Connections:
         self._removal = removal
         self._deliveries = deliveries
         self._destinations = destinations
-        self._resumption = resumption
+        self._blocked = blocked_sends
         self._lost = lost
         self._next_number = 1
 
@@ -62,7 +62,7 @@ class Connections:
         client = self._directory.clients.get(command.client)
         if client is not None:
             # While the client is there: closed consumers may end with what it has sent.
-            self._resumption.give_up_client(client.id, now_ms, effects)
+            self._blocked.give_up_client(client.id, effects)
             self._lost(client.id)
             self._leave(client, command.never_delivered, effects)
             del self._directory.clients[client.id]

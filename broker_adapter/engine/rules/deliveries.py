@@ -23,7 +23,7 @@ from broker_adapter.engine.queues.redelivered import Redelivered
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
-from broker_adapter.errors import JMSException
+from broker_adapter.errors import LIMIT_REACHED, JMSException
 
 P = TypeVar("P", Place, RawEntry)
 
@@ -176,13 +176,19 @@ class Deliveries:
         effects.answer(command, None)
 
     def roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
-        """Answer a commit with an error; its client has released the deliveries, so these have failed."""
+        """Answer a commit with an error; its client has released the deliveries, so these have failed.
+
+        At a limit they are delivered again as after a listener that raised, or a client that does the transaction
+        again would use up their tries at once.
+        """
+        is_limit = error.error_code == LIMIT_REACHED
         for consumer_number, number, _ in command.settlements:
             consumer = self._consumers_by_number.get(consumer_number)
             entry = consumer.unsettled.pop(number, None) if consumer is not None else None
             if consumer is not None and entry is not None:
                 self._consumers.let_go(consumer, 1)
-                self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED, effects)
+                outcome, by = (Outcome.FAILED, consumer) if is_limit else (Outcome.MODIFIED, None)
+                self._endings.not_accepted(consumer.queue, entry, outcome, effects, by)
                 if not consumer.attached and not consumer.unsettled:
                     self._removal.unregister(consumer, self._directory.clients[consumer.client], effects)
         effects.answer(command, error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Candidate, Scan
 from broker_adapter.engine.commands.selection import (
@@ -24,11 +25,42 @@ from broker_adapter.engine.commands.selection import (
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.layout import RawEntry
-from broker_adapter.engine.rules.wait_queues import BlockedSend
 from broker_adapter.selectors.language import Selector
 
 #: Why a send or commit waits for which there is room.
 MATCHING = "the selectors of subscriptions take their time"
+
+
+class CommitMatches:
+    """How far the messages of a commit are matched with the subscriptions of topics.
+
+    Attributes:
+        queues: the subscriptions of each topic, as they were when it began.
+        wanting: those that match the message, for each message so far.
+        places: how many these are.
+    """
+
+    __slots__ = ("places", "queues", "wanting")
+
+    def __init__(self, queues: dict[Destination, Sequence[QueueState]]) -> None:
+        self.queues = queues
+        self.wanting: list[Sequence[QueueState]] = []
+        self.places = 0
+
+
+class Matched:
+    """A send or commit whose messages are matched, maybe over several decisions.
+
+    Attributes:
+        match: of a topic's subscriptions with the message that is not taken; None: not begun.
+        matches: of a commit: subscriptions that match its messages; None: not begun, or none of them has a selector.
+    """
+
+    __slots__ = ("match", "matches")
+
+    def __init__(self) -> None:
+        self.match: Choice | None = None
+        self.matches: CommitMatches | None = None
 
 
 class Matching:
@@ -117,7 +149,7 @@ class Matching:
         return True
 
     def wanting(
-        self, blocked: BlockedSend, message: c.NewMessage, queues: Sequence[QueueState]
+        self, blocked: Matched, message: c.NewMessage, queues: Sequence[QueueState]
     ) -> Sequence[QueueState] | None:
         """The subscriptions of a topic that match a message; None where it takes longer than this decision may.
 

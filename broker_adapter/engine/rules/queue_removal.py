@@ -17,7 +17,7 @@ from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import queue_key
 from broker_adapter.engine.rules.admission import Admission
-from broker_adapter.engine.rules.wait_queues import WaitQueues
+from broker_adapter.engine.rules.blocked_sends import BlockedSends
 from broker_adapter.wording import counted
 
 
@@ -28,7 +28,7 @@ class QueueRemoval:
         self,
         directory: Directory,
         consumers: Consumers,
-        wait_queues: WaitQueues,
+        blocked_sends: BlockedSends,
         admission: Admission,
         published: LastNumbers,
         time: DecisionTime,
@@ -37,7 +37,7 @@ class QueueRemoval:
         self._changed = directory.changed
         self._consumers = consumers
         self._let_go = consumers.let_go
-        self._wait_queues = wait_queues
+        self._blocked = blocked_sends
         self._admission = admission
         self._published = published
         self._time = time
@@ -73,7 +73,7 @@ class QueueRemoval:
     def end_subscription(self, queue: QueueState, effects: Effects) -> None:
         """End a subscription; sends that wait for it go on without it."""
         self._directory.remove_subscription(queue)
-        self._wait_queues.release(queue)
+        self._blocked.release(queue)
         self.end_queue(queue, effects)
 
     def give_way(self, totals: Totals, effects: Effects) -> None:

@@ -18,10 +18,9 @@ from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import short_name
 from broker_adapter.engine.rules.admission import Admission
-from broker_adapter.engine.rules.blocked_sends import BlockedSends
+from broker_adapter.engine.rules.blocked_sends import BlockedSend, BlockedSends
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import MATCHING, Matching
-from broker_adapter.engine.rules.wait_queues import BlockedSend
 from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.errors import JMSException
 
@@ -56,16 +55,16 @@ class Sends:
         """Carry out an Enqueue."""
         targets = self._targets(command.destination, effects)
         blocked = self._blocked.arrived(command)
-        if self._blocked.waits_behind(blocked, effects):
-            return
-        for queue in targets:
-            if queue.wait_queue:
-                self._blocked.block(blocked, queue, "others wait before it", effects)
-                return
-        self.take(blocked, targets, now_ms, effects)
+        if not (self._blocked.all and self._blocked.waits_behind(blocked, targets, effects)):
+            self._take(blocked, targets, now_ms, effects)
 
-    def take(self, blocked: BlockedSend, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
-        """Take the messages of a send from ``blocked.index`` on; returns False where it waits (again)."""
+    def take(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
+        """Try a blocked send again; return False where it still waits."""
+        assert isinstance(blocked.command, c.Enqueue)
+        return self._take(blocked, self._targets(blocked.command.destination, effects), now_ms, effects)
+
+    def _take(self, blocked: BlockedSend, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
+        """Take the messages of a send from ``blocked.index`` on; return False where it waits (again)."""
         command = blocked.command
         assert isinstance(command, c.Enqueue)
         messages = command.messages

@@ -20,13 +20,12 @@ from broker_adapter.engine.queues.directory import Directory, named_queue
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import CatalogRecord, RawEntry
-from broker_adapter.engine.rules.admission import Admission, Full
-from broker_adapter.engine.rules.blocked_sends import BlockedSends
+from broker_adapter.engine.rules.admission import Admission
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
 from broker_adapter.engine.rules.staging import Staging, batch_of
-from broker_adapter.engine.rules.wait_queues import BlockedSend, WaitQueues
 from broker_adapter.errors import (
+    LIMIT_REACHED,
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
@@ -46,8 +45,6 @@ class StagedBatches:
         directory: Directory,
         admission: Admission,
         removal: QueueRemoval,
-        blocked_sends: BlockedSends,
-        wait_queues: WaitQueues,
         intake: Intake,
         published: LastNumbers,
         totals: Totals,
@@ -59,8 +56,6 @@ class StagedBatches:
         self._settings = directory.settings
         self._admission = admission
         self._removal = removal
-        self._blocked = blocked_sends
-        self._wait_queues = wait_queues
         self._intake = intake
         self._published = published
         self._totals = totals
@@ -157,42 +152,23 @@ class StagedBatches:
 
     def overdue(self, age_ms: int) -> list[str]:
         """The staged transactions to drop because their batch was not used for the time-out."""
-        overdue = self.staging.overdue(age_ms)
-        if not overdue:
-            return overdue
-        waiting = [blocked.command for blocked in self._wait_queues]
-        wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
-        return [name for name in overdue if name not in wanted]
+        return self.staging.overdue(age_ms)
 
     def publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         """Carry out a Publish."""
-        self.try_to_publish(self._blocked.arrived(command), now_ms, effects)
-
-    def try_to_publish(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """Publish staged transactions, all or none; returns False where it waits (again)."""
-        command = blocked.command
-        assert isinstance(command, c.Publish)
         last = self._published.last(command.group)
         checked_number(command.number)
         if last is not None and command.number <= last:
             self._drop_published(command, effects)
             effects.answer(command, False)
-            return True
+            return
         found = self._staged_by(command)
         made: list[QueueState] = []
         try:
-            full = self._ask_for_room(found, made, effects)
+            self._check_room(found, made, effects)
         except JMSException:
             self._directory.unmake(made, effects)
             raise
-        if full is not None:
-            blocked.command = command._replace(found=())  # it may be another cycle that goes on
-            waits = self._blocked.block(blocked, full.queue, full.reason, effects)
-            self._directory.unmake(made, effects)
-            for queue in found:  # a publication that is refused may be made again
-                if self.staging.used(queue.record.name, self._time.age_ms):
-                    self._note_use(queue, self._time.age_ms, effects)
-            return not waits
         if not self._move_at_once(command.found, found, now_ms, effects):
             for queue in found:
                 self._begin_publishing(queue, effects)
@@ -200,7 +176,6 @@ class StagedBatches:
             self._end(name, effects)  # of attempts that do not count
         self._published.note(command.group, command.number, effects.durable)
         effects.answer(command, True)
-        return True
 
     def _drop_published(self, command: c.Publish, effects: Effects) -> None:
         """Drop what is staged for a number that is published already."""
@@ -233,13 +208,21 @@ class StagedBatches:
             found.append(queue)
         return found
 
-    def _ask_for_room(self, found: Sequence[QueueState], made: list[QueueState], effects: Effects) -> Full | None:
-        """What has no room for some staged transactions; ``made`` gets the queues that are made for them."""
+    def _check_room(self, found: Sequence[QueueState], made: list[QueueState], effects: Effects) -> None:
+        """Raise where some staged transactions find no room; ``made`` gets the queues that are made for them."""
         for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
             if target in self._directory.by_destination:
                 continue
             made.append(self._directory.queue(target, effects))
-        return self._admission.ask_for_batches(found)
+        reason = self._admission.ask_for_batches(found)
+        if reason is None:
+            return
+        for queue in found:  # it may be published again until its time-out, counted from now
+            if self.staging.used(queue.record.name, self._time.age_ms):
+                self._note_use(queue, self._time.age_ms, effects)
+        self._totals.refused += 1
+        text = f"{reason}; a publication does not wait for room: publish again later"
+        raise ResourceAllocationException(text, error_code=LIMIT_REACHED)
 
     def _move_at_once(
         self, entries: Sequence[RawEntry], found: Sequence[QueueState], now_ms: int, effects: Effects
@@ -285,9 +268,6 @@ class StagedBatches:
         left = self.staging.end(name)
         if left is not None:
             self._note_use(self._directory.staged[left[0]], left[1], effects)
-        target = self._directory.by_destination.get(Destination(queue.record.target or ""))
-        if target is not None and target.wait_queue:
-            self._changed[target.id] = target  # a publication that waits for it is answered
         self._removal.end_queue(queue, effects)
         del self._directory.staged[name]
         return True

@@ -2,7 +2,8 @@
 
 Theory of operation
     A commit is first checked, matched with the selectors of the topics that it sends to, and given room.  Until then
-    it may be refused, or wait, and nothing has changed but that queues were made for it, which are removed again.
+    it may be refused, and nothing has changed but that queues were made for it, which are removed again.  It waits for
+    selectors that take long, and never for room.
     Afterwards nothing can fail: its messages are stored and its deliveries settled.  Where something does, which is a
     fault in the engine, the commit is in doubt.
 
@@ -26,13 +27,13 @@ from broker_adapter.engine.queues.entries import Entry
 from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import short_name
-from broker_adapter.engine.rules.admission import Admission, CommitRoom, Full
-from broker_adapter.engine.rules.blocked_sends import BlockedSends
+from broker_adapter.engine.rules.admission import Admission, CommitRoom
+from broker_adapter.engine.rules.blocked_sends import BlockedSend, BlockedSends
 from broker_adapter.engine.rules.deliveries import Deliveries
 from broker_adapter.engine.rules.intake import Intake
-from broker_adapter.engine.rules.matching import MATCHING, Matching, still_subscribed
-from broker_adapter.engine.rules.wait_queues import NO_ROOM, BlockedSend, CommitMatches
+from broker_adapter.engine.rules.matching import MATCHING, CommitMatches, Matching, still_subscribed
 from broker_adapter.errors import (
+    LIMIT_REACHED,
     IllegalStateException,
     JMSException,
     ResourceAllocationException,
@@ -70,7 +71,7 @@ class Transactions:
         self._deliveries = deliveries
         self._commits = commits
         self._totals = totals
-        self.has_begun = False  #: whether the last commit that was tried has changed something
+        self._has_begun = False  #: whether the last commit that was tried has changed something
 
     def resolve(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         """Carry out a ResolveCommit."""
@@ -81,48 +82,67 @@ class Transactions:
             done = None
         effects.answer(command, done)
 
+    def begin(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
+        """Carry out a Commit."""
+        if self._blocked.all and command.commit_id is not None:
+            overtaken = "the session made a further commit while this one waited for the selectors of subscriptions"
+            self._blocked.give_up_session(command.commit_id.session, overtaken, effects)
+        self.commit(self._blocked.arrived(command), now_ms, effects)
+
     def commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """Carry out a commit; returns False where it waits (again)."""
+        """Carry out a commit, or roll it back; return False where it waits for selectors (again)."""
+        command = blocked.command
+        assert isinstance(command, c.Commit)
         made: list[QueueState] = []
-        self.has_begun = False
+        self._has_begun = False
         try:
-            return self._commit(made, blocked, now_ms, effects)
-        finally:
-            self._directory.unmake(made, effects)
+            try:
+                return self._commit(made, blocked, command, now_ms, effects)
+            finally:
+                self._directory.unmake(made, effects)
+        except JMSException as error:
+            self._deliveries.roll_back(command, error, effects)
+        except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
+            effects.faults.append((command, error))
+            self._fail(command, error, effects)
+        return True
 
-    def is_stale(self, command: c.Command) -> bool:
-        """Whether a commit will be refused because the first delivery that it settles is not held any more."""
-        if not isinstance(command, c.Commit) or not command.settlements:
-            return False
-        number, delivery, _ = command.settlements[0]
-        consumer = self._directory.consumers.get(number)
-        return consumer is None or delivery not in consumer.unsettled
+    def refuse(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
+        """Roll a commit back that waits for selectors."""
+        self._deliveries.roll_back(command, rolled_back(error), effects)
 
-    def fail(self, command: c.Commit, cause: Exception, effects: Effects) -> None:
-        """A fault of the engine has ended the commit that was tried last: it is rolled back, if it had not begun."""
+    def _fail(self, command: c.Commit, cause: Exception, effects: Effects) -> None:
+        """Roll back the commit that a fault of the engine has ended; it is in doubt if it had begun."""
         failure = fault(command, cause)
-        if self.has_begun:
+        if self._has_begun:
             doubt = TransactionInDoubtException(f"{failure.reason}; a part of it may have been done")
             doubt.__cause__ = cause
             self._deliveries.roll_back(command, doubt, effects)  # what is not settled yet is redelivered
         else:
             self._deliveries.roll_back(command, rolled_back(failure), effects)
 
-    def _commit(self, made: list[QueueState], blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """As ``commit``; notes the queues that are made for it."""
-        command = blocked.command
-        assert isinstance(command, c.Commit)
+    def _no_room(self, reason: str) -> TransactionRolledBackException:
+        """Return the error for a commit that finds no room, or would overtake a send that finds none."""
+        self._totals.refused += 1
+        text = f"{reason}; a commit does not wait for room: do the transaction again later"
+        return rolled_back(ResourceAllocationException(text, error_code=LIMIT_REACHED))
+
+    def _commit(
+        self, made: list[QueueState], blocked: BlockedSend, command: c.Commit, now_ms: int, effects: Effects
+    ) -> bool:
+        """As ``commit``; raises where it is to be rolled back, and notes the queues that are made for it."""
         commit_id = command.commit_id
         if commit_id is not None and checked_number(commit_id.number) <= (self._commits.last(commit_id.session) or 0):
             effects.answer(command, None)
             return True
-        if self._blocked.waits_behind(blocked, effects):
-            return False
         settings = self._settings
         messages = len(command.sends) + len(command.settlements)
         if messages > settings.max_transaction_messages:
             raise _too_many_messages(messages, settings.max_transaction_messages)
-        if not self._match(blocked, command):
+        first = self._blocked.first_before(blocked, command) if self._blocked.all else None
+        if first is not None and not first.is_matching:
+            raise self._no_room(first.reason)
+        if first is not None or not self._match(blocked, command):
             return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
         size = sum([len(message.payload) for _, message in command.sends])
         if size > settings.max_transaction_bytes:
@@ -130,14 +150,11 @@ class Transactions:
         settled = self._settled_by(command)
         if command.sends:
             room = CommitRoom(self._admission, settled)
-            found = self._find_room(room, made, blocked, command, effects)
-            if isinstance(found, Full):
-                blocked.tried_with = self._admission.engine_wide_room() if found.queue is None else NO_ROOM
-                return not self._blocked.block(blocked, found.queue, found.reason, effects, needs=found.needs)
+            routed = self._find_room(room, made, blocked, command, effects)
             room.take()
-            self.has_begun = True
-            self._take(found, now_ms, effects)
-        self.has_begun = True
+            self._has_begun = True
+            self._take(routed, now_ms, effects)
+        self._has_begun = True
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
         if commit_id is not None:
@@ -193,7 +210,7 @@ class Transactions:
 
     def _find_room(
         self, room: CommitRoom, made: list[QueueState], blocked: BlockedSend, command: c.Commit, effects: Effects
-    ) -> list[_Routed] | Full:
+    ) -> list[_Routed]:
         """Find the queues of each message, and room in them.
 
         Args:
@@ -204,7 +221,10 @@ class Transactions:
             effects: of the decision.
 
         Returns:
-            The messages with their queues, or what has no room for them.
+            The messages with their queues.
+
+        Raises:
+            TransactionRolledBackException: there is no room for them.
         """
         settings = self._settings
         max_bytes, most_places = settings.max_message_bytes, settings.max_transaction_entries
@@ -235,9 +255,9 @@ class Transactions:
                 raise _too_many_places(most_places)
             if is_open and all_durable and message.persistent:
                 continue
-            full = room.ask(message.persistent, length, queues, all_durable)
-            if full is not None:
-                return _with_the_rest(full, command.sends, len(routed))
+            reason = room.ask(message.persistent, length, queues, all_durable)
+            if reason is not None:
+                raise self._no_room(reason)
             if room.queues is not queues:
                 routed[-1] = room.queues, destination, message
         return routed
@@ -291,24 +311,6 @@ class Transactions:
                 changed[queue.id] = queue
         for stream, sequences in streams.items():
             self._intake.note_stream(stream, sequences, now_ms, effects)
-
-
-def _with_the_rest(full: Full, sends: Sequence[tuple[Destination, c.NewMessage]], tried: int) -> Full:
-    """What has no room for a commit, with all that the commit needs of it.
-
-    Args:
-        full: as far as the message that found no room.
-        sends: all messages of the commit.
-        tried: how many of them are counted, the one that found no room among them.
-    """
-    queue, needs = full.queue, full.needs
-    if queue is None or needs is None or queue.destination.is_topic:
-        return full
-    rest = [len(message.payload) for destination, message in sends[tried:] if destination == queue.destination]
-    if not rest:
-        return full
-    last_but_one = len(sends[tried - 1][1].payload) + sum(rest) - rest[-1]
-    return full._replace(needs=(needs[0] + len(rest), needs[1] + last_but_one))
 
 
 def _too_many_messages(messages: int, limit: int) -> TransactionRolledBackException:

@@ -29,7 +29,7 @@ RESERVE: Final = 1 / 16
 _LENT: Final = 1 / 4
 _NEVER_LENT: Final = 1 / 2
 #: Bytes by which a message that is sent may be longer than the one that it is lent for: its numbers grow.
-LONGER_BYTES: Final = 32
+_LONGER_BYTES: Final = 32
 #: Pages that commits need beside those of the records: what they change is written to new pages.
 _MARGIN_PAGES: Final = 64
 
@@ -60,11 +60,6 @@ class Room:
     spare_single_pages: float = 0.0
     spare_run_pages: float = 0.0
 
-    @property
-    def pages(self) -> tuple[float, float, float, float]:
-        """All that there is of pages."""
-        return self.single_pages, self.run_pages, self.spare_single_pages, self.spare_run_pages
-
     def take(self, size: int, entries: int) -> bool:
         """Take the room for a message of so many bytes, that so many queues hold; returns False where there is none."""
         singles, runs = self._pages(size, entries)
@@ -85,7 +80,7 @@ class Room:
         """The room of a commit that ends these messages, of (bytes, queues) each; see ``repaid``."""
         singles, runs = 0.0, 0
         for size, entries in ended:
-            of_message = self._pages(size + LONGER_BYTES if size else 0, entries)
+            of_message = self._pages(size + _LONGER_BYTES if size else 0, entries)
             singles += of_message[0] + of_message[1]
             runs += of_message[1]
         singles, runs = min(singles, self.spare_single_pages), int(min(runs, self.spare_run_pages))

@@ -143,7 +143,7 @@ class Coordinator:
     def remove(self, link: int) -> None:
         """A link is gone: if it led to the coordinator, what was declared on it is rolled back.
 
-        That includes a commit that waits for room: its end cannot be reported any more.
+        That includes a commit that waits for selectors: its end cannot be reported any more.
         """
         if link in self._links:
             self._links.discard(link)

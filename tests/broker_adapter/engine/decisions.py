@@ -165,14 +165,3 @@ class Scarce:
 
 
 LARGE = b"x" * 100_000
-
-
-def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
-    rules = Rules(max_queue_messages=1)
-    client = rules.connect()
-    for destination in (Q, FULL_QUEUE):
-        rules.send(client, destination, b"1")
-    for number in (1, 2):
-        sends = [(each, c.NewMessage(0, b"")) for each in (Q, FULL_QUEUE)]
-        assert rules.do(c.Commit(client, c.CommitId(f"s{number}", 1), sends, [])) == "held"
-    assert {each.name: each.blocked_sends for each in rules.do(c.Statistics()).queues if each.blocked_sends} == {"q": 2}

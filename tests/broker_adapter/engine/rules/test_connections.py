@@ -10,6 +10,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
+    TransactionRolledBackException,
 )
 from tests.broker_adapter.engine.decisions import Q, Rules, sent
 
@@ -41,7 +42,7 @@ def test_a_client_that_goes_leaves_its_deliveries_and_takes_its_held_sends() -> 
     assert rules.depth("q") == 0
 
 
-def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() -> None:
+def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_was_refused() -> None:
     rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=100)
     rules.send(rules.connect(), Q, b"there")
     rules.send(rules.connect(), queue("in"), b"work")
@@ -50,7 +51,8 @@ def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() 
     ((number, _),) = rules.delivered[consumer]
     other = rules.attach(client, queue("elsewhere"), credit=10)
     rules.do(c.Detach(consumer))
-    assert rules.do(c.Commit(client, None, [(Q, sent(1))], [(consumer, number, Outcome.ACCEPTED)])) == "held"
+    with pytest.raises(TransactionRolledBackException, match="is full"):
+        rules.do(c.Commit(client, None, [(Q, sent(1))], [(consumer, number, Outcome.ACCEPTED)]))
     rules.do(c.Disconnect(client))
     assert not rules.effects.faults
     assert (rules.state.directory.consumers, rules.state.waiting()) == ({}, [])

@@ -15,7 +15,13 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.records.layout import CatalogRecord, decode_catalog, encode_catalog, queue_key
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.envelope import Envelope, pack
-from broker_adapter.errors import IllegalStateException, JMSException, MessageFormatException
+from broker_adapter.errors import (
+    LIMIT_REACHED,
+    IllegalStateException,
+    JMSException,
+    MessageFormatException,
+    ResourceAllocationException,
+)
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, depth, message
 
@@ -104,16 +110,19 @@ def test_a_renewal_makes_nothing_and_brings_nothing_back() -> None:
     assert (staging.overdue(START + 5 * HOUR), len(staging)) == ([], 0)
 
 
-def test_what_a_publication_that_waits_for_room_names_is_not_dropped_for_its_age() -> None:
-    rules = Rules(staged_timeout_seconds=1, blocked_send_timeout_seconds=10, max_queue_messages=2)
+def test_a_publication_that_finds_no_room_is_refused_and_may_be_made_again() -> None:
+    rules = Rules(staged_timeout_seconds=1, max_queue_messages=2)
     rules.stage("g/1/t", 0, 2)
     rules.do(c.Publish("g", 1, ["g/1/t"]))
-    for name in ("g/2/failed", "g/2/counts"):
-        rules.stage(name, 0, 2)
-    publication = c.Publish("g", 2, ["g/2/counts"], [2], reply=lambda _: None)
-    assert not rules.state.decide([publication], START + 900).replies  # it waits
-    assert rules.state.staged_batches.overdue(START + 1500) == []
-    assert rules.state.staged_batches.overdue(START + 9000) == ["g/2/failed"]
+    rules.stage("g/2/t", 0, 2)
+    publication = c.Publish("g", 2, ["g/2/t"], [2])
+    with pytest.raises(ResourceAllocationException, match="a publication does not wait for room") as raised:
+        rules.do(publication, START + 900)
+    assert raised.value.error_code == LIMIT_REACHED
+    assert "max_queue_messages" in str(raised.value)
+    assert rules.state.staged_batches.overdue(START + 1500) == [], "it is kept for its time-out after the last try"
+    assert rules.state.staged_batches.overdue(START + 1900) == ["g/2/t"]
+    assert (rules.state.waiting(), rules.state.totals.refused) == ([], 1)
 
 
 def test_the_last_use_survives_a_restart_and_is_written_seldom() -> None:

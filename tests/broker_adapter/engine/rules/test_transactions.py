@@ -40,17 +40,16 @@ def test_a_commit_is_done_once() -> None:
     assert rules.depth("q") == 1
 
 
-def test_a_commit_waits_for_room_and_is_rolled_back_when_there_is_none() -> None:
-    rules = Rules(max_queue_messages=2, blocked_send_timeout_seconds=1)
+def test_a_commit_that_finds_no_room_is_rolled_back_at_once() -> None:
+    rules = Rules(max_queue_messages=2)
     client = rules.connect()
     rules.send(client, Q, b"a")
-    assert rules.do(commit(client, 1, [(Q, b"b"), (Q, b"c")], [])) == "held"
-    assert rules.depth("q") == 1
-    ((_, error),) = rules.pass_time(1000).replies
-    assert isinstance(error, TransactionRolledBackException)
-    assert rules.do(commit(client, 2, [(Q, b"b"), (Q, b"c")], [])) == "held"
+    with pytest.raises(TransactionRolledBackException, match="max_queue_messages"):
+        rules.do(commit(client, 1, [(Q, b"b"), (Q, b"c")], []))
+    assert (rules.depth("q"), rules.state.waiting()) == (1, [])
     consumer = rules.attach(client, Q, 1)
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.do(commit(client, 2, [(Q, b"b"), (Q, b"c")], [])) is None
     assert rules.depth("q") == 2
 
 
@@ -66,15 +65,12 @@ def test_a_transaction_has_limits(settings: dict[str, int], sends: list[bytes]) 
     rules.do(commit(client, 2, [(Q, body) for body in sends[1:]], []))
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "when there is room"])
 @pytest.mark.parametrize("step", ["before", "in the middle"])
 def test_a_commit_that_a_fault_of_the_engine_ends_is_in_doubt_where_it_had_begun(
-    step: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+    step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = Rules(max_queue_messages=1)
     client = rules.connect()
-    if waits:
-        rules.send(client, Q, b"full")
     answers: list[Any] = []
 
     def fail(*_: Any) -> None:
@@ -82,19 +78,12 @@ def test_a_commit_that_a_fault_of_the_engine_ends_is_in_doubt_where_it_had_begun
 
     command = commit(client, 1, [(Q, b"x")], [])._replace(reply=answers.append)
     transactions = rules.state._transactions
-    if waits:
-        rules._decide(command)
-        assert answers == []
     if step == "before":
         monkeypatch.setattr(transactions, "_settled_by", fail)
     else:
         monkeypatch.setattr(transactions._deliveries, "settle_committed", fail)
-    if waits:
-        consumer = rules.attach(client, Q, 1)
-        rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
-    else:
-        for reply, result in rules.state.decide([command], rules.now_ms).replies:
-            reply(result)
+    for reply, result in rules.state.decide([command], rules.now_ms).replies:
+        reply(result)
     (error,) = answers
     assert type(error) is (TransactionRolledBackException if step == "before" else TransactionInDoubtException)
     assert "could not carry out Commit" in str(error)
@@ -118,3 +107,23 @@ def test_what_a_commit_in_doubt_was_to_settle_is_redelivered(monkeypatch: pytest
     assert [type(each) for each in answers] == [TransactionInDoubtException]
     rules.do(c.Credit(consumer, 1))
     assert [number for number, _ in rules.delivered[consumer]] == [1, 2, 3]
+
+
+def test_what_a_refused_commit_was_to_settle_comes_again_after_the_redelivery_delays() -> None:
+    """A client that does its transaction again at once does not make a dead letter of it at once."""
+    rules = Rules(max_queue_messages=1, max_deliveries=4)
+    client = rules.connect()
+    rules.send(client, Q, b"full")
+    rules.send(client, queue("in"), b"a")
+    consumer = rules.attach(client, queue("in"), 10)
+    started = rules.now_ms
+    for number in range(1, 5):
+        while len(rules.delivered[consumer]) < number:
+            rules.pass_time(10)
+            assert rules.now_ms - started < 10_000
+        taken, count = rules.delivered[consumer][-1]
+        assert count == number - 1
+        with pytest.raises(TransactionRolledBackException, match="does not wait for room"):
+            rules.do(commit(client, number, [(Q, b"x")], [(consumer, taken, Outcome.ACCEPTED)]))
+    assert rules.now_ms - started >= 300, "0.1 s, then 0.2 s"
+    assert (rules.depth("in"), rules.depth("DLQ")) == (0, 1)
