@@ -99,7 +99,12 @@ def password_of(options: ConnectionOptions) -> str | None:
     return password
 
 
-def with_retries(options: ConnectionOptions, act: Callable[[Connection], T], seconds: float | None = None) -> T:
+def with_retries(
+    options: ConnectionOptions,
+    act: Callable[[Connection], T],
+    seconds: float | None = None,
+    also: tuple[type[JMSException], ...] = (),
+) -> T:
     """Do something with the connection, again and again where the network or the broker fails.
 
     Args:
@@ -107,6 +112,7 @@ def with_retries(options: ConnectionOptions, act: Callable[[Connection], T], sec
         act: may be done twice without harm.
         seconds: how long to try; None: ``retrySeconds`` of the options.  The last try may take as long as its own
             time-outs allow.
+        also: further errors after which to try again.
 
     Raises:
         JMSException: the last failure, or any other error at once.
@@ -119,7 +125,7 @@ def with_retries(options: ConnectionOptions, act: Callable[[Connection], T], sec
         except JMSException as error:
             # Whatever it was: the next one starts with a connection that nothing is wrong with.
             drop_connection(options)
-            transient = isinstance(error, ConnectionLostException | OperationTimedOutException)
+            transient = isinstance(error, (ConnectionLostException, OperationTimedOutException, *also))
             if not transient or time.monotonic() + pause > deadline:
                 raise
             _log.warning("trying again in %g s: %s", pause, error)

@@ -302,7 +302,8 @@ class _Publishing:
                 answers.append(None)  # until it is answered
                 answers[-1] = publish(connection, group, number, names, counts)
 
-            with_retries(self._options, publish_it)
+            # A publication without room is refused at once: a query waits here for consumers that are slower.
+            with_retries(self._options, publish_it, also=(ResourceAllocationException,))
             _note(_published, (group, self._options.url), number)
         # An answer to the first question is sure; one to a later question may tell of the first.
         is_sure = answers[:1] == [False] or (last is not None and number <= last)

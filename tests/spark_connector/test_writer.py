@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (
     Connection,
+    ConnectionFactory,
     ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
@@ -38,7 +40,7 @@ from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Unsent, Written, refused
-from tests.spark_connector.queues import away_once, browse, texts
+from tests.spark_connector.queues import away_once, browse, fill, texts
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
@@ -386,6 +388,63 @@ def test_a_batch_whose_staged_rows_are_gone_is_an_error_and_publishes_nothing(
     with pytest.raises(IllegalStateException, match="has 2 messages, not 3"):
         publish(options, 0, attrs.evolve(first, count=3))
     assert texts(options.url, "out") == []
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[SinkOptions]:
+    """For a broker whose queue "out" has room for one message more."""
+    broker = Broker(EngineSettings(max_queue_messages=2), str(tmp_path / "full"))
+    for options in served(broker):
+        fill(options.url, "out", ["first"])
+        yield options
+    broker.close()
+
+
+def take(options: SinkOptions, *expected: str) -> None:
+    """Take messages from the queue."""
+    with ConnectionFactory(options.url).create_connection() as connection, connection.create_session() as session:
+        connection.start()
+        consumer = session.create_consumer(session.create_queue("out"))
+        received = [consumer.receive(WAIT) for _ in expected]
+        assert [message.body for message in received if message is not None] == list(expected)
+
+
+def test_a_batch_that_finds_no_room_fails_with_the_reason_and_is_published_once_when_there_is(
+    full: SinkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = writer(full).write(iter([rows("a", "b")]))
+    with pytest.raises(ResourceAllocationException, match=r"'out' .*; a publication does not wait for room"):
+        publish(attrs.evolve(full, retry_seconds=0.0), 0, written)
+    assert texts(full.url, "out") == ["first"]
+    take(full, "first")
+    publish(full, 0, written)
+    publish(full, 0, written)
+    assert texts(full.url, "out") == ["a", "b"]
+    assert "trying again" not in caplog.text
+
+
+def test_the_driver_waits_for_room(full: SinkOptions) -> None:
+    class Consumer(logging.Handler):
+        """Makes room after the second attempt."""
+
+        def __init__(self) -> None:
+            super().__init__(logging.WARNING)
+            self.refusals: list[str] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.refusals.append(record.getMessage())
+            if len(self.refusals) == 2:
+                take(full, "first")
+
+    log = logging.getLogger("holdfast.spark_connector.connections")
+    consumer = Consumer()
+    log.addHandler(consumer)
+    try:
+        publish(attrs.evolve(full, retry_seconds=WAIT), 0, writer(full).write(iter([rows("a", "b")])))
+    finally:
+        log.removeHandler(consumer)
+    assert texts(full.url, "out") == ["a", "b"]
+    assert len(consumer.refusals) == 2
 
 
 def test_two_queries_write_to_one_queue_at_once(options: SinkOptions, broker: Broker) -> None:
