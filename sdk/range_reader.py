@@ -515,6 +515,7 @@ def publish(
     Raises:
         InvalidDestinationException: one of them was dropped because it was not published for too long.
         IllegalStateException: one of them has another number of messages.
+        ResourceAllocationException: a queue has no room for them now; they stay staged.
     """
     done: bool = connection.request(
         "publish",

@@ -483,8 +483,8 @@ class Session(MessageFactory):
         Waits for the broker, ``request_timeout_seconds`` at most; then for completion callbacks that run.
 
         Raises:
-            TransactionRolledBackException: nothing was done: a limit, a refused message, or the connection was lost
-                meanwhile.  What was received is redelivered.
+            TransactionRolledBackException: nothing was done: no room (commits do not wait for it), a refused message,
+                or the connection was lost meanwhile.  What was received is redelivered.
             TransactionInDoubtException: it is not known whether it was done.
             IllegalStateException: the session is not transacted, or closed.
         """
