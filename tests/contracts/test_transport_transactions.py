@@ -9,7 +9,7 @@ import pytest
 from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
 from broker_adapter.envelope import Identity
-from broker_adapter.errors import TransactionRolledBackException
+from broker_adapter.errors import ResourceAllocationException, TransactionRolledBackException
 from tests.contracts.calls import TEMPORARY, Caller, Q, depth, texts
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
@@ -127,8 +127,9 @@ def test_a_commit_that_finds_no_room_is_rolled_back_and_may_be_done_again(make_e
     client.send("q", "a", "b")
     link = client.sender(Q)
     sends = [(link, message(Q, "c")), (link, message(Q, "d"))]
-    with pytest.raises(TransactionRolledBackException, match="do the transaction again later"):
+    with pytest.raises(TransactionRolledBackException, match="do the transaction again later") as refused:
         client.transport.commit(1, 1, sends, [], WAIT)
+    assert isinstance(refused.value.__cause__, ResourceAllocationException)
     client.settle(client.receiver(Q, 2).wait_for(2))
     eventually(lambda: depth(client, "q") == 0)
     client.transport.commit(1, 2, sends, [], WAIT)

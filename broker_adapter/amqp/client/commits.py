@@ -463,7 +463,10 @@ class Coordinator(Link):
             reason = (error.description if error is not None else None) or "the broker refused to commit"
             code = None if error is None else error.condition
             kind = TransactionInDoubtException if code == IN_DOUBT else TransactionRolledBackException
-            commit.done(None, kind(reason, error_code=code))
+            refusal, cause = kind(reason, error_code=code), exception_for(error, reason)
+            if type(cause) is not kind:
+                refusal.__cause__ = cause
+            commit.done(None, refusal)
         self._start()
         self._leave_if_useless()
 
