@@ -113,11 +113,13 @@ class History:
 
 picks = st.lists(st.integers(0, 7), max_size=5)
 outcomes = st.sampled_from(Outcome)
+#: No mode fails a message in a transaction, and to plain AMQP that is a modified there, without its annotation.
+in_commits = st.sampled_from([each for each in Outcome if each is not Outcome.FAILED])
 steps = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([1, 4, 4, 9])),
     st.tuples(st.just("receive"), st.integers(1, 6)),
     st.tuples(st.just("settle"), picks, outcomes),
-    st.tuples(st.just("commit"), st.integers(0, 3), picks, outcomes),
+    st.tuples(st.just("commit"), st.integers(0, 3), picks, in_commits),
     st.tuples(st.sampled_from(["reattach", "end_session", "reconnect", "browse"])),
 )
 

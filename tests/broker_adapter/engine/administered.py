@@ -265,7 +265,7 @@ class History:
         elif place != DEAD and outcome is Outcome.REJECTED:
             fate.places = {DEAD}
             fate.failures = 0
-        elif outcome in (Outcome.MODIFIED, Outcome.FAILED) and place != DEAD:
+        elif outcome in (Outcome.MODIFIED, Outcome.FAILED, Outcome.UNDELIVERABLE) and place != DEAD:
             fate.failures += 1
             # A restart may have counted one delivery more, so it may have been the last one.
             fate.places = {place, DEAD}
