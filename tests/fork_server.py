@@ -1,13 +1,14 @@
-"""A process that has loaded everything that the command ``holdfast`` needs, and forks a process for each command.
+"""A process that has loaded the command ``holdfast`` and the SDK, and forks a process for each command or program.
 
-Python takes half a second to load it, and the tests run the command a thousand times.  :mod:`tests.forked_command` is
+Python takes half a second to load them, and the tests run more than a thousand.  :mod:`tests.forked_command` is
 how tests use this.
 
-A request is one packet of a Unix socket: arguments, environment and directory, with descriptors: the end of a socket
-that gets the answers, and the standard streams that are open.  The answers are the number of the process, and its exit
-status when it has ended, negative for a signal.  The server ends when nobody has the other end of its socket.
+A request is one packet of a Unix socket: arguments of Python, environment and directory, with descriptors: the end of a
+socket that gets the answers, and the standard streams that are open.  The answers are the number of the process, and
+its exit status when it has ended, negative for a signal.  The server ends when nobody has the other end of its
+socket.
 
-The process of a command does what a new one would: it runs ``python -m broker_adapter.server.cli``, and Python ends it.
+The process does what a new one would: it runs ``python -m MODULE`` or ``python -c PROGRAM``, and Python ends it.
 Variables that Python reads as it starts, such as ``PYTHONUNBUFFERED``, are those of the server.
 """
 
@@ -29,11 +30,11 @@ _DESCRIPTORS = 4  #: of a packet at most
 def request(
     server: socket.socket, arguments: list[str], environment: dict[str, str], streams: list[int | None], session: bool
 ) -> socket.socket:
-    """Have a command run.
+    """Have a command or a program run.
 
     Args:
         server: the socket of a server.
-        arguments: of the command.
+        arguments: of Python: ``-m`` and a module, or ``-c`` and a program, and its arguments.
         environment: all of it.
         streams: descriptors for its standard input, output and error; None: closed.
         session: whether it gets a session of its own, and so no terminal.
@@ -135,7 +136,7 @@ def _stand_in(server: int, arguments: list[str]) -> None:
     """Stand for a command in a script of the shell: run it on one's own streams, and end as it does."""
     streams = [number if _is_open(number) else None for number in range(3)]
     with socket.socket(fileno=server) as own:
-        answers = request(own, arguments, dict(os.environ), streams, session=False)
+        answers = request(own, ["-m", COMMAND, *arguments], dict(os.environ), streams, session=False)
     answer(answers)
     status = answer(answers)
     if status < 0:
@@ -159,10 +160,12 @@ def _load() -> None:
     import pkgutil
 
     import broker_adapter
+    import sdk
 
-    for module in pkgutil.walk_packages(broker_adapter.__path__, "broker_adapter."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    for package in (broker_adapter, sdk):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, threads
     gc.collect()
@@ -172,13 +175,23 @@ def _load() -> None:
 def _main(role: str, descriptor: str, *arguments: str) -> None:
     if role == "stand-in":
         return _stand_in(int(descriptor), list(arguments))
-    import runpy
-
     _load()
     given = serve(socket.socket(fileno=int(descriptor)))
     if given is not None:
-        sys.argv[1:] = given
-        runpy.run_module(COMMAND, run_name="__main__", alter_sys=True)
+        _run(*given)
+
+
+def _run(kind: str, what: str, *arguments: str) -> None:
+    import runpy
+    import types
+
+    sys.argv[1:] = arguments
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        return
+    sys.argv[0] = kind
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(what, "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command ``holdfast`` in a process of its own, which :mod:`tests.fork_server` forks.
+"""The command ``holdfast``, or a program, in a process of its own, which :mod:`tests.fork_server` forks.
 
 Such a process takes a tenth of the time of a new one, and differs from it in what it has loaded already.  Tests of how
 Python starts and ends, and of what a process loads or has in memory, use a new one.
@@ -76,7 +76,7 @@ class ForkedCommand:
     """What :class:`subprocess.Popen` is, as far as tests need it, for a process that the fork server forks.
 
     Args:
-        arguments: of ``holdfast``.
+        arguments: of Python: ``-m`` and a module, or ``-c`` and a program, and its arguments.
         streams: descriptors for its standard input, output and error.
         environment: all of it.
         session: whether it gets a session of its own.
@@ -138,12 +138,30 @@ def start(
         session: whether it gets a session of its own, and so no terminal.
         new: whether its process must be a new one.
     """
+    arguments = ["-m", fork_server.COMMAND, *arguments]
+    return start_python(arguments, streams, environment, session=session, new=new)
+
+
+def start_python(
+    arguments: Sequence[str],
+    streams: Sequence[int],
+    environment: dict[str, str] | None = None,
+    *,
+    session: bool = False,
+    new: bool = False,
+) -> ForkedCommand | subprocess.Popen[bytes]:
+    """Start a program: see :func:`start`, with arguments of Python."""
     environment = dict(os.environ) if environment is None else environment
     if not new and is_possible(environment):
         return ForkedCommand([*arguments], [*streams], environment, session)
     stdin, stdout, stderr = streams
     return subprocess.Popen(
-        [*NEW, *arguments], stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=session
+        [sys.executable, *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=session,
     )
 
 
@@ -176,9 +194,21 @@ def run(
         timeout: in seconds.
         stdin: the descriptor of its standard input.
     """
+    return run_python(["-m", fork_server.COMMAND, *arguments], text, environment, timeout, stdin=stdin)
+
+
+def run_python(
+    arguments: Sequence[str],
+    text: str | None = None,
+    environment: dict[str, str] | None = None,
+    timeout: float = 120,
+    *,
+    stdin: int = 0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program: see :func:`run`, with arguments of Python."""
     with Pipe("w") as given, Pipe("r") as output, Pipe("r") as errors:
         stdin = stdin if text is None else given.theirs
-        process = start(arguments, [stdin, output.theirs, errors.theirs], environment, session=True)
+        process = start_python(arguments, [stdin, output.theirs, errors.theirs], environment, session=True)
     with ThreadPoolExecutor(3) as pool, output.file, errors.file:
         written = pool.submit(_write, given.file, text or "")
         read = [pool.submit(each.file.read) for each in (output, errors)]

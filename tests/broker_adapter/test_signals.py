@@ -14,6 +14,7 @@ import pytest
 
 from broker_adapter import signals
 from broker_adapter.signals import Condition, Waiters, may_be_interrupted, uninterrupted
+from tests import forked_command
 from tests.broker_adapter.signalled import SCENARIOS
 
 WAIT = 120.0
@@ -22,8 +23,7 @@ WAIT = 120.0
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_handlers_of_signals_harm_nothing(scenario: str) -> None:
     """In processes of their own, so that nothing else is interrupted, or loses what belongs to a thread by a fork."""
-    command = [sys.executable, "-m", "tests.broker_adapter.signalled", scenario]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    done = forked_command.run_python(["-m", "tests.broker_adapter.signalled", scenario], timeout=WAIT)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

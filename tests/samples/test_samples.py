@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests import forked_command
 
 EXPECTED = {
     "s01_send_and_receive": """\
@@ -109,8 +108,7 @@ glue: not sold any more
 
 
 def run(sample: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", f"samples.{sample}", *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    finished = forked_command.run_python(["-m", f"samples.{sample}", *arguments], timeout=500)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests import forked_command
 from tests.sdk.interrupted_programs import (
     BEGIN,
     CLOSE_CONNECTION,
@@ -26,13 +24,7 @@ from tests.server_process import ServerProcess
 
 def run(program: str, *arguments: str) -> None:
     end = "\nconnection.close()\n"
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program + end, *(arguments or ("embedded:",))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked_command.run_python(["-c", BEGIN + program + end, *(arguments or ("embedded:",))])
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sdk import ConnectionFactory
+from tests import forked_command
 
 MOST = 3
 MESSAGES = 30
@@ -60,14 +58,7 @@ def test_a_message_that_kills_its_process_is_set_aside_and_what_was_prefetched_w
     seen: list[str] = []
     ends = []
     for _ in range(MOST + 1):
-        ran = subprocess.run(
-            [sys.executable, "-c", APPLICATION, url, mode, how],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
+        ran = forked_command.run_python(["-c", APPLICATION, url, mode, how])
         seen += ran.stdout.splitlines()
         ends.append(ran.returncode)
     assert ends == [-9] * MOST + [0]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests import forked_command
 from tests.server_process import ServerProcess
 
 #: A program that is interrupted in the middle of its calls again and again.
@@ -238,9 +236,7 @@ for number in range(20):
 
 
 def run(program: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked_command.run_python(["-c", program, *arguments])
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,22 @@ FAR_MS = 4_102_444_800_000
 
 
 def filled(path: Path, messages: int = 300) -> None:
-    """A store with something in every table."""
+    """A store with something in every table: a copy of one that was filled once."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, data in _filled(messages).items():
+        (path / name).write_bytes(data)
+        (path / name).chmod(0o600)
+
+
+@functools.cache
+def _filled(messages: int) -> dict[str, bytes]:
+    """The files of such a store, by their names."""
+    with tempfile.TemporaryDirectory() as directory:
+        _fill(Path(directory), messages)
+        return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
+
+
+def _fill(path: Path, messages: int) -> None:
     broker = Broker(SETTINGS, str(path))
     client = connect(broker, "me")
     subscribe(broker, client, "news", "one", "two")
