@@ -41,6 +41,7 @@ class Seen:
     told: list[JMSException] = attrs.field(factory=list)  #: by the exception listener
     too_many: list[str] = attrs.field(factory=list)  #: came although it was acknowledged or committed
     wait: float = WAIT
+    when_sent: Callable[[], None] = lambda: None  #: called when all is sent, before anything is received
 
     @property
     def again(self) -> Counter[str]:
@@ -64,9 +65,16 @@ def connect(url: str, seen: Seen) -> Connection:
     return connection
 
 
-def play(mode: AcknowledgeMode, url: str, queue: str, count: int, wait: float = WAIT) -> Seen:
+def play(
+    mode: AcknowledgeMode,
+    url: str,
+    queue: str,
+    count: int,
+    wait: float = WAIT,
+    when_sent: Callable[[], None] = lambda: None,
+) -> Seen:
     """The scenario of a mode, which waits at most so long for each message."""
-    seen = Seen(wait=wait)
+    seen = Seen(wait=wait, when_sent=when_sent)
     with connect(url, seen) as connection, connection.create_session(mode) as session:
         _SCENARIOS[mode](session, queue, count, seen)
         # Who closes while the network is away gives up the acknowledgements that were lost with it (docs/failover.md).
@@ -85,6 +93,7 @@ def _send_each(session: Session, queue: str, count: int, seen: Seen) -> None:
     for body in _bodies(count):
         producer.send(body)
         seen.sent.append(body)
+    seen.when_sent()
 
 
 def _next(consumer: MessageConsumer, seen: Seen, seconds: float | None = None) -> Message | None:
@@ -179,6 +188,7 @@ def _in_transactions(session: Session, queue: str, count: int, seen: Seen) -> No
             if _commit(session, seen):
                 seen.sent += pair
                 break
+    seen.when_sent()
     consumer = session.create_consumer(session.create_queue(queue))
     while len(seen.ended) < count:
         held: list[str] = []
