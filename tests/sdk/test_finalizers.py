@@ -387,6 +387,7 @@ def test_a_consumer_with_a_listener_goes_on_without_references_to_it(make: Calla
         assert wait_for(lambda: heard == ["0", "1", "2", "3", "4"])
 
 
+@pytest.mark.parametrize("make", ["embedded", "failover"], indirect=True)  # which is over AMQP
 def test_a_producer_that_is_dropped_leaves_no_link_and_no_warning(make: Callable[[], Connection]) -> None:
     name = f"producer {time.monotonic()}"
     with make() as connection, connection.create_session() as session:

@@ -33,7 +33,7 @@ from tests.spark_connector.queues import staged, texts
 pytestmark = pytest.mark.timeout(3000)
 HISTORIES = settings(
     max_examples=12,
-    stateful_step_count=30,
+    stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -126,7 +126,7 @@ def test_a_damaged_overflow_page_costs_its_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_any_pages_may_be_zeroed_or_hold_anything(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    filled(tmp_path, 1000)
+    filled(tmp_path, 500)
     pages = (tmp_path / "data.mdb").stat().st_size // 4096
     before = (tmp_path / "data.mdb").read_bytes()
     for _ in range(chance.randrange(1, 6)):
