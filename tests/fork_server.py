@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-from typing import NoReturn
 
 COMMAND = "broker_adapter.server.cli"
 _MAX_BYTES = 200_000  #: of a packet
@@ -135,16 +134,10 @@ def _opened(number: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
 
 def _stand_in(server: int, arguments: list[str]) -> None:
     """Stand for a command in a script of the shell: run it on one's own streams, and end as it does."""
-    with socket.socket(fileno=server) as own:
-        stand_in(own, ["-m", COMMAND, *arguments])
-
-
-def stand_in(server: socket.socket, arguments: list[str]) -> NoReturn:
-    """Run a program on one's own streams, hand on SIGTERM to it, and end as it does."""
     streams = [number if _is_open(number) else None for number in range(3)]
-    answers = request(server, arguments, dict(os.environ), streams, session=False)
-    process = answer(answers)
-    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(process, number))
+    with socket.socket(fileno=server) as own:
+        answers = request(own, ["-m", COMMAND, *arguments], dict(os.environ), streams, session=False)
+    answer(answers)
     status = answer(answers)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
@@ -160,12 +153,8 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _load(modules: list[str]) -> None:
-    """Load everything that a command may need; no thread may run then, for a fork copies only one.
-
-    Args:
-        modules: others to load, whose threads are started again after a fork.
-    """
+def _load() -> None:
+    """Load everything that a command may need; no thread may run then, for a fork copies only one."""
     import gc
     import importlib
     import pkgutil
@@ -179,8 +168,6 @@ def _load(modules: list[str]) -> None:
                 importlib.import_module(module.name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, threads
-    for name in modules:
-        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else the collector of each process would write into, and so copy, what they share
 
@@ -188,7 +175,7 @@ def _load(modules: list[str]) -> None:
 def _main(role: str, descriptor: str, *arguments: str) -> None:
     if role == "stand-in":
         return _stand_in(int(descriptor), list(arguments))
-    _load([*arguments])
+    _load()
     given = serve(socket.socket(fileno=int(descriptor)))
     if given is not None:
         _run(*given)

@@ -39,24 +39,18 @@ def is_possible(environment: dict[str, str]) -> bool:
     return not any(name in environment for name in _NEEDS_NEW)
 
 
-def server_for(environment: dict[str, str], *modules: str) -> socket.socket:
-    """The socket of a fork server of this process, started with what Python reads of an environment.
-
-    Args:
-        environment: of the process that it is for.
-        modules: to load beside the command and the SDK.
-    """
-    read = frozenset((name, value) for name, value in environment.items() if name.startswith(_READ_AT_START))
-    return _server(read, modules)
+def server_for(environment: dict[str, str]) -> socket.socket:
+    """The socket of a fork server of this process, started with what Python reads of an environment."""
+    return _server(frozenset((name, value) for name, value in environment.items() if name.startswith(_READ_AT_START)))
 
 
 @functools.cache
-def _server(read_at_start: frozenset[tuple[str, str]], modules: tuple[str, ...]) -> socket.socket:
+def _server(read_at_start: frozenset[tuple[str, str]]) -> socket.socket:
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-m", fork_server.__name__, "server", str(its.fileno()), *modules],
+            [sys.executable, "-m", fork_server.__name__, "server", str(its.fileno())],
             cwd=_ROOT,
             env={**others, **dict(read_at_start)},
             stdin=subprocess.DEVNULL,

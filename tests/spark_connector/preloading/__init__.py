@@ -1,1 +1,0 @@
-"""What Spark's Python processes load as they start; its directory is in their ``PYTHONPATH``."""
