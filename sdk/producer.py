@@ -214,6 +214,7 @@ class MessageProducer:
         state = self._state
         if state.calling:
             state.refuse_nested()
+        given, message = message, wrapped(message)  # what the application's own dict raises ends no session
         entered = False
         try:
             try:
@@ -222,7 +223,6 @@ class MessageProducer:
                 entered = state.calling = True
                 if not self._lifecycle.usable:
                     self._lifecycle.require_usable()
-                given, message = message, wrapped(message)
                 mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
                 envelope = self._made(
                     message,
@@ -251,7 +251,8 @@ class MessageProducer:
         except CALL_ERRORS:
             raise
         except BaseException as error:
-            state.interrupt(error)
+            state.calling, state.interruption = True, error
+            state.interrupt()
             raise
 
     def send_all(
@@ -308,6 +309,14 @@ class MessageProducer:
     ) -> None:
         """``send_all``, where ``prepared`` makes a message of each."""
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
+        messages: list[Message] = []
+        for each in several:  # ahead of the call: what the application's own dicts raise ends no session
+            try:
+                messages.append(prepared(each))
+            except (JMSException, TypeError, ValueError) as error:
+                if len(several) == 1:
+                    raise
+                raise _named(error, len(messages), len(several)) from error
 
         def make() -> list[Envelope]:
             if not self._lifecycle.usable:
@@ -316,18 +325,14 @@ class MessageProducer:
             priorities = _of_each("priority", priority, len(several))
             lives = _of_each("time_to_live", time_to_live, len(several))
             made: list[Envelope] = []
-            for each, own_priority, life in zip(several, priorities, lives, strict=True):
+            for each, message, own_priority, life in zip(several, messages, priorities, lives, strict=True):
                 try:
-                    message = prepared(each)
                     is_own = message is not each
                     made.append(self._made(message, target, mode, own_priority, life, delivery_delay, is_own))
                 except (JMSException, TypeError, ValueError) as error:
                     if len(several) == 1:
                         raise
-                    named = f"message {len(made)} of {len(several)} cannot be sent, and none of them was: {error}"
-                    if isinstance(error, JMSException):
-                        raise type(error)(named, error_code=error.error_code) from error
-                    raise type(error)(named) from error
+                    raise _named(error, len(made), len(several)) from error
             return made
 
         self._in_one_send(len(several), make)
@@ -598,6 +603,12 @@ def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: i
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} values for {count} messages")
     return value
+
+
+def _named(error: Exception, index: int, count: int) -> Exception:
+    """Return an error of one message of several, which names it."""
+    named = f"message {index} of {count} cannot be sent, and none of them was: {error}"
+    return type(error)(named, error_code=error.error_code) if isinstance(error, JMSException) else type(error)(named)
 
 
 def check_several(messages: object) -> None:

@@ -201,6 +201,7 @@ class SessionState:
         listening: the consumers that have a listener, by link; under ``lock``, except where a link is lost.
         dispatching: the consumer whose listener runs now, if any.
         calling: whether a call that nothing may come into is under way, or one was interrupted.
+        interruption: what the handler of a signal has raised inside a call, until the session is ended for that.
         committing: whether a commit is with the broker; it ends the sends of the transaction itself.
         given_back: whether the session is closed so far that all that it held was given back.
         served: whether the session's thread owns the session, is about to, or has left it just now.
@@ -254,6 +255,7 @@ class SessionState:
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
         self.calling = False
+        self.interruption: BaseException | None = None
         self.served = False
         self.gives_out = False
         self.thread: threading.Thread | None = None
@@ -287,7 +289,7 @@ class SessionState:
 
         ``receive`` and ``send`` have these lines themselves, without a call for each message.  What gives the session
         back is in no function of its own, since a handler of a signal may raise as that begins.  What is raised behind
-        that ends the session all the same.
+        that, where Python returns from a call with ``*arguments``, ends the session all the same.
 
         Raises:
             RuntimeError: the handler of a signal has interrupted such a call in this thread.
@@ -295,8 +297,14 @@ class SessionState:
         """
         if self.calling:
             self.refuse_nested()
-        result: _T = self.from_any_thread(self._as_owner, act, *arguments)
-        return result
+        try:
+            return self._as_owner(act, *arguments)
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            self.calling, self.interruption = True, error
+            self.interrupt()
+            raise
 
     def _as_owner(self, act: Callable[..., _T], *arguments: Any) -> _T:
         entered = False
@@ -316,8 +324,14 @@ class SessionState:
 
     def beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what another thread may do, too, while the session's listeners are served; else as ``in_one_call``."""
-        result: _T = self.from_any_thread(self._beside_listeners, act, *arguments)
-        return result
+        try:
+            return self._beside_listeners(act, *arguments)
+        except CALL_ERRORS:
+            raise
+        except BaseException as error:
+            self.calling, self.interruption = True, error
+            self.interrupt()
+            raise
 
     def _beside_listeners(self, act: Callable[..., _T], *arguments: Any) -> _T:
         owned = False
@@ -338,18 +352,17 @@ class SessionState:
         except CALL_ERRORS:
             raise
         except BaseException as error:
-            self.interrupt(error)
+            self.calling, self.interruption = True, error
+            self.interrupt()
             raise
 
-    def interrupt(self, error: BaseException) -> None:
+    def interrupt(self) -> None:
         """The handler of a signal has raised inside a call: end the session, whose state is not relied on any more.
 
-        Another thread closes it.  Its calls raise IllegalStateException from here on.
-
-        Args:
-            error: what the handler raised.
+        Another thread closes it.  Its calls raise IllegalStateException from here on.  The caller has set ``calling``,
+        for good, and ``interruption``: where a second handler raises in here, the next call does this again.
         """
-        self.calling = True  # for good: each call finds out why
+        error = self.interruption
         if self.lifecycle.state is State.CLOSED:
             return
         if self.committing:
@@ -368,6 +381,7 @@ class SessionState:
         end = self._end()
         if end is not None:
             end()
+        self.interruption = None
 
     def refuse_nested(self) -> None:
         """What follows where ``calling`` says that a call is under way: in this thread, or in another; or interrupted.
@@ -376,6 +390,8 @@ class SessionState:
             RuntimeError: in this one, which the handler of a signal has interrupted.
             IllegalStateException: it was interrupted, and the session has ended.
         """
+        if self.interruption is not None:
+            self.interrupt()
         if self.lifecycle.error is not None:
             self.lifecycle.require_usable()
         if self.owner._is_owned() and not self.in_own_thread():  # type: ignore[attr-defined]  # as Condition asks
@@ -765,8 +781,8 @@ class SessionState:
 
     def wait_until_stopped(self, deadline: float) -> bool:
         """Wait until no listener runs and no receiver returns a message, or it is started again; whether that is so."""
-        self.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
-        self.settling.release()
+        with self.settling:  # what is being taken out of a buffer was taken before this, or stays there
+            pass
         return self.wait_until(lambda: self.running or (self.dispatching is None and not self.gives_out), deadline)
 
     def fail(self, error: JMSException) -> None:

@@ -112,7 +112,7 @@ def with_retries(
         act: may be done twice without harm.
         seconds: how long to try; None: ``retrySeconds`` of the options.  The last try may take as long as its own
             time-outs allow.
-        also: further errors after which to try again.
+        also: further errors after which to try again, with which nothing is wrong with the connection.
 
     Raises:
         JMSException: the last failure, or any other error at once.
@@ -123,8 +123,9 @@ def with_retries(
         try:
             return act(connection_for(options))
         except JMSException as error:
-            # Whatever it was: the next one starts with a connection that nothing is wrong with.
-            drop_connection(options)
+            if not isinstance(error, also):
+                # Whatever it was: the next one starts with a connection that nothing is wrong with.
+                drop_connection(options)
             transient = isinstance(error, (ConnectionLostException, OperationTimedOutException, *also))
             if not transient or time.monotonic() + pause > deadline:
                 raise

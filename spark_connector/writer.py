@@ -300,7 +300,11 @@ class _Publishing:
 
             def publish_it(connection: Connection) -> None:
                 answers.append(None)  # until it is answered
-                answers[-1] = publish(connection, group, number, names, counts)
+                try:
+                    answers[-1] = publish(connection, group, number, names, counts)
+                except ResourceAllocationException:
+                    answers.pop()
+                    raise
 
             # A publication without room is refused at once: a query waits here for consumers that are slower.
             with_retries(self._options, publish_it, also=(ResourceAllocationException,))

@@ -126,7 +126,8 @@ class QueueBrowser:
         except CALL_ERRORS:
             raise
         except BaseException as error:
-            state.interrupt(error)
+            state.calling, state.interruption = True, error
+            state.interrupt()
             raise
         finally:
             state.from_any_thread(end, enumeration, state.settings.close_timeout_seconds)

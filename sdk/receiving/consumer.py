@@ -216,6 +216,7 @@ class MessageConsumer:
                 return self._receive_slowly(timeout)
             finally:
                 if entered:
+                    self._several = self._check = None
                     state.gives_out = state.calling = False
                 try:
                     state.disown()
@@ -227,7 +228,8 @@ class MessageConsumer:
         except CALL_ERRORS:
             raise
         except BaseException as error:
-            state.interrupt(error)
+            state.calling, state.interruption = True, error
+            state.interrupt()
             raise
 
     def receive_nowait(self) -> Message | None:

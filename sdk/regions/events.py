@@ -102,7 +102,9 @@ class ClientEvents:
         self._link: int | None = None
         self._is_attaching = False  #: whether the number of the link is about to be known
         self._early: list[LinkInterrupted | LinkRestored | LinkLost] = []  #: of links, meanwhile
-        self._changed = threading.Condition(threading.RLock())
+        # Condition has an __enter__ of Python: what a handler of a signal raises in it would leave the lock held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._arrived: deque[EventDelivery] = deque()
         self._thread: threading.Thread | None = None
         self._is_started = False  #: whether the connection is
@@ -138,7 +140,7 @@ class ClientEvents:
             JMSException: as requests.
         """
         self.ask("create_region", {"region": name, "conflates": conflates})
-        with self._changed:
+        with self._lock:
             found = self.regions.setdefault(name, RegionState(name, self.ask))
             found.conflates = conflates if conflates is not None else found.conflates
             return found
@@ -192,7 +194,7 @@ class ClientEvents:
                 raise
             if taken is not None:
                 taken += part
-        with self._changed:
+        with self._lock:
             if self._is_checked:  # else this is done again once it is
                 self._positions.registered(position)
         return position
@@ -277,13 +279,13 @@ class ClientEvents:
             return pending
 
     def _attach_link(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_attaching = True
         link = None
         try:
             link = self._transport.attach(self._spec, self._sink, self._settings.request_timeout_seconds)
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_attaching = False
                 self._link = link
                 early, self._early = self._early, []
@@ -309,7 +311,7 @@ class ClientEvents:
 
     def start(self) -> None:
         """Let events through to listeners."""
-        with self._changed:
+        with self._lock:
             self._is_started = True
             self._changed.notify_all()
 
@@ -319,7 +321,7 @@ class ClientEvents:
         Args:
             deadline: until when to wait for one that does (monotonic seconds).
         """
-        with self._changed:
+        with self._lock:
             self._is_started = False
             return self._changed.wait_for(
                 lambda: not self._is_telling or self._is_started, max(0.0, deadline - time.monotonic())
@@ -334,7 +336,7 @@ class ClientEvents:
             is_asked: whether the application asks for that, and is told in the log where nothing is kept.
         """
         self.stop(deadline)
-        with self._changed:
+        with self._lock:
             self._is_ending = True
             self._changed.notify_all()
         thread = self._thread
@@ -359,7 +361,7 @@ class ClientEvents:
 
     def interrupted(self) -> None:
         """The connection is lost, and is being restored."""
-        with self._changed:
+        with self._lock:
             self._is_interrupted = True
             if self._link is not None or self._is_attaching:
                 self._is_lost = True
@@ -374,7 +376,7 @@ class ClientEvents:
         Args:
             store: names the store of the engine; None: it is not known.
         """
-        with self._changed:
+        with self._lock:
             self._store = store  # the thread forgets the positions of another one, when no event is told any more
             self._is_interrupted = False
             self._changed.notify_all()
@@ -386,7 +388,7 @@ class ClientEvents:
 
     def came(self, event: LinkInterrupted | LinkRestored | LinkLost) -> bool:
         """Something has become of a link; returns whether it is that for events."""
-        with self._changed:
+        with self._lock:
             if event.link != self._link:
                 if self._is_attaching:
                     self._early.append(event)
@@ -413,7 +415,7 @@ class ClientEvents:
             region.lost()
 
     def _sink(self, events: Sequence[EventDelivery]) -> None:
-        with self._changed:
+        with self._lock:
             self._arrived.extend(events)
             self._changed.notify_all()
 
@@ -421,7 +423,7 @@ class ClientEvents:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(self._has_work, self._wait_seconds())
                 if self._is_ending:
                     return
@@ -434,7 +436,7 @@ class ClientEvents:
             try:
                 self._work(link, event, marker)
             finally:
-                with self._changed:
+                with self._lock:
                     self._is_telling = False
                     self._changed.notify_all()
 
@@ -487,7 +489,7 @@ class ClientEvents:
             self._rest()
 
     def _rest(self) -> None:
-        with self._changed:
+        with self._lock:
             self._due = None if not self._unacknowledged else time.monotonic() + _RETRY_SECONDS
             self._changed.wait_for(lambda: self._is_ending, _RETRY_SECONDS)
 
@@ -507,7 +509,7 @@ class ClientEvents:
                     " their listeners, before ready_for_events()",
                     *(self._name, event.region),
                 )
-        with self._changed:
+        with self._lock:
             if self._link != link:
                 return  # it is lost meanwhile; what is attached now may be one of another engine
             self._positions.told(event.position)
@@ -518,20 +520,20 @@ class ClientEvents:
                 self._due = 0.0
 
     def _go_live(self, marker: EventDelivery, link: int | None) -> None:
-        with self._changed:
+        with self._lock:
             if self._link != link:
                 return
             self._marker = marker
         regions = list(self.regions.values())
         for region in regions:
             region.catch_up()
-        with self._changed:
+        with self._lock:
             if self._link != link:
                 return  # what is attached now has a marker of its own
             self._marker = None
         for region in regions:
             region.tell_live()
-        with self._changed:
+        with self._lock:
             self._is_live = self._link == link
 
     def _acknowledge(self) -> None:
@@ -542,7 +544,7 @@ class ClientEvents:
 
     def _restore(self) -> None:
         """Register everything again with a connection that is new."""
-        with self._changed:
+        with self._lock:
             self._is_lost = False  # ahead: it may be lost again meanwhile
             if self._positions.move(self._store):
                 self._has_missed = True  # whatever waits there for the client, the caches are those of another engine
@@ -562,7 +564,7 @@ class ClientEvents:
                     )
                 )
             self._has_missed = False
-            with self._changed:
+            with self._lock:
                 if not self._is_lost:
                     for region in list(self.regions.values()):
                         region.restored()
@@ -575,7 +577,7 @@ class ClientEvents:
     def _check_positions(self) -> bool:
         """Start over where the store was replaced by an older copy of itself; returns whether it was."""
         found = self.ask("event_positions", {"run": self._positions.run})
-        with self._changed:
+        with self._lock:
             is_older = self._positions.check(found["kept"], found["run"])
             if is_older:
                 self._unacknowledged = 0
@@ -632,7 +634,7 @@ class _Pause:
 
     def __enter__(self) -> None:
         events = self._events
-        with events._changed:
+        with events._lock:
             events._pauses += 1
             if events.in_own_thread():
                 return
@@ -643,6 +645,6 @@ class _Pause:
 
     def __exit__(self, *_: object) -> None:
         events = self._events
-        with events._changed:
+        with events._lock:
             events._pauses -= 1
             events._changed.notify_all()

@@ -6,6 +6,7 @@ The long run: ``python -m tests.sdk.interrupted_calls --handlers 10000 --seed 1`
 from __future__ import annotations
 
 import argparse
+import dis
 import random
 import sys
 import tempfile
@@ -34,16 +35,18 @@ class Alarm(Exception):
 
 
 def with_handler(call: Callable[[], None], at: int) -> int:
-    """Raise Alarm at the n-th place where Python runs handlers: as a function begins, and behind one of C.
+    """Raise Alarm at the n-th place where Python runs handlers.
+
+    These are the begin of a function, and what is behind one of C, or behind any that is called with ``*arguments``.
 
     Returns:
         How many places the call went through.
     """
     places = 0
 
-    def place(_frame: FrameType, event: str, _argument: object) -> None:
+    def place(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal places
-        if event in ("call", "c_return"):
+        if event in ("call", "c_return") or (event == "return" and _is_called_with_all(frame.f_back)):
             places += 1
             if places == at:
                 raise Alarm
@@ -58,6 +61,10 @@ def with_handler(call: Callable[[], None], at: int) -> int:
     return places
 
 
+def _is_called_with_all(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_code[frame.f_lasti] == dis.opmap["CALL_FUNCTION_EX"]
+
+
 @attrs.define
 class Case:
     """One call, what is made for it, and what may be in the queue once its session has ended.
@@ -67,12 +74,14 @@ class Case:
         prepare: makes what the call needs, and returns the call.
         left: the numbers of the messages that may be left, whatever happened.
         done: what of these are left where the call has returned; None: any of them.
+        of_connection: whether ``prepare`` makes what the connection's stop and start concern, which is the call.
     """
 
     mode: AcknowledgeMode
     prepare: Callable[[Session], Callable[[], object]]
     left: list[list[int]]
     done: list[list[int]] | None = None
+    of_connection: bool = False
 
 
 ALL = list(range(WAITING))
@@ -208,6 +217,21 @@ def _close_browser(session: Session) -> Callable[[], object]:
     return lambda: (browser.close(), copies)
 
 
+def _create_region(session: Session) -> Callable[[], object]:
+    return lambda: session.create_region("r")
+
+
+def _register_interest(session: Session) -> Callable[[], object]:
+    region = session.create_region("r")
+    return lambda: region.register_interest(["key"])
+
+
+def _put(session: Session) -> Callable[[], object]:
+    region = session.create_region("r")
+    region.register_interest(["key"])
+    return lambda: region.put("key", "value")
+
+
 def _close_session(session: Session) -> Callable[[], object]:
     _consumer(session, received=2)
     return session.close
@@ -242,6 +266,10 @@ CASES: dict[str, Case] = {
     "create_consumer": Case(CLIENT, _create_consumer, [ALL]),
     "a temporary queue": Case(CLIENT, _create_temporary, [ALL]),
     "listener": Case(AUTO, _listen, [ALL]),
+    "create_region": Case(CLIENT, _create_region, [ALL]),
+    "register_interest": Case(CLIENT, _register_interest, [ALL]),
+    "put": Case(CLIENT, _put, [ALL]),
+    "stop and start": Case(CLIENT, _register_interest, [ALL], of_connection=True),
     "close of a consumer": Case(CLIENT, _close_consumer, [ALL]),
     "close of a producer": Case(CLIENT, _close_producer, [ALL]),
     "close of a browser": Case(CLIENT, _close_browser, [ALL]),
@@ -270,9 +298,13 @@ class Sweep:
         feeding.close()
         session = self.connection.create_session(case.mode)
         call = case.prepare(session)
+        if case.of_connection:
+            call()
+            call = self._stop_and_start
         results: list[object] = []
         places = with_handler(lambda: results.append(call()), at)
         is_done = bool(results)
+        self.connection.start()
         self.handlers += not is_done
         self._check_session(session)
         results.clear()
@@ -285,10 +317,14 @@ class Sweep:
         assert left in expected, f"{left} are left, not one of {expected}, {'done' if is_done else 'interrupted'}"
         return places
 
+    def _stop_and_start(self) -> None:
+        self.connection.stop()
+        self.connection.start()
+
     def _check_session(self, session: Session) -> None:
         state = session._state
         assert not state.owner._is_owned(), "the session is still owned"  # type: ignore[attr-defined]
-        for lock in (state.settling, state.lock, self.connection._lock):
+        for lock in (state.settling, state.lock, self.connection._lock, self.connection._events._lock):
             assert not lock._is_owned(), "a lock is still held"  # type: ignore[attr-defined]
         if state.lifecycle.error is None:  # the handler ran ahead of the call or behind it, or in its close
             return

@@ -2,8 +2,9 @@
 
 Theory of operation
     A blocked send stands in a *line*: that of the queue that has no room, or the engine-wide one where the whole engine
-    has none.  A line is in the order of arrival.  When its queue has changed, its sends are tried in their order, until
-    one has to stay; so many a decision, and the next decision continues.  A send whose time is over is tried once more
+    has none (one for all: what waits for memory waits behind what waits for the disk).  A line is in the order of
+    arrival.  When its queue has changed, its sends are tried in their order, until one has to stay; so many a decision,
+    and the next decision continues.  A send whose time is over is tried once more
     and then refused.  A line per connection is for sends and commits whose messages are still to be *matched* with the
     selectors of a topic's subscriptions, where that takes longer than one decision may.  Connections take turns there,
     and nothing is refused for the time that it takes.

@@ -284,6 +284,6 @@ def gone(token: str, region: str, seconds: float) -> InvalidDestinationException
     position, _ = position_of_token(token)
     return InvalidDestinationException(
         f"the snapshot of region {region!r} at position {position} is gone, and there were events since: the server was"
-        f" started again, it had no room, or the snapshot was not read for {seconds:g} s (option"
+        f" started again, it had no room, or the snapshot was not read for {seconds:g} s (the limit"
         " region_snapshot_seconds); read the region again from the start"
     )
