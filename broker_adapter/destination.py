@@ -44,6 +44,21 @@ class Destination(NamedTuple):
         return self.name
 
 
+_PREFIXES = {
+    TEMPORARY_QUEUE_PREFIX: DestinationKind.TEMPORARY_QUEUE,
+    TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
+}
+
+
+def resolved(destination: Destination) -> Destination:
+    """Return the destination with its kind, which the prefix of a temporary name says: not every client does."""
+    if destination.kind is DestinationKind.QUEUE or destination.kind is DestinationKind.TOPIC:
+        for prefix, kind in _PREFIXES.items():
+            if destination.name.startswith(prefix):
+                return Destination(destination.name, kind)
+    return destination
+
+
 def queue(name: str) -> Destination:
     """A queue of this name; raises InvalidDestinationException for a name that cannot be one."""
     return Destination(checked_name(name), DestinationKind.QUEUE)

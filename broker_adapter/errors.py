@@ -177,7 +177,7 @@ class ProtocolException(JMSException):
 
 
 class ResourceAllocationException(JMSException):
-    """A limit is reached: a full queue, a full disk, a message that is too large."""
+    """A limit is reached: a full queue, a full store or disk, too many destinations."""
 
 
 class StoreLockedException(ResourceAllocationException):

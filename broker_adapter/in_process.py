@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.answers import SendWindow, unanswered_send
-from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.destination import Destination, DestinationKind, resolved
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
@@ -311,9 +311,10 @@ class InProcessTransport:
             link = self._next_link
             self._next_link += 1
         if isinstance(spec, SenderSpec):
-            if spec.destination is not None:
-                broker.call(c.Declare(spec.destination), limit)
-            self._senders[link] = spec.destination
+            destination = None if spec.destination is None else resolved(spec.destination)
+            if destination is not None:
+                broker.call(c.Declare(destination), limit)
+            self._senders[link] = destination
         elif isinstance(spec, EventsSpec):
             deliver = self._event_sink(link, cast(EventSink, sink))
             client = self._client, self._client_id, spec.timeout_ms, spec.window, deliver
@@ -550,7 +551,7 @@ class InProcessTransport:
             raise MessageFormatException(
                 f"message of {len(payload)} bytes is larger than the limit of {limit} bytes (option max_message_bytes)"
             )
-        return destination or envelope.destination, c.from_envelope(payload, envelope)
+        return destination or resolved(envelope.destination), c.from_envelope(payload, envelope)
 
     # The outbox.
 

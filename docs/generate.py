@@ -50,8 +50,9 @@ from the code.
 
 The first connection to an embedded engine sets the engine's options while it is open; further ones give the same, or
 none. `holdfast serve` takes the options of the engine and of the server as `--option NAME=VALUE`. An unknown option is
-an error that lists the known ones. `none` means no limit, or not set; of Spark's options only numbers take it: omit the
-others. What happens at a limit of the engine: [promises.md](promises.md#limits).
+an error that lists the known ones. `none` means no limit, or not set, where an option may be without (an error says
+where not); of Spark's options only numbers take it: omit the others. What happens at a limit of the engine:
+[promises.md](promises.md#limits).
 """
 
 
@@ -242,6 +243,8 @@ def _member_lines(cls: type, exported: set[type]) -> Iterator[str]:
     names += [name for name, member in members.items() if isinstance(member, property)]
     if names:
         yield _wrapped(f"  - {', '.join(f'`{name}`' for name in dict.fromkeys(names))}", "    ") + "\n"
+    if cls.__name__ in _MADE_BY_APPLICATIONS:
+        yield _wrapped(f"  - `{cls.__name__}{_parameters(cls.__init__)}`", "    ") + "\n"
     plain = []
     for name, member in members.items():
         if not isinstance(member, property):
@@ -252,6 +255,10 @@ def _member_lines(cls: type, exported: set[type]) -> Iterator[str]:
                 yield _wrapped(f"  - {signature}: {_summary(member)}", "    ") + "\n"
     if plain:
         yield _wrapped(f"  - {', '.join(plain)}", "    ") + "\n"
+
+
+#: Classes whose constructor is called by applications, beside messages.
+_MADE_BY_APPLICATIONS = ("ConnectionFactory", "Requestor")
 
 
 def _is_told_by_its_name(name: str) -> bool:

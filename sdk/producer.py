@@ -314,9 +314,10 @@ class MessageProducer:
             try:
                 messages.append(prepared(each))
             except (JMSException, TypeError, ValueError) as error:
-                if len(several) == 1:
-                    raise
-                raise _named(error, len(messages), len(several)) from error
+                named = error if len(several) == 1 else _named(error, len(messages), len(several))
+                if isinstance(named, JMSException):
+                    none_sent(named, len(several))
+                raise named from (None if named is error else error)
 
         def make() -> list[Envelope]:
             if not self._lifecycle.usable:

@@ -125,6 +125,7 @@ class BrokerState:
             directory, admission, matching, blocked, intake, deliveries, commits, totals
         )
         blocked.take, blocked.commit, blocked.refuse_commit = sends.take, transactions.commit, transactions.refuse
+        blocked.is_known = sends.is_known
         self.staged_batches = staged = StagedBatches(directory, admission, removal, intake, published, totals, time)
         attachments = Attachments(directory, consumers, removal)
         self.events = events = EventState(directory)

@@ -99,6 +99,7 @@ class ClientEvents:
         self._report = report
         self._spec = EventsSpec(session, timeout_ms, settings.event_window_messages, settings.event_conflation)
         self._attaching = threading.RLock()  #: held while the link is attached
+        self._attaching_link = threading.Lock()
         self._link: int | None = None
         self._is_attaching = False  #: whether the number of the link is about to be known
         self._early: list[LinkInterrupted | LinkRestored | LinkLost] = []  #: of links, meanwhile
@@ -264,7 +265,8 @@ class ClientEvents:
             self.require_connected("this needs the engine")
             is_new = self._link is None
             if is_new:
-                self._attach_link()
+                # In a thread of its own in any case: what a handler of a signal raises must not leave a link unknown.
+                uninterrupted(self._attach_link)
             pending = self.pending
             if pending is None:
                 pending = self.pending = self.ask("pending_events", {})
@@ -279,6 +281,11 @@ class ClientEvents:
             return pending
 
     def _attach_link(self) -> None:
+        with self._attaching_link:
+            if self._link is None:  # else an interrupted call has done so
+                self._attach_new_link()
+
+    def _attach_new_link(self) -> None:
         with self._lock:
             self._is_attaching = True
         link = None

@@ -9,8 +9,8 @@ import pytest
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue
-from broker_adapter.errors import TransactionRolledBackException
-from tests.contracts.calls import blocked_sends, depth
+from broker_adapter.errors import JMSException, TransactionRolledBackException
+from tests.contracts.calls import TEMPORARY, Answers, blocked_sends, depth
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Receiver, eventually, message
 
@@ -87,6 +87,21 @@ def test_a_commit_that_would_overtake_a_blocked_send_of_its_connection_is_refuse
     client.settle(taken[1:])
     eventually(lambda: answers == [None])
     assert sorted(client.bodies("q")) == ["a", "c"]
+
+
+def test_a_send_to_a_temporary_queue_by_its_name_waits_as_one_to_the_queue_and_ends_with_it(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=60")
+    owner, other = engine.open(), engine.open()
+    temporary = owner.transport.declare_temporary(TEMPORARY, WAIT)
+    named = queue(temporary.name)
+    other.send(named.name, "first")
+    answers = Answers()
+    other.transport.send(other.sender(named), message(named, "second"), answers, WAIT)
+    eventually(lambda: blocked_sends(owner, temporary.name) == 1)
+    owner.transport.delete_temporary(temporary, WAIT)
+    assert isinstance(answers.wait_for(1)[0], JMSException)
 
 
 def test_sends_that_wait_are_taken_one_by_one_as_there_is_room(make_engine: MakeEngine) -> None:

@@ -98,6 +98,7 @@ class BlockedSends:
         take: carries out a send; returns False where it waits again.
         commit: the same for a commit; raises nothing.
         refuse_commit: rolls a commit back.
+        is_known: whether a message is there already, though its send was repeated.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class BlockedSends:
         self.take: Callable[[BlockedSend, int, Effects], bool]
         self.commit: Callable[[BlockedSend, int, Effects], bool]
         self.refuse_commit: Callable[[c.Commit, JMSException, Effects], None]
+        self.is_known: Callable[[Destination, c.NewMessage], bool]
 
     # Waiting.
 
@@ -253,7 +255,8 @@ class BlockedSends:
             self.refuse_commit(command, error, effects)
             return
         for index in range(blocked.index, len(command.messages)):
-            blocked.note_error(index, error)
+            if not self.is_known(command.destination, command.messages[index]):
+                blocked.note_error(index, error)
         effects.answer(command, blocked.errors)
 
     def _end(self, blocked: BlockedSend) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import message_too_large
@@ -55,8 +56,21 @@ class Sends:
         """Carry out an Enqueue."""
         targets = self._targets(command.destination, effects)
         blocked = self._blocked.arrived(command)
-        if not (self._blocked.all and self._blocked.waits_behind(blocked, targets, effects)):
+        if (
+            not self._blocked.all
+            or all(self.is_known(command.destination, each) for each in command.messages)
+            or not self._blocked.waits_behind(blocked, targets, effects)
+        ):
             self._take(blocked, targets, now_ms, effects)
+
+    def is_known(self, destination: Destination, message: c.NewMessage) -> bool:
+        """Return whether a message is there already, so that a send of it is one that is repeated."""
+        identity = message.identity
+        if identity is None:
+            return False
+        producer = short_name(identity.producer_id)
+        seen = self._streams.get((destination.name, int(destination.kind), producer, identity.thread_id))
+        return seen is not None and identity.sequence in seen
 
     def take(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """Try a blocked send again; return False where it still waits."""
@@ -123,6 +137,10 @@ class Sends:
             # Last, since a send that waits for something else takes no room.
             if not reason and message.persistent and admission.room is not None:
                 reason = "" if admission.room.take(len(message.payload), len(wanting)) else admission.room.reason
+            if reason and self.is_known(command.destination, message):
+                self._totals.duplicates_rejected += 1
+                full, reason = None, ""
+                continue
             if reason:
                 blocked.index = index
                 break

@@ -27,7 +27,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.messages.batches import is_batch, refusal_of_some, unpack_batch
 from broker_adapter.amqp.messages.payloads import read_head
 from broker_adapter.amqp.proton_engine.peer import Peer
-from broker_adapter.destination import Destination, checked_name
+from broker_adapter.destination import Destination, checked_name, resolved
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.server.access import permissions
@@ -39,7 +39,6 @@ from broker_adapter.server.links.links import Links
 from broker_adapter.server.links.termini import (
     destination_of,
     former_name,
-    resolved,
     temporary_kind,
     temporary_terminus,
 )

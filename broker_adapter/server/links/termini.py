@@ -13,15 +13,11 @@ from broker_adapter.amqp.wire import (
     NO_LOCAL_CODE,
     SELECTOR_CODE,
 )
-from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
+from broker_adapter.destination import Destination, DestinationKind, resolved
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, InvalidSelectorException
 from broker_adapter.transport import Subscription
 
 _KINDS: Final = {name: kind for kind, name in DESTINATION_CAPABILITIES.items()}
-_PREFIXES: Final = {
-    TEMPORARY_QUEUE_PREFIX: DestinationKind.TEMPORARY_QUEUE,
-    TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
-}
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
@@ -29,15 +25,6 @@ _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 def destination_of(terminus: Terminus) -> Destination:
     """The destination of a terminus with an address."""
     return resolved(Destination(terminus.address or "", _kind_of(terminus, DestinationKind.QUEUE)))
-
-
-def resolved(destination: Destination) -> Destination:
-    """The destination with its kind, which the prefix of a temporary name tells: not every client does."""
-    if destination.kind is DestinationKind.QUEUE or destination.kind is DestinationKind.TOPIC:
-        for prefix, kind in _PREFIXES.items():
-            if destination.name.startswith(prefix):
-                return Destination(destination.name, kind)
-    return destination
 
 
 def browses(source: Terminus, destination: Destination) -> bool:

@@ -65,6 +65,22 @@ def test_a_refused_identity_may_be_sent_again() -> None:
     assert rules.depth("q") == 1
 
 
+def test_a_send_that_is_repeated_is_there_although_its_queue_is_full_with_it() -> None:
+    rules = Rules(max_queue_messages=1, blocked_send_timeout_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", identity=Identity("p", 1, 1))
+    assert rules.send(client, Q, b"1", identity=Identity("p", 1, 1)) is None
+    assert rules.send(client, Q, b"2", identity=Identity("p", 1, 2)) == "held"
+    assert rules.send(client, Q, b"1", identity=Identity("p", 1, 1)) is None, "it waits behind nothing"
+    told: list[Any] = []
+    both = [c.NewMessage(0, b"1", identity=Identity("p", 1, 1)), c.NewMessage(0, b"3", identity=Identity("p", 1, 3))]
+    rules.state.decide([c.Enqueue(client, Q, both, told.append)], rules.now_ms)
+    answers = [errors for reply, errors in rules.pass_time(1000).replies if reply == told.append]
+    assert [[error is None for error in errors] for errors in answers] == [[True, False]]
+    assert rules.depth("q") == 1
+    assert rules.state.totals.duplicates_rejected >= 2
+
+
 def test_no_more_sends_are_held_than_the_limit() -> None:
     rules = Rules(max_queue_messages=1, max_blocked_sends=2)
     client = rules.connect()
