@@ -62,7 +62,7 @@ from broker_adapter.errors import (
     UnsupportedOperationException,
     copied,
 )
-from broker_adapter.own_threads import hand_over_log, never_wait
+from broker_adapter.own_threads import hand_over_log, may_wait, never_wait
 from broker_adapter.range_block import RangeBlock, block_of, unpacked_block
 from broker_adapter.refusals import not_browsable
 from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
@@ -175,6 +175,7 @@ __all__ = [
     "counted",
     "in_seconds",
     "hand_over_log",
+    "may_wait",
     "never_wait",
     "checked_property_name",
     "copied",

@@ -69,6 +69,7 @@ from sdk.regions.listener import QueryListener, RegionEvent, RegionListener, Res
 from sdk.regions.query import ContinuousQuery, QueryState
 from sdk.regions.region import Region
 from sdk.requestor import Requestor, reply
+from sdk.sender import Sender
 from sdk.session import Session
 
 __all__ = [
@@ -124,6 +125,7 @@ __all__ = [
     "ResourceAllocationException",
     "Restored",
     "ResultPolicy",
+    "Sender",
     "Session",
     "StaleAcknowledgementException",
     "StoreCorruptException",

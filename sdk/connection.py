@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import attrs
 
@@ -22,6 +22,7 @@ from broker_adapter import (
     ClientSettings,
     ConnectionLostException,
     Credentials,
+    Destination,
     Failed,
     Identity,
     IllegalStateException,
@@ -36,6 +37,7 @@ from broker_adapter import (
     Restoring,
     Transport,
     TransportEvent,
+    checked_destination,
     hand_over_log,
     never_wait,
     own_version,
@@ -49,6 +51,7 @@ from sdk.finalizers import Sink, WeakTable, close_what_is_dropped, dropped, stop
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.regions.events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
 from sdk.regions.region import Region
+from sdk.sender import Sender, SharedSessions
 from sdk.session import TO_TELL, Session
 from sdk.session_state import SessionState, log
 
@@ -78,7 +81,7 @@ class ConnectionMetaData:
 class Connection:
     """A client's connection.  Made by ``ConnectionFactory.create_connection``; stopped until ``start()``.
 
-    For any number of threads; each uses sessions of its own.
+    For any number of threads; each uses sessions of its own, or a sender that they share.
     """
 
     # A misspelt attribute is an error.
@@ -101,6 +104,7 @@ class Connection:
         "_session_numbers",
         "_sessions",
         "_settings",
+        "_shared_sessions",
         "_sinks",
         "_standing",
         "_starting",
@@ -162,6 +166,7 @@ class Connection:
         self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
         self._transport = transport
         self._settings = settings
+        self._shared_sessions: ReferenceType[SharedSessions] | None = None  #: of the senders, which keep them
         self._events = ClientEvents(
             self._lifecycle.name,
             transport,
@@ -281,6 +286,38 @@ class Connection:
             if self._lifecycle.error is not None:  # likewise
                 session._state.fail(self._lifecycle.error)
             return session
+
+    def create_sender(self, destination: Destination | None = None) -> Sender:
+        """A sender, which any number of threads may use at the same time, as the threads of a web server do.
+
+        Args:
+            destination: None: each send names its own.
+
+        Raises:
+            InvalidDestinationException: it is no destination.
+            IllegalStateException: the connection is closed.
+        """
+        if destination is not None:
+            checked_destination(destination)
+        with self._lock:
+            self._lifecycle.require_usable()
+            shared = None if self._shared_sessions is None else self._shared_sessions()
+            if shared is None:
+                shared = SharedSessions(
+                    *(self.create_session, self._lifecycle, lambda: self._standing[1]),
+                    self._settings.send_timeout_seconds,
+                )
+                self._shared_sessions = ref(shared)
+            sender = Sender(shared, destination, self._close_sender)
+            shared.join(sender)
+            return sender
+
+    def _close_sender(self, sender: Sender) -> None:
+        deadline = time.monotonic() + self._settings.close_timeout_seconds
+        with self._lock:
+            members = sender._shared.leave(sender)
+        for session, _ in members:
+            session._state.from_any_thread(session._shut, deadline)
 
     def _region(self, name: str, conflates: bool | None, session: Session) -> Region:
         """A region, which keeps the session that it is made by, and so this connection."""

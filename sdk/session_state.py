@@ -418,8 +418,8 @@ class SessionState:
                 "other threads may only close it, and use sessions of their own"
             )
         raise IllegalStateException(
-            f"{self.name} is in use by another thread; a session is for one thread at a time, make one for each, or"
-            " a pool of them (docs/faq.md)"
+            f"{self.name} is in use by another thread; a session is for one thread at a time: make one for each, or"
+            " send with connection.create_sender() (docs/faq.md)"
         )
 
     def own_unless_served(self) -> bool:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -224,14 +225,24 @@ def test_the_asyncio_program_of_the_faq_loses_no_message_of_a_coroutine_that_was
     assert done + left == [str(number) for number in range(20)]
 
 
-def test_the_pool_of_the_faq_sends_from_any_number_of_threads() -> None:
-    with ConnectionFactory("embedded:").create_connection() as connection:
-        senders = faq("Why does a producer raise")["Senders"](connection, "pooled", size=3)
-        with ThreadPoolExecutor(20) as threads:
-            list(threads.map(senders.send, map(str, range(200))))
+def test_the_web_server_of_the_faq_sends_with_a_thread_for_each_request() -> None:
+    with (
+        ConnectionFactory("embedded:").create_connection() as connection,
+        faq("Why does a producer raise")["web_server"](connection, 0) as server,
+        ThreadPoolExecutor(4) as threads,  # such a server lets no more than five wait to be accepted
+    ):
+        threading.Thread(target=server.serve_forever).start()
+
+        def post(number: int) -> int:
+            request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/", str(number).encode())
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return int(answer.status)
+
+        assert set(threads.map(post, range(200))) == {202}
+        server.shutdown()
         session = connection.create_session()
-        browser = session.create_browser(session.create_queue("pooled"))
-        assert sorted(int(str(each)) for each in browser) == list(range(200))
+        browser = session.create_browser(session.create_queue("orders"))
+        assert sorted(int(each.body) for each in browser) == list(range(200))
 
 
 def test_the_loop_of_the_faq_ends_after_the_message_at_which_it_was_told_to_stop(tmp_path: Path) -> None:

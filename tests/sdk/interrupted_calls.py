@@ -34,10 +34,15 @@ class Alarm(Exception):
     """What the handler raises."""
 
 
-def with_handler(call: Callable[[], None], at: int) -> int:
+def with_handler(call: Callable[[], None], at: int, file: str | None = None) -> int:
     """Raise Alarm at the n-th place where Python runs handlers.
 
     These are the begin of a function, and what is behind one of C, or behind any that is called with ``*arguments``.
+
+    Args:
+        call: is interrupted.
+        at: which place.
+        file: of this file and of what it calls only; None: of any.
 
     Returns:
         How many places the call went through.
@@ -46,7 +51,10 @@ def with_handler(call: Callable[[], None], at: int) -> int:
 
     def place(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal places
-        if event in ("call", "c_return") or (event == "return" and _is_called_with_all(frame.f_back)):
+        files = [each.f_code.co_filename for each in (frame, frame.f_back) if each is not None]
+        if (file is None or file in files) and (
+            event in ("call", "c_return") or (event == "return" and _is_called_with_all(frame.f_back))
+        ):
             places += 1
             if places == at:
                 raise Alarm

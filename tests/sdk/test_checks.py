@@ -20,6 +20,7 @@ from sdk import (
     MessageProducer,
     QueueBrowser,
     Requestor,
+    Sender,
     Session,
 )
 from sdk.checks import check_request, check_subscription_name, check_timeout
@@ -114,6 +115,7 @@ def test_misspelt_attributes_are_errors(connection: Connection) -> None:
             *(factory, connection, session, context, context.create_producer(), context.create_consumer(name)),
             *(session.create_producer(name), session.create_consumer(name), session.create_browser(name)),
             *(session.create_text_message("x"), Requestor(session, name), RangeReader(connection, name)),
+            connection.create_sender(name),
         ]
         for thing in things:
             for attribute in ("timeToLive", "exceptionListener", "prioriti", "__dict__"):
@@ -131,7 +133,8 @@ _API = {
     MessageProducer: "close delivery_delay delivery_mode destination disable_message_id disable_timestamp priority send"
     " send_all time_to_live",
     QueueBrowser: "close destination selector",
-    Connection: "client_id close create_session event_listener exception_listener is_holdfast meta_data"
+    Sender: "close destination send send_all",
+    Connection: "client_id close create_sender create_session event_listener exception_listener is_holdfast meta_data"
     " pending_event_count ready_for_events request start statistics stop",
     JMSContext: "acknowledge auto_start client_id close commit create_browser create_bytes_message create_consumer"
     " create_context create_durable_consumer create_map_message create_message create_object_message"
