@@ -2,7 +2,7 @@
 
 Theory of operation
     Every connection in the process that names the same directory, or the same engine in memory, shares one engine.  It
-    is opened with the first of them and closed with the last one.
+    is opened with the first of them and closed with the last one, or by whoever calls ``close_engine``.
 
     Asynchronous sends and settlements gather in an outbox, which the engine empties when it gets to it: one command
     for many of them.  All else is one call of the engine.  Messages are packed in the thread that sends them and
@@ -111,6 +111,17 @@ class EngineLease:
     def release(self) -> None:
         """Give the engine back; legal twice.  The last one closes the engine, and what it has in memory is gone."""
         uninterrupted(self._release)
+
+    def close_engine(self) -> None:
+        """Close the engine, whoever else has a lease: their connections fail.  For an engine in memory of a test."""
+        uninterrupted(self._close_engine)
+
+    def _close_engine(self) -> None:
+        with _registry_lock:
+            if _registry.get(self._key) is self._entry:
+                del _registry[self._key]
+        self.broker.close()
+        self.broker.tell_failure()
 
     def _release(self) -> None:
         with _registry_lock:

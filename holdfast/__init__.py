@@ -6,20 +6,32 @@
 
     ConnectionFactory("embedded:./data").create_connection()
 
+The SDK is loaded when a name of it is first used: pytest imports :mod:`holdfast.testing` for programs that do without.
 All loggers of the packages are below the logger ``holdfast``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sdk
-from sdk import *  # noqa: F403
+if TYPE_CHECKING:
+    import sdk
+    from sdk import *  # noqa: F403
 
-__all__ = sdk.__all__
+    __all__ = sdk.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from broker_adapter.version import own_version
+    if name == "__version__":
+        from broker_adapter.version import own_version
 
-    return own_version()
+        return own_version()
+    if name == "__all__" or not name.startswith("_"):
+        import sdk
+
+        globals().update({each: getattr(sdk, each) for each in sdk.__all__}, __all__=sdk.__all__)
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__getattr__("__all__"), "__version__"]

@@ -288,3 +288,19 @@ def test_the_log_of_the_faq_is_sent_by_a_thread_of_its_own_without_what_holdfast
             logging.getLogger().handlers[:] = before
         assert [str(each) for each in session.create_browser(session.create_queue("log"))] == ["sold"]
     assert threading.current_thread().name not in threads
+
+
+def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    for number, program in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
+        (tmp_path / f"test_{number}.py").write_text(program, encoding="utf-8")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "holdfast.testing", "-q", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert "3 passed" in finished.stdout, finished.stdout + finished.stderr

@@ -359,6 +359,11 @@ class Broker:
 
         return remove
 
+    def tell_failure(self) -> None:
+        """Call the listeners; once the engine has stopped."""
+        for listener in list(self._failure_listeners):
+            tell(listener, self.failed)
+
     def disown(self, error: JMSException) -> None:
         """In a child made by fork: what the parent's threads were about is the parent's, and this engine has failed."""
         self._runner = threading.Lock()
@@ -591,8 +596,7 @@ class Broker:
         self._answer_all(commands, failure)
         self._answer_waiting(failure, asked)
         self._answer_inbox(failure)
-        for listener in list(self._failure_listeners):
-            tell(listener, failure)
+        self.tell_failure()
 
     def _as_failure(self, error: Exception) -> StoreException:
         """What callers are told from now on."""
