@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 _ACCEPTED = Outcome.ACCEPTED
@@ -18,6 +18,7 @@ class AutoPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = True
+    settles = "only while its listener runs"
     raises_lost_acknowledgements = False
     due_at = None
 
@@ -48,6 +49,12 @@ class AutoPolicy:
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        if self._in_hand != tag:
+            return None
+        self._in_hand = None
+        return Ending((Settlement(tag, failure),))
 
     def sent(self) -> None:
         pass

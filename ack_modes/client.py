@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 #: Most links that were lost, while the connection lived, and are remembered one by one.
@@ -24,6 +24,7 @@ class ClientPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    settles = "until it is acknowledged or recovered"
     raises_lost_acknowledgements = True
     due_at = None
 
@@ -66,6 +67,14 @@ class ClientPolicy:
         if tag.epoch < self._epoch or tag.link in self._lost_links:
             return True
         return tag.link <= self._forgotten_link and tag not in self._held
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        if self._stale_count:
+            return self.acknowledge(tag)
+        if tag not in self._held:
+            return None
+        self._held.remove(tag)
+        return Ending((Settlement(tag, failure),))
 
     def sent(self) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 _ACCEPTED = Outcome.ACCEPTED
@@ -18,6 +18,7 @@ class DupsOkPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    settles = "only while its listener runs"
     raises_lost_acknowledgements = False
 
     def __init__(self, batch: BatchLimits = BatchLimits()) -> None:  # noqa: B008 - an immutable tuple
@@ -58,6 +59,12 @@ class DupsOkPolicy:
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        if self._in_hand != tag:
+            return None
+        self._in_hand = None
+        return Ending((Settlement(tag, failure),))
 
     def sent(self) -> None:
         pass

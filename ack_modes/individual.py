@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending, settle_all
 
 #: Most messages that were lost with a connection or link, and are remembered one by one.
@@ -28,6 +28,7 @@ class IndividualPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    settles = "until it is acknowledged or recovered"
     raises_lost_acknowledgements = True
     due_at = None
 
@@ -59,6 +60,12 @@ class IndividualPolicy:
         if self._stale.pop(tag, tag) is None or 0 <= tag.epoch <= self._lost_epoch:
             return Ending(NOTHING, dirty=True, stale_count=1)
         return NOTHING_ENDS
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        ending = self.acknowledge(tag)
+        if ending.settlements:
+            return Ending((Settlement(tag, failure),))
+        return ending if ending.dirty else None
 
     def sent(self) -> None:
         pass

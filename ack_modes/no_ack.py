@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, BatchLimits, Ending
 
 
@@ -16,6 +16,7 @@ class NoAckPolicy:
     transacted = False
     presettled = True
     tells_lost_acknowledgements = False
+    settles = "never: the broker forgets messages as it sends them"
     raises_lost_acknowledgements = False
     due_at = None
 
@@ -36,6 +37,9 @@ class NoAckPolicy:
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        return None
 
     def sent(self) -> None:
         pass

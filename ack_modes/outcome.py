@@ -32,9 +32,15 @@ class Outcome(IntEnum):
 
 
 class Failure(NamedTuple):
-    """``FAILED``, with the reason: our own engine keeps it with the message, and others are not told."""
+    """An outcome other than ``ACCEPTED``, with what is said about it.
 
-    reason: str
+    Every broker is told why a message is rejected; why its listener failed, our own alone, which keeps it with the
+    message.
+    """
+
+    reason: str  #: up to :data:`MAX_REASON_BYTES`; empty: none is given
+    outcome: Outcome = Outcome.FAILED
+    delay_ms: int = 0  #: of ``MODIFIED``: not redelivered before; our own broker alone can do that
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -43,7 +49,12 @@ class Failure(NamedTuple):
             reason = f"{type(error).__name__}: {error}"
         except Exception:  # raised by the application's ``__str__``
             reason = type(error).__name__
-        return cls(reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore"))
+        return cls(shortened_reason(reason))
+
+
+def shortened_reason(reason: str) -> str:
+    """Cut a reason to :data:`MAX_REASON_BYTES`; what UTF-8 cannot encode is replaced."""
+    return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 class DeliveryTag(NamedTuple):

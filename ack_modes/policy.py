@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.outcome import DeliveryTag, Failure, Outcome, Settlement
 
 #: The answer of a policy that has nothing to settle.
 NOTHING: Final[tuple[Settlement, ...]] = ()
@@ -72,6 +72,10 @@ class AckPolicy(Protocol):
         """
 
     @property
+    def settles(self) -> str:
+        """When ``settle`` ends a message, for errors."""
+
+    @property
     def due_at(self) -> float | None:
         """The instant at which ``due`` wants to be called; None: there is nothing to wait for."""
 
@@ -93,6 +97,9 @@ class AckPolicy(Protocol):
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         """The application called ``acknowledge()`` on it."""
+
+    def settle(self, tag: DeliveryTag, failure: Failure) -> Ending | None:
+        """The application called ``reject()`` or ``retry()`` on it; None: it has nothing more to say about it here."""
 
     def sent(self) -> None:
         """The session sent a message."""

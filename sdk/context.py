@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -355,8 +356,8 @@ class JMSProducer:
         self._producer = producer
         self.delivery_mode: DeliveryMode | None = None
         self.priority: int | None = None
-        self.time_to_live: float | None = None
-        self.delivery_delay: float | None = None
+        self.time_to_live: float | timedelta | None = None
+        self.delivery_delay: float | timedelta | None = None
         self.correlation_id: str | bytes | None = None
         self.type: str | None = None
         self.reply_to: Destination | None = None
@@ -454,14 +455,14 @@ class JMSProducer:
         self.priority = value
         return self
 
-    def set_time_to_live(self, seconds: float | None) -> JMSProducer:
-        """Seconds after which the messages expire."""
-        self.time_to_live = seconds
+    def set_time_to_live(self, value: float | timedelta | None) -> JMSProducer:
+        """Seconds, or a timedelta, after which the messages expire."""
+        self.time_to_live = value
         return self
 
-    def set_delivery_delay(self, seconds: float | None) -> JMSProducer:
-        """Seconds before which the messages are not delivered."""
-        self.delivery_delay = seconds
+    def set_delivery_delay(self, value: float | timedelta | None) -> JMSProducer:
+        """Seconds, or a timedelta, before which the messages are not delivered."""
+        self.delivery_delay = value
         return self
 
     def set_correlation_id(self, value: str | bytes | None) -> JMSProducer:

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Outcome, Settlement
+from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Failure, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     IllegalStateException,
@@ -29,7 +29,9 @@ from broker_adapter import (
     StoreException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    UnsupportedOperationException,
     counted,
+    in_seconds,
 )
 from sdk.finalizers import WeakTable
 from sdk.receiving.consumer import MessageConsumer
@@ -76,15 +78,15 @@ class Endings:
         self._require("recover", transacted=False)
         self._take_back()
 
-    def acknowledge(self, tag: DeliveryTag) -> None:
-        """``message.acknowledge()``, of the delivery with this tag."""
+    def acknowledge(self, tag: DeliveryTag, failure: Failure | None = None) -> None:
+        """``message.acknowledge()`` of the delivery with this tag; with ``failure``, ``reject()`` or ``retry()``."""
         state = self._state
         state.lifecycle.require_usable()
         policy = state.policy
         with state.settling:
             if state.lost_links:
                 state.take_lost_links()
-            ending = policy.acknowledge(tag)
+            ending = policy.acknowledge(tag) if failure is None else self._settled(tag, failure)
             if ending.settlements and not ending.dirty:
                 try:
                     state.settle(ending.settlements)
@@ -110,6 +112,23 @@ class Endings:
         late = state.late and state.take_too_late()
         if late:
             raise too_late(state.name, late)
+
+    def _settled(self, tag: DeliveryTag, failure: Failure) -> Ending:
+        """What the policy answers to ``reject()`` or ``retry()``; under ``settling``."""
+        state = self._state
+        if failure.delay_ms and not state.is_holdfast:
+            raise UnsupportedOperationException(
+                f"cannot retry after {in_seconds(failure.delay_ms / 1000)}: a delay needs a Holdfast server; retry()"
+                " without one works with every broker"
+            )
+        ending = state.policy.settle(tag, failure)
+        if ending is None:
+            what = "reject" if failure.outcome is Outcome.REJECTED else "retry"
+            raise IllegalStateException(
+                f"cannot {what}: the message has ended, or was given back; a message of a session in"
+                f" {self._mode.name} can be rejected or retried {state.policy.settles}"
+            )
+        return ending
 
     def accept(self, tag: DeliveryTag) -> None:
         """Accept the last delivery, which the application did not receive but the SDK, and nothing else.

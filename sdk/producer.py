@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 from broker_adapter import (
@@ -27,11 +28,12 @@ from sdk.finalizers import dropped
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.messages.envelopes import envelope_of, wrapped
 from sdk.messages.message import DeliveryMode, Message, checked_mode
-from sdk.messages.values import checked_ms, checked_priority
+from sdk.messages.values import PropertyValue, checked_delay_ms, checked_ms, checked_priority
 from sdk.send_answers import SendAnswers, failed, none_sent
 from sdk.session_state import CALL_ERRORS, Completion, OnCompletion, SessionState, log, unanswered
 
-_Value = TypeVar("_Value", int, float)
+#: The priority of a message of which nobody says another.
+_NORMAL: Final = 4
 
 
 class MessageProducer:
@@ -93,7 +95,7 @@ class MessageProducer:
         self._link = link
         self._destination = destination
         self._delivery_mode = DeliveryMode.PERSISTENT
-        self._priority = 4
+        self._priority: int | None = None  #: None: it was not set
         self._time_to_live_ms: int | None = None
         self._delivery_delay_ms: int | None = None
         self._state = state
@@ -143,8 +145,8 @@ class MessageProducer:
 
     @property
     def priority(self) -> int:
-        """0 to 9; higher ones are delivered first."""
-        return self._priority
+        """0 to 9, by default 4; higher ones are delivered first."""
+        return _NORMAL if self._priority is None else self._priority
 
     @priority.setter
     def priority(self, value: int) -> None:
@@ -156,8 +158,8 @@ class MessageProducer:
         return None if self._time_to_live_ms is None else self._time_to_live_ms / 1000
 
     @time_to_live.setter
-    def time_to_live(self, seconds: float | None) -> None:
-        self._time_to_live_ms = None if seconds is None else checked_ms("time_to_live", seconds, 1)
+    def time_to_live(self, value: float | timedelta | None) -> None:
+        self._time_to_live_ms = None if value is None else checked_ms("time_to_live", value, 1)
 
     @property
     def delivery_delay(self) -> float | None:
@@ -165,8 +167,8 @@ class MessageProducer:
         return None if self._delivery_delay_ms is None else self._delivery_delay_ms / 1000
 
     @delivery_delay.setter
-    def delivery_delay(self, seconds: float | None) -> None:
-        self._delivery_delay_ms = None if seconds is None else checked_ms("delivery_delay", seconds, 0)
+    def delivery_delay(self, value: float | timedelta | None) -> None:
+        self._delivery_delay_ms = None if value is None else checked_ms("delivery_delay", value, 0)
 
     # Sending.
 
@@ -177,8 +179,11 @@ class MessageProducer:
         *,
         delivery_mode: DeliveryMode | None = None,
         priority: int | None = None,
-        time_to_live: float | None = None,
-        delivery_delay: float | None = None,
+        time_to_live: float | timedelta | None = None,
+        delivery_delay: float | timedelta | datetime | None = None,
+        properties: Mapping[str, PropertyValue] | None = None,
+        group_id: str | None = None,
+        correlation_id: str | bytes | None = None,
         on_completion: OnCompletion | None = None,
     ) -> None:
         """Send a message.
@@ -192,14 +197,20 @@ class MessageProducer:
         own broker that is never a second message; others may keep both, and the second one is marked with the property
         ``JMS_HOLDFAST_RESENT``.
 
+        A message that was received is forwarded with its body, headers and properties; it also keeps its priority and
+        the instant at which it expires, where neither this call nor the producer says otherwise.
+
         Args:
             message: a str, bytes, dict or list is wrapped in the fitting message.  A message gets its id, destination,
                 times, priority and delivery mode written into it.
             destination: only where the producer has none of its own.
             delivery_mode: None: the producer's, as for those that follow.
             priority: 0 to 9.
-            time_to_live: seconds after which it expires.
-            delivery_delay: seconds before which it is not delivered.
+            time_to_live: seconds, or a timedelta, after which it expires.
+            delivery_delay: seconds, or a timedelta, before which it is not delivered; or the instant as a datetime.
+            properties: added to the message's, as are those that follow to its headers; None: as the message has them.
+            group_id: the message group; its messages go to one consumer, in order.
+            correlation_id: of the application; str or bytes.
             on_completion: called with the message and None, or the error, when the broker has answered: on the
                 session's thread, in the order of the sends.  It must not close the session, commit or roll back.
 
@@ -215,6 +226,12 @@ class MessageProducer:
         if state.calling:
             state.refuse_nested()
         given, message = message, wrapped(message)  # what the application's own dict raises ends no session
+        if properties is not None:
+            message._add_properties(properties)
+        if group_id is not None:
+            message.group_id = group_id
+        if correlation_id is not None:
+            message.correlation_id = correlation_id
         entered = False
         try:
             try:
@@ -262,8 +279,8 @@ class MessageProducer:
         *,
         delivery_mode: DeliveryMode | None = None,
         priority: int | Sequence[int | None] | None = None,
-        time_to_live: float | Sequence[float | None] | None = None,
-        delivery_delay: float | None = None,
+        time_to_live: float | timedelta | Sequence[float | timedelta | None] | None = None,
+        delivery_delay: float | timedelta | datetime | None = None,
     ) -> None:
         """Send messages in their order, and wait for the broker's answers to all of them.
 
@@ -281,8 +298,8 @@ class MessageProducer:
             destination: as for ``send``, as are those that follow; they hold for each message.
             delivery_mode: with NON_PERSISTENT this waits for the answers as well, which need no disk.
             priority: 0 to 9; or a sequence of these, one for each message (None: that of the producer).
-            time_to_live: seconds after which they expire; or a sequence, likewise.
-            delivery_delay: seconds before which they are not delivered.
+            time_to_live: seconds, or a timedelta, after which they expire; or a sequence, likewise.
+            delivery_delay: seconds, or a timedelta, before which they are not delivered; or the instant as a datetime.
 
         Raises:
             TypeError: ``messages`` is one message, or none.
@@ -304,8 +321,8 @@ class MessageProducer:
         destination: Destination | None,
         delivery_mode: DeliveryMode | None,
         priority: int | Sequence[int | None] | None,
-        time_to_live: float | Sequence[float | None] | None,
-        delivery_delay: float | None,
+        time_to_live: float | timedelta | Sequence[float | timedelta | None] | None,
+        delivery_delay: float | timedelta | datetime | None,
     ) -> None:
         """``send_all``, where ``prepared`` makes a message of each."""
         mode = self._delivery_mode if delivery_mode is None else checked_mode(delivery_mode)
@@ -478,8 +495,8 @@ class MessageProducer:
         destination: Destination,
         mode: DeliveryMode,
         priority: int | None,
-        time_to_live: float | None,
-        delivery_delay: float | None,
+        time_to_live: float | timedelta | None,
+        delivery_delay: float | timedelta | datetime | None,
         is_own: bool,
     ) -> Envelope:
         """What is sent of a message, into which its id, destination, times, priority and mode are written."""
@@ -487,17 +504,22 @@ class MessageProducer:
         if now_ms < 0:
             now_ms = 0  # a message has no place for times before 1970
         live_ms = self._time_to_live_ms if time_to_live is None else checked_ms("time_to_live", time_to_live, 1)
-        delay_ms = (
-            self._delivery_delay_ms if delivery_delay is None else checked_ms("delivery_delay", delivery_delay, 0)
-        )
+        delay_ms = self._delivery_delay_ms if delivery_delay is None else checked_delay_ms(delivery_delay, now_ms)
+        if priority is not None:
+            checked_priority(priority)
+        else:
+            priority = self._priority
         self._sequence = sequence = self._sequence + 1
         message.destination = destination
         message.message_id = self._message_id(sequence)
         message.user_id = self._state.user_id
         message.sent_at_ms = None if self.disable_timestamp else now_ms
-        message.expires_at_ms = None if live_ms is None else now_ms + live_ms
+        is_new = not message._delivery_count  # what was received keeps what nobody says otherwise
+        if is_new or live_ms is not None:
+            message.expires_at_ms = None if live_ms is None else now_ms + live_ms
         message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
-        message._priority = self._priority if priority is None else checked_priority(priority)
+        if is_new or priority is not None:
+            message._priority = _NORMAL if priority is None else priority
         message.delivery_mode = mode
         return envelope_of(message, Identity(self._producer_id, self._thread_id, sequence), is_own=is_own)
 
@@ -597,7 +619,7 @@ _PERSISTENT = DeliveryMode.PERSISTENT
 _new: Final = tuple.__new__  #: what a named tuple calls, without a function of Python
 
 
-def _of_each(name: str, value: _Value | Sequence[_Value | None] | None, count: int) -> Iterable[_Value | None]:
+def _of_each(name: str, value: Any, count: int) -> Iterable[Any]:
     """The value of an argument for each of so many messages."""
     if not isinstance(value, Sequence):
         return repeat(value, count)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ack_modes import AcknowledgeMode, BatchLimits, DeliveryTag, Settlement, contradiction
+from ack_modes import AcknowledgeMode, BatchLimits, DeliveryTag, Failure, Settlement, contradiction
 from broker_adapter import (
     ClientSettings,
     Destination,
@@ -520,9 +520,9 @@ class Session(MessageFactory):
         """
         self._state.in_one_call(self._endings.recover)
 
-    def _acknowledge(self, tag: DeliveryTag) -> None:
-        """What ``message.acknowledge()`` does."""
-        self._state.in_one_call(self._acknowledge_now, tag)
+    def _acknowledge(self, tag: DeliveryTag, failure: Failure | None = None) -> None:
+        """What ``message.acknowledge()`` does; and with ``failure`` ``reject()`` and ``retry()``."""
+        self._state.in_one_call(self._acknowledge_now, tag, failure)
 
     def _accept(self, message: Message) -> None:
         """End one message that the SDK has received for itself, whatever the mode."""

@@ -52,6 +52,10 @@ COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
 SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")
 #: Message annotation of a ``modified`` that tells our own server that a listener raised.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
+#: Message annotation of a ``modified``: milliseconds before which our own server does not redeliver the message.
+RETRY_DELAY: Final = Symbol("x-opt-holdfast-retry-delay")
+#: Condition of a ``rejected`` whose description is why the application has rejected a message.
+REJECTED_CONDITION: Final = "holdfast:rejected"
 #: Message annotation of a ``modified``: what a listener has raised.
 EXCEPTION: Final = Symbol("x-opt-holdfast-exception")
 

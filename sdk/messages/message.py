@@ -6,11 +6,12 @@ A message that was received is read-only: its properties and its body cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from datetime import timedelta
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar
 
-from ack_modes import DeliveryTag
+from ack_modes import DeliveryTag, Failure, Outcome, shortened_reason
 from broker_adapter import (
     BodyKind,
     Destination,
@@ -21,11 +22,12 @@ from broker_adapter import (
 )
 from sdk.messages.conversion import Type, checked, converted
 from sdk.messages.typed_values import NamedValues
-from sdk.messages.values import PropertyValue, checked_priority, checked_property, shortened
+from sdk.messages.values import PropertyValue, checked_ms, checked_priority, checked_property, shortened
 
 _T = TypeVar("_T")
-#: ``message.acknowledge()`` calls the function that the session gave it, with the tag of its delivery.
-Acknowledge = Callable[[DeliveryTag], None]
+#: ``message.acknowledge()`` calls the function that the session gave it, with the tag of its delivery; ``reject()`` and
+#: ``retry()`` with how it ends instead.
+Acknowledge = Callable[[DeliveryTag, Failure | None], None]
 
 
 class DeliveryMode(IntEnum):
@@ -268,9 +270,45 @@ class Message:
             OperationTimedOutException: with ``synchronous_acknowledge``: the broker has not confirmed it within
                 ``request_timeout_seconds``; the next ``acknowledge()`` asks again.
         """
+        self._end("acknowledge", None)
+
+    def reject(self, reason: str) -> None:
+        """End this message alone, which then goes to the dead-letter queue with the reason.
+
+        In CLIENT and INDIVIDUAL at once, in TRANSACTED with ``commit()``, in AUTO and DUPS_OK only while its listener
+        runs.  On a Holdfast broker the dead letter says why in ``JMS_HOLDFAST_DEAD_LETTER_REASON``.
+
+        Args:
+            reason: at most 1,000 bytes of it are kept; not empty.
+
+        Raises:
+            IllegalStateException: the message has ended already, or the mode is NO_ACK; or as ``acknowledge()``.
+            StaleAcknowledgementException, OperationTimedOutException: as ``acknowledge()``.
+        """
+        if not isinstance(reason, str) or not reason:
+            raise ValueError(f"reason={reason!r} is not a text that says why the message is rejected")
+        self._end("reject", Failure(shortened_reason(reason), Outcome.REJECTED))
+
+    def retry(self, delay: float | timedelta = 0.0) -> None:
+        """End this delivery alone, which has failed, and have the message redelivered after the delay.
+
+        When, as for ``reject()``.  It counts as a delivery: at ``max_deliveries`` the message becomes a dead letter.
+        With a delay it loses its place: it comes behind what is in the queue by then.
+
+        Args:
+            delay: seconds, or a timedelta; 0: at once, at its place, but behind what is prefetched.
+
+        Raises:
+            ValueError: the delay is negative, or no number.
+            UnsupportedOperationException: there is a delay, and the broker is another one than Holdfast.
+            IllegalStateException, StaleAcknowledgementException, OperationTimedOutException: as ``reject()``.
+        """
+        self._end("retry", Failure("", Outcome.MODIFIED, checked_ms("delay", delay, 0)))
+
+    def _end(self, what: str, failure: Failure | None) -> None:
         if self._acknowledge is None or self._tag is None:
-            raise IllegalStateException("cannot acknowledge: the message was not received by a consumer")
-        self._acknowledge(self._tag)
+            raise IllegalStateException(f"cannot {what}: the message was not received by a consumer")
+        self._acknowledge(self._tag, failure)
 
     def __repr__(self) -> str:
         facts = [
@@ -286,6 +324,14 @@ class Message:
             if value is not None
         ]
         return f"<{' '.join([type(self).__name__, *facts])}>"
+
+    def _add_properties(self, properties: Mapping[str, PropertyValue]) -> None:
+        """Add to its properties, also where it was received."""
+        if not isinstance(properties, Mapping):
+            raise TypeError(f"properties={properties!r} is not a dict of names and values")
+        added = Message()
+        added.properties.update(properties)
+        self._property_values = {**(self._property_values or {}), **(added._property_values or {})}
 
     def _checked_body(self, value: Any) -> Any:
         raise MessageFormatException(f"a message without a body cannot carry {shortened(value)!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from broker_adapter import MAX_BODY_DEPTH, InvalidDestinationException, MessageFormatException, is_destination
@@ -44,25 +45,41 @@ def checked_priority(value: object) -> int:
     return value
 
 
-def checked_ms(name: str, seconds: object, least_ms: int) -> int:
+def checked_ms(name: str, given: object, least_ms: int) -> int:
     """A time to live or a delay in milliseconds.
 
     Args:
         name: of the argument, for the error.
-        seconds: what the application gives.
+        given: what the application gives: seconds, or a timedelta.
         least_ms: the shortest one.
 
     Raises:
         ValueError: it can be none.
     """
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     # Rounding comes last, because neither infinity nor NaN can be rounded.
     if not is_number or not 0 <= seconds <= _MOST_SECONDS or round(seconds * 1000) < least_ms:  # type: ignore[operator]
         raise ValueError(
-            f"{name}={seconds!r} is not a number of seconds from {least_ms / 1000:g} to {_MOST_SECONDS:.0f}; None means"
-            f" no {'limit' if least_ms else 'delay'}"
+            f"{name}={given!r} is not a number of seconds, or a timedelta, from {least_ms / 1000:g} to"
+            f" {_MOST_SECONDS:.0f} seconds; None means no {'limit' if least_ms else 'delay'}"
         )
     return round(seconds * 1000)  # type: ignore[operator]
+
+
+def checked_delay_ms(given: object, now_ms: int) -> int:
+    """A delivery delay in milliseconds; an instant that is over means none, and one without a zone is local time.
+
+    Args:
+        given: what the application gives: seconds, a timedelta, or a datetime.
+        now_ms: the time, in milliseconds since the epoch.
+
+    Raises:
+        ValueError: it can be none.
+    """
+    if isinstance(given, datetime):
+        given = max(0.0, given.timestamp() - now_ms / 1000)
+    return checked_ms("delivery_delay", given, 0)
 
 
 def check_correlation_id(value: object) -> None:

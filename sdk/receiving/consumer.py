@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
-from ack_modes import DeliveryTag, Failure, Settlement
+from ack_modes import Failure, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
@@ -33,7 +33,7 @@ from sdk.closing import Closing
 from sdk.finalizers import drain_end, dropped
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.messages.envelopes import message_of
-from sdk.messages.message import Message
+from sdk.messages.message import Acknowledge, Message
 from sdk.receiving.delivery_filter import DeliveryFilter
 from sdk.receiving.prefetch import Prefetch
 from sdk.session_state import CALL_ERRORS, UNSTARTED_SECONDS, SessionState, by_epoch, log
@@ -90,7 +90,7 @@ class MessageConsumer:
         no_local: bool,
         prefetch: int,
         on_close: Callable[[MessageConsumer, bool], None],
-        acknowledge: Callable[[DeliveryTag], None],
+        acknowledge: Acknowledge,
         source: Source | None = None,
     ) -> None:
         """Made by the session.
@@ -103,7 +103,7 @@ class MessageConsumer:
             no_local: whether those that its own connection sent are left out.
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached, with whether the broker has said so.
-            acknowledge: what ``message.acknowledge()`` calls.
+            acknowledge: what ``message.acknowledge()``, ``reject()`` and ``retry()`` call.
             source: the queue or subscription whose messages are redelivered after a loss; None: none are.
         """
         self._source = source

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Failure, Outcome, Settlement
 
 
 class SessionHistory(RuleBasedStateMachine):
@@ -37,7 +37,7 @@ class SessionHistory(RuleBasedStateMachine):
         for tag, outcome in taken:
             assert not self.policy.presettled
             assert tag in self.open, "settled twice, or before it was delivered"
-            assert outcome in (Outcome.ACCEPTED, Outcome.MODIFIED, Outcome.FAILED)
+            assert isinstance(outcome, Failure) or outcome in (Outcome.ACCEPTED, Outcome.MODIFIED, Outcome.FAILED)
             self.open.remove(tag)
         return taken
 
@@ -75,6 +75,17 @@ class SessionHistory(RuleBasedStateMachine):
         assert not ending.dirty or self.lost
         assert ending.dirty == (ending.stale_count > 0)
         assert not ending.dirty or all(outcome is Outcome.MODIFIED for _, outcome in settlements)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def reject(self, data: st.DataObject) -> None:
+        tag = data.draw(st.sampled_from(self.seen))
+        ending = self.policy.settle(tag, Failure("no", Outcome.REJECTED))
+        if ending is None:
+            assert tag not in self.open or self.policy.presettled or tag != self.in_hand
+        else:
+            self.take(ending.settlements)
+            assert not ending.dirty or self.lost
 
     @rule()
     def commit(self) -> None:

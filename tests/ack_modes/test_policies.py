@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import ack_modes
-from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, AckPolicy, BatchLimits, DeliveryTag, Failure, Outcome, Settlement
 from ack_modes.client import MAX_LOST_LINKS, ClientPolicy
 from ack_modes.individual import MAX_STALE, IndividualPolicy
 
 _BATCH = BatchLimits(messages=3, delay_seconds=1.0)
+_REJECTED = Failure("no such customer", Outcome.REJECTED)
 
 
 def _tag(number: int, epoch: int = 0) -> DeliveryTag:
@@ -67,6 +68,9 @@ def _answer(policy: AckPolicy, column: str) -> Sequence[Settlement]:
         return policy.listener_raised(tag, 0.0)
     if column == "`acknowledge()`":
         return policy.acknowledge(tag).settlements
+    if column == "`reject()`, `retry()`":
+        ending = policy.settle(tag, _REJECTED)
+        return () if ending is None else ending.settlements
     if column == "commit":
         return policy.commit().settlements
     if column == "rollback, recover, close":
@@ -103,6 +107,53 @@ def _fail_it(mode: str, column: str) -> None:
 
     assert list(_answer(policy, column)) == [Settlement(_tag(1), Outcome.FAILED)]
     assert _everything(policy) == []
+
+
+def _end_it(mode: str, column: str) -> None:
+    policy = _new(mode)
+    policy.delivered(_tag(7))  # another one
+    rest = _modified(7) if policy.acknowledge(_tag(7)).settlements else []  # which stays, where the mode holds it
+    policy = _new(mode)
+    policy.delivered(_tag(7))
+
+    assert list(_answer(policy, column)) == [Settlement(_tag(1), _REJECTED)]
+    assert policy.settle(_tag(1), _REJECTED) is None
+    assert list(policy.consumed(_tag(1), 0.0)) == list(policy.listener_raised(_tag(1), 0.0)) == []
+    assert _everything(policy) == rest
+
+
+def _end_it_in_hand(mode: str, column: str) -> None:
+    _end_it(mode, column)
+    policy = _new(mode)
+    _see(policy, 1)
+
+    assert policy.settle(_tag(1), _REJECTED) is None
+
+
+def _end_it_in_the_commit(mode: str, column: str) -> None:
+    policy, undone = _new(mode), _new(mode)
+    _see(policy, 5)
+    assert policy.settle(_tag(4), _REJECTED) is None
+
+    assert list(_answer(policy, column)) == []
+    assert list(policy.commit().settlements) == [*_accepted(5), Settlement(_tag(1), _REJECTED)]
+    assert policy.settle(_tag(1), _REJECTED) is None
+    assert _answer(policy, "delivered") == ()
+    assert list(policy.commit().settlements) == _accepted(1)  # the next transaction
+
+    _answer(undone, column)
+    assert _everything(undone) == _modified(1)
+    _answer(undone, column)
+    undone.interrupted(1)
+    assert undone.settle(_tag(1), _REJECTED) == ((), False, 0)
+    assert _ending(undone, _tag(1)) == ((), True, 1)
+
+
+def _refuse(mode: str, column: str) -> None:
+    policy = _new(mode)
+    policy.delivered(_tag(1))
+
+    assert policy.settle(_tag(1), _REJECTED) is None
 
 
 def _accept_batch(mode: str, column: str) -> None:
@@ -201,6 +252,10 @@ _CHECKS: dict[str, Callable[[str, str], None]] = {
     "hold": _hold,
     "accept it": _accept_it,
     "fail it": _fail_it,
+    "end it so": _end_it,
+    "end it so, if it is in hand": _end_it_in_hand,
+    "note it for the commit": _end_it_in_the_commit,
+    "refuse": _refuse,
     "accept when a batch is full or a short time has passed": _accept_batch,
     "accept all held": _accept_all_held,
     "modify the one in hand": _modify_one_in_hand,
@@ -229,7 +284,7 @@ def test_table_has_a_row_for_each_mode_and_a_column_for_each_event() -> None:
         "NO_ACK",
     ]
     assert {mode.name for mode in AcknowledgeMode} == {mode for mode, _, _ in table}
-    assert len(table) == 6 * 7
+    assert len(table) == 6 * 8
 
 
 # What goes beyond the table.
@@ -307,6 +362,18 @@ def test_what_the_application_never_saw_ends_as_the_session_says(mode: Acknowled
 
     assert settlements == ([] if policy.presettled else [Settlement(_tag(1), outcome), Settlement(_tag(2), outcome)])
     assert _everything(policy) == []
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL"])
+def test_a_stale_message_cannot_be_rejected(mode: str) -> None:
+    policy = _new(mode)
+    _see(policy, 1)
+    policy.interrupted(1)
+
+    ending = policy.settle(_tag(1), _REJECTED)
+
+    assert ending == ((), True, 1)
+    assert policy.settle(_tag(1), _REJECTED) is None
 
 
 def test_dups_ok_with_no_delay_accepts_at_once() -> None:

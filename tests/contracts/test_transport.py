@@ -361,6 +361,20 @@ def test_what_a_listener_has_raised_is_among_the_properties_of_the_dead_letter(m
     assert not any(name.startswith("JMS_AMQP_MA_") for name in dead.envelope.properties)
 
 
+def test_why_a_message_is_rejected_and_when_it_comes_again_reach_the_engine(client: Client) -> None:
+    client.send("q", "a", "b")
+    receiver = client.receiver(queue("q"), 10)
+    first, second = receiver.wait_for(2)
+    client.settle([first], Failure("no such customer", Outcome.REJECTED))
+    client.settle([second], Failure("", Outcome.MODIFIED, 200))
+    (dead,) = client.receiver(queue("DLQ"), 1).wait_for(1)
+    assert dead.envelope.properties is not None
+    assert dead.envelope.properties["JMS_HOLDFAST_DEAD_LETTER_REASON"] == "rejected by a consumer: no such customer"
+    assert "JMS_HOLDFAST_DEAD_LETTER_EXCEPTION" not in dead.envelope.properties
+    again = receiver.wait_for(3)[-1]
+    assert (again.envelope.body, again.delivery_count) == ("b", 1)
+
+
 def test_what_a_closed_connection_held_is_redelivered_with_a_raised_count(engine: Engine) -> None:
     first, second = engine.open(), engine.open()
     first.send("q", "a")

@@ -8,10 +8,12 @@ from ack_modes import DeliveryTag, Failure, Outcome, Settlement
 from broker_adapter.amqp.client.batched_consumers import BatchedConsumers
 from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.drains import Drains
-from broker_adapter.amqp.events import State
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import REJECTED, State
 from broker_adapter.amqp.messages.consumer_records import Settled
+from broker_adapter.amqp.messages.values import ULong
 from broker_adapter.amqp.proton_engine.peer import Peer
-from broker_adapter.amqp.wire import EXCEPTION
+from broker_adapter.amqp.wire import EXCEPTION, REJECTED_CONDITION, RETRY_DELAY
 
 
 class Settlements:
@@ -78,11 +80,20 @@ def state_of(outcome: Outcome | Failure, states: Mapping[Outcome, State]) -> Sta
     """Return how an outcome is written for a broker; only our own is told why a listener failed."""
     if isinstance(outcome, Outcome):
         return states[outcome]
-    failed = states[Outcome.FAILED]
-    annotations = failed.annotations
-    if not annotations:
-        return failed
-    return failed._replace(annotations={**annotations, EXCEPTION: outcome.reason})
+    state = states[outcome.outcome]
+    if state.outcome is not None:  # in a transaction
+        return state._replace(outcome=_with_failure(state.outcome, outcome))
+    return _with_failure(state, outcome)
+
+
+def _with_failure(state: State, failure: Failure) -> State:
+    if state.code == REJECTED:
+        return state._replace(error=AmqpError(REJECTED_CONDITION, failure.reason))
+    if failure.delay_ms:
+        return state._replace(annotations={RETRY_DELAY: ULong(failure.delay_ms)})
+    if state.annotations:
+        return state._replace(annotations={**state.annotations, EXCEPTION: failure.reason})
+    return state
 
 
 def _runs(settlements: Iterable[Settlement]) -> Iterator[tuple[int, Outcome | Failure, list[int]]]:

@@ -6,7 +6,8 @@ the number that the client gave it in its attach, and deliveries by their number
 - ``[0, consumer, messages]``: the server may send so many messages more,
 - ``[1, consumer]``: it is to send what it can for the credit that it has, and to say when that is over,
 - ``[2, consumer, outcome, first, last, first, last, ...]``: these deliveries have ended so, in this order,
-- ``[3, consumer, reason, first, last, first, last, ...]``: their listener has failed, and this is why.
+- ``[3, consumer, outcome, delay, reason, first, last, ...]``: the same, with milliseconds before which they are not
+  redelivered, and why they failed.
 
 A discharge has records of the third kind for what is settled in its transaction.  Everything that comes in is
 untrusted.
@@ -31,6 +32,8 @@ CONSUMER_NUMBER: Final = "holdfast-consumer"
 _MOST: Final = 2**63 - 1
 _MOST_CREDIT: Final = 2**31 - 1
 _CREDIT, _DRAIN, _SETTLE, _FAIL = range(4)
+#: How a delivery may end that has failed.
+_FAILURES: Final = Outcome.REJECTED, Outcome.MODIFIED, Outcome.FAILED
 #: Most ranges, and other records, of one payload, and most bytes of it.  proton takes so few bytes at once, so that
 #: nothing that is sent later overtakes them.
 _MOST_RANGES: Final = 200
@@ -110,7 +113,8 @@ def _packable(record: Record) -> list[int | str]:
     if isinstance(record, Settled):
         places = [number for first_and_last in record.ranges for number in first_and_last]
         if isinstance(record.outcome, Failure):
-            return [_FAIL, record.consumer, record.outcome.reason, *places]
+            reason, outcome, delay_ms = record.outcome
+            return [_FAIL, record.consumer, int(outcome), delay_ms, reason, *places]
         return [_SETTLE, record.consumer, int(record.outcome), *places]
     if isinstance(record, Credited):
         return [_CREDIT, record.consumer, record.messages]
@@ -135,16 +139,18 @@ def unpack_records(payload: bytes) -> list[Record]:
 
 
 def _record_of(row: Any) -> Record:
-    reason = ""
-    if isinstance(row, list) and len(row) >= 3 and row[0] == _FAIL and type(row[2]) is str:
-        reason = row[2]
-        row = [_SETTLE, row[1], int(Outcome.FAILED), *row[3:]]
+    reason, delay_ms = None, 0
+    if isinstance(row, list) and len(row) >= 5 and row[0] == _FAIL and row[2] in _FAILURES and type(row[4]) is str:
+        delay_ms, reason = row[3:5]
+        if type(delay_ms) is int and 0 <= delay_ms <= _MOST:
+            row = [_SETTLE, *row[1:3], *row[5:]]
     if isinstance(row, list) and len(row) >= 2 and all(type(each) is int and 0 <= each <= _MOST for each in row):
         kind, consumer, *rest = row
         if kind == _SETTLE and len(rest) >= 3 and len(rest) % 2 and 1 <= rest[0] <= len(Outcome):
             ranges = list(_pairs(rest[1:]))
             if all(first <= last for first, last in ranges):
-                return Settled(consumer, Failure(reason) if reason else Outcome(rest[0]), ranges)
+                outcome = Outcome(rest[0])
+                return Settled(consumer, outcome if reason is None else Failure(reason, outcome, delay_ms), ranges)
         elif kind == _CREDIT and len(rest) == 1 and 1 <= rest[0] <= _MOST_CREDIT:
             return Credited(consumer, rest[0])
         elif kind == _DRAIN and not rest:

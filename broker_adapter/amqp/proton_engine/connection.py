@@ -16,7 +16,7 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import RemoteOpen, State
 from broker_adapter.amqp.messages.values import ULong
 from broker_adapter.amqp.proton_engine import frames
-from broker_adapter.amqp.proton_engine.dispositions import KEPT
+from broker_adapter.amqp.proton_engine.dispositions import KEPT, KEPT_CONDITION
 from broker_adapter.amqp.proton_engine.memory import (
     c_text,
     read_condition,
@@ -196,13 +196,23 @@ class ProtonConnection:
         return number
 
     def _with_kept(self, state: State) -> State:
-        """A state with its annotations that are kept here."""
+        """A state with its annotations, or the description of its error, that are kept here."""
         if state.outcome is not None:
             return state._replace(outcome=self._with_kept(state.outcome))
+        if state.error is not None:
+            kept = self._kept_by(state.error)
+            return state if kept is None else state._replace(error=state.error._replace(description=kept[KEPT]))
         number = (state.annotations or {}).get(KEPT)
         if number is None:
             return state
         return state._replace(annotations=self.kept_annotations.get(number) if type(number) is ULong else None)
+
+    def _kept_by(self, error: AmqpError) -> dict[Any, Any] | None:
+        """What is kept under the number that the error of a bare state names."""
+        named = error.description or ""
+        if error.condition != KEPT_CONDITION or not named.isdecimal():
+            return None
+        return self.kept_annotations.get(int(named))
 
     def open(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED, DECLARED, MODIFIED, RECEIVED, REJECTED, RELEASED, TRANSACTIONAL
-from broker_adapter.amqp.messages.values import Described, UInt, ULong, encode
+from broker_adapter.amqp.messages.values import Described, Symbol, UInt, ULong, encode
 from broker_adapter.settings import MIB
 
 #: The fields of a disposition that have at most so many bytes, together, cannot have a state that costs much.
@@ -65,17 +65,27 @@ def _values(value: Any) -> int:
     return 1
 
 
-#: Key of a bare state's annotations: the number by which they are kept elsewhere.  AMQP keeps numbers for itself.
+#: Key of a bare state's annotations: the number by which they are kept elsewhere.  AMQP keeps numbers for itself.  Also
+#: the key by which the description of a ``rejected`` outcome is kept.
 KEPT: Final = 0
+#: Condition of a bare ``rejected`` whose description is such a number.
+KEPT_CONDITION: Final = "holdfast:kept"
 
 
 def annotations_of(state: Any) -> dict[Any, Any] | None:
-    """The annotations of a ``modified`` outcome, also of one in a transaction, as they were decoded; None: none."""
+    """What is kept of an outcome, also of one in a transaction, as it was decoded; None: nothing.
+
+    Of a ``modified`` its annotations, of a ``rejected`` the description of its error.
+    """
     if not isinstance(state, Described) or not isinstance(state.value, list):
         return None
     code, values = _code(state.descriptor), state.value
     if code == TRANSACTIONAL:
         return annotations_of(values[1]) if len(values) > 1 else None
+    if code == REJECTED and values and isinstance(values[0], Described):
+        error = values[0].value
+        description = error[1] if isinstance(error, list) and len(error) > 1 else None
+        return {KEPT: description} if description and isinstance(description, str) else None
     return values[2] if code == MODIFIED and len(values) > 2 and isinstance(values[2], dict) else None
 
 
@@ -106,6 +116,8 @@ def _bare(state: Any, kept: int) -> Any:
         fields = [each is True for each in (*values[:2], None, None)[:2]]
         if kept:
             fields.append({ULong(KEPT): ULong(kept)})
+    elif code == REJECTED and kept:
+        fields = [Described(ULong(0x1D), [Symbol(KEPT_CONDITION), str(kept)])]
     elif code in (DECLARED, TRANSACTIONAL) and values:
         fields = [values[0] if isinstance(values[0], bytes) else None]
         if code == TRANSACTIONAL and len(values) > 1 and values[1] is not None:

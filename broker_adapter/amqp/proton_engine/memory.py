@@ -302,5 +302,5 @@ def _described_outcome(state: State) -> Described:
     if state.code == REJECTED and state.error is not None:
         fields = [Described(ULong(0x1D), [Symbol(state.error.condition), state.error.description])]
     elif state.code == MODIFIED:
-        fields = [state.failed, state.undeliverable]
+        fields = [state.failed, state.undeliverable, *([state.annotations] if state.annotations else ())]
     return Described(ULong(state.code), fields)

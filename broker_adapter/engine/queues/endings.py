@@ -40,6 +40,8 @@ ReadAnnotations = Callable[[bytes, int, Effects], dict[str, Any] | None]
 
 #: Why a message is a dead letter that has been delivered as often as may be.
 TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
+#: Why a message is a dead letter that a consumer has rejected; what the consumer says follows.
+REJECTED = "rejected by a consumer"
 #: Why a message is a dead letter that its consumers do not take.
 NOT_HERE = "undeliverable at its consumers"
 #: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue, beside why and
@@ -89,8 +91,10 @@ class Endings:
             by: the consumer that failed to process the message, and gets it again.
         """
         self._changed[queue.id] = queue
-        modified = None
+        modified, reason = None, ""
         if not isinstance(ending, Outcome):
+            if isinstance(ending, Failure):
+                reason = ending.reason[:MAX_REASON]
             modified = ending if isinstance(ending, Modified) else _failed(ending)
             ending = modified.outcome
             if modified.annotations:
@@ -113,7 +117,7 @@ class Endings:
             limit = queue.max_deliveries
             failures = entry.delivery_count + (not counted)
             if ending is Outcome.REJECTED and not self._is_for_dead_letters(queue):
-                self.failed(queue, entry, "rejected by a consumer", effects)
+                self.failed(queue, entry, REJECTED + (f": {reason}" if reason else ""), effects)
                 return
             if limit is not None and failures >= limit:
                 entry.delivery_count = failures
@@ -308,4 +312,6 @@ class Endings:
 
 
 def _failed(failure: Failure) -> Modified:
-    return Modified(Outcome.FAILED, annotations={EXCEPTION_ANNOTATION: failure.reason[:MAX_REASON]})
+    raised = failure.outcome is Outcome.FAILED
+    annotations = {EXCEPTION_ANNOTATION: failure.reason[:MAX_REASON]} if raised else None
+    return Modified(failure.outcome, annotations=annotations, delay_ms=failure.delay_ms)

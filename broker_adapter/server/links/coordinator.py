@@ -213,7 +213,7 @@ class Coordinator:
         outcome = outcome_of(state.outcome) if state.outcome is not None else Outcome.RELEASED
         before = transaction.kept_bytes
         transaction.settlements += [(consumer, number, outcome) for number in numbers]
-        if isinstance(outcome, c.Modified):
+        if not isinstance(outcome, Outcome):
             transaction.annotation_bytes += MAX_ANNOTATION_BYTES
         transaction.is_active = True
         self._budget.transactions += transaction.kept_bytes - before

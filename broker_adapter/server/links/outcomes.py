@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome, shortened_reason
 from broker_adapter.amqp.events import ACCEPTED, MODIFIED, REJECTED, State
 from broker_adapter.amqp.messages.jms_mapping import DELIVERY_DELAY, DELIVERY_TIME
 from broker_adapter.amqp.messages.values import encode
-from broker_adapter.amqp.wire import BACK_OFF, EXCEPTION
+from broker_adapter.amqp.wire import BACK_OFF, EXCEPTION, RETRY_DELAY
 from broker_adapter.annotations import ANNOTATION_PREFIX, with_annotations
 from broker_adapter.engine.commands.messaging import LATEST_MS, Ending, Modified
 
@@ -24,16 +24,20 @@ def outcome_of(state: State) -> Ending:
     if code == ACCEPTED:
         return Outcome.ACCEPTED
     if code == REJECTED:
-        return Outcome.REJECTED
+        reason = state.error.description if state.error is not None else None
+        return Failure(shortened_reason(reason), Outcome.REJECTED) if reason else Outcome.REJECTED
     if code != MODIFIED:
         return Outcome.RELEASED  # also where it was settled without a word
     annotations = state.annotations or {}
     failed = Outcome.FAILED if BACK_OFF in annotations else Outcome.MODIFIED
     outcome = failed if state.failed else Outcome.RELEASED
     added = _added(annotations)
-    if not (added or state.undeliverable):
+    delay_ms = _instant(annotations.get(RETRY_DELAY))
+    if not (added or state.undeliverable or delay_ms):
         return outcome
-    deliver_at_ms, delay_ms = _instant(annotations.get(DELIVERY_TIME)), _instant(annotations.get(DELIVERY_DELAY))
+    deliver_at_ms = _instant(annotations.get(DELIVERY_TIME))
+    if delay_ms is None:
+        delay_ms = _instant(annotations.get(DELIVERY_DELAY))
     return Modified(outcome, state.undeliverable, added, deliver_at_ms, delay_ms or 0)
 
 

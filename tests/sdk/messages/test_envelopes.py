@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ack_modes import DeliveryTag
+from ack_modes import DeliveryTag, Failure, Outcome
 from broker_adapter import Destination, IllegalStateException, InvalidDestinationException, MessageFormatException
 from sdk.messages.envelopes import envelope_of, message_of, wrapped
 from sdk.messages.message import DeliveryMode, Message
@@ -144,15 +145,19 @@ def test_header_of_a_wrong_type_is_refused_at_the_send(header: str, value: Any, 
 
 
 def test_message_acknowledges_by_the_function_it_was_given() -> None:
-    called: list[DeliveryTag] = []
+    called: list[tuple[DeliveryTag, Failure | None]] = []
     message = TextMessage("x")
     with pytest.raises(IllegalStateException, match="not received by a consumer"):
         message.acknowledge()
     message.destination = QUEUE
 
-    message_of(envelope_of(message, IDENTITY), 0, called.append, TAG).acknowledge()
+    received = message_of(envelope_of(message, IDENTITY), 0, lambda *ending: called.append(ending), TAG)
+    received.acknowledge()
+    received.reject("x" * 2_000)
+    received.retry(timedelta(seconds=2))
 
-    assert called == [TAG]
+    rejected, modified = Failure("x" * 1_000, Outcome.REJECTED), Failure("", Outcome.MODIFIED, 2_000)
+    assert called == [(TAG, None), (TAG, rejected), (TAG, modified)]
 
 
 _VALUES = st.recursive(

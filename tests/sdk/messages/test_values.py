@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta, timezone
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -14,6 +15,7 @@ from sdk.messages.values import (
     check_correlation_id,
     check_reply_to,
     check_text_header,
+    checked_delay_ms,
     checked_ms,
     checked_priority,
     copied_body,
@@ -102,11 +104,26 @@ def test_a_priority_is_an_int_from_0_to_9() -> None:
 def test_seconds_become_milliseconds_that_are_not_too_few_and_not_too_many() -> None:
     assert [checked_ms("ttl", value, 1) for value in (0.001, 1, 2.5)] == [1, 1000, 2500]
     assert checked_ms("delay", 0, 0) == 0
-    for value in (0, 0.0001, -1, True, "1", None, float("inf"), float("nan"), 10**300):
-        with pytest.raises(ValueError, match=r"ttl=.* is not a number of seconds from 0.001 to .*no limit"):
+    for value in (0, 0.0001, -1, True, "1", None, float("inf"), float("nan"), 10**300, timedelta(0), timedelta.max):
+        with pytest.raises(
+            ValueError, match=r"ttl=.* is not a number of seconds, or a timedelta, from 0.001 to .*no lim"
+        ):
             checked_ms("ttl", value, 1)
-    with pytest.raises(ValueError, match=r"delay=-1 is not a number of seconds from 0 to .*no delay"):
+    with pytest.raises(ValueError, match=r"delay=-1 is not a number of seconds, or a timedelta, from 0 to .*no delay"):
         checked_ms("delay", -1, 0)
+    assert checked_ms("delay", timedelta(minutes=1, milliseconds=5), 0) == 60_005
+
+
+def test_a_delivery_delay_may_be_an_instant() -> None:
+    now = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+    now_ms = round(now.timestamp() * 1000)
+    assert checked_delay_ms(now + timedelta(seconds=5), now_ms) == 5_000
+    assert checked_delay_ms((now + timedelta(seconds=5)).astimezone(timezone(timedelta(hours=3))), now_ms) == 5_000
+    assert checked_delay_ms(now.astimezone().replace(tzinfo=None) + timedelta(seconds=5), now_ms) == 5_000, "local"
+    assert checked_delay_ms(now - timedelta(days=5), now_ms) == 0
+    assert checked_delay_ms(2, now_ms) == 2_000
+    with pytest.raises(ValueError, match="delivery_delay="):
+        checked_delay_ms(now + timedelta(days=200 * 366), now_ms)
 
 
 def test_a_header_that_a_message_cannot_have_is_named_with_its_value() -> None:

@@ -7,16 +7,18 @@ import pytest
 from ack_modes import Failure, Outcome, Settlement
 from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.client.settlements import state_of
+from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     FAILED_STATE,
     REJECTED,
     RELEASED_STATE,
+    TRANSACTIONAL,
     Dispositions,
     LinkFlow,
     State,
 )
-from broker_adapter.amqp.wire import BACK_OFF, EXCEPTION
+from broker_adapter.amqp.wire import BACK_OFF, EXCEPTION, RETRY_DELAY
 from broker_adapter.transport import Delivery
 from tests.broker_adapter.amqp.client.conversations import MESSAGE, deliver, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import Wired
@@ -70,3 +72,16 @@ def test_only_our_own_broker_is_told_what_a_listener_has_raised() -> None:
     assert state_of(Failure("E: x"), STATES) == FAILED_STATE
     assert state_of(Failure("E: x"), own).annotations == {BACK_OFF: True, EXCEPTION: "E: x"}
     assert state_of(Outcome.FAILED, own).annotations == {BACK_OFF: True}
+
+
+def test_each_broker_is_told_why_a_message_is_rejected_and_when_it_is_to_come_again() -> None:
+    rejected = State(REJECTED, error=AmqpError("holdfast:rejected", "why"))
+    delayed = FAILED_STATE._replace(annotations={RETRY_DELAY: 5})
+    in_transaction = State(TRANSACTIONAL, txn_id=b"t")
+    transacted = {outcome: in_transaction._replace(outcome=state) for outcome, state in STATES.items()}
+
+    assert state_of(Failure("why", Outcome.REJECTED), STATES) == rejected
+    assert state_of(Failure("", Outcome.MODIFIED, 5), STATES) == delayed
+    assert state_of(Failure("", Outcome.MODIFIED), STATES) == FAILED_STATE
+    assert state_of(Failure("why", Outcome.REJECTED), transacted) == in_transaction._replace(outcome=rejected)
+    assert state_of(Failure("", Outcome.MODIFIED, 5), transacted) == in_transaction._replace(outcome=delayed)

@@ -8,6 +8,8 @@ import pytest
 
 from broker_adapter.amqp.messages.values import Described, Symbol, UInt, ULong
 from broker_adapter.amqp.proton_engine.dispositions import (
+    KEPT,
+    KEPT_CONDITION,
     LIGHT_BYTES,
     MAX_STATES_BYTES,
     annotations_of,
@@ -107,9 +109,23 @@ def test_the_annotations_of_a_state_are_kept_elsewhere_by_a_number(code: int) ->
     assert read[2][4] == (bare if code == 0x27 else state(0x34, b"t", bare))
 
 
+@pytest.mark.parametrize("code", [0x25, 0x34])
+def test_the_description_of_an_error_is_kept_elsewhere_by_a_number(code: int) -> None:
+    rejected, bare = state(0x25, ERROR), state(0x25, Described(ULong(0x1D), [Symbol(KEPT_CONDITION), "7"]))
+    given = rejected if code == 0x25 else state(0x34, b"t", rejected)
+    assert annotations_of(given) == {KEPT: ERROR.value[1]}
+    values, _ = fields_of(1, 9, given)
+    sent = bare_frame(3, values, 7)
+    read = FrameRules(max_sessions=8, max_links=8).read(sent, 0, len(sent))
+    assert read is not None
+    assert read[2][4] == (bare if code == 0x25 else state(0x34, b"t", bare))
+
+
 @pytest.mark.parametrize(
     "given",
     [
+        *(state(0x25), state(0x25, 5), state(0x25, Described(ULong(0x1D), 5)), state(0x25, Described(ULong(0x1D), []))),
+        *(state(0x25, Described(ULong(0x1D), [Symbol("a:b"), each])) for each in (None, "", 5)),
         *(None, "x", state(0x24), state(0x27), state(0x27, True, False, 5), state(0x34, b"t"), state(0x34, b"t", 5)),
         Described(ULong(0x27), {}),
     ],

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED,
     MODIFIED,
+    REJECTED,
     RELEASED,
     TRANSACTIONAL,
     Dispositions,
@@ -168,6 +170,21 @@ def test_annotations_of_a_state_are_told_also_where_proton_is_not_given_them(bar
     assert (first.state, third.state) == (State(ACCEPTED), State(ACCEPTED))
     assert second.state == State(MODIFIED, failed=True, annotations=annotations)
     assert {type(each) for each in (second.state.annotations or {}).values()} == {UInt}
+    assert pair.server._connection.kept_annotations == {}
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_why_a_message_is_rejected_is_told_also_where_proton_is_not_given_it(bare: bool) -> None:
+    pair = outgoing(2, bare_states=bare)
+    why = Described(ULong(REJECTED), [Described(ULong(0x1D), [Symbol("a:b"), "no such customer " * 5])])
+    small = Described(ULong(REJECTED), [Described(ULong(0x1D), [Symbol("holdfast:kept"), "1"])])
+    pair.server.receive(
+        frame(0, DISPOSITION, True, UInt(0), UInt(0), True, why)
+        + frame(0, DISPOSITION, True, UInt(1), UInt(1), True, small)
+    )
+    first, second = every(pair.server.events(), Dispositions)
+    assert (first.state.error or AmqpError("")).description == "no such customer " * 5
+    assert (second.state.error or AmqpError("")).description == "1"
     assert pair.server._connection.kept_annotations == {}
 
 

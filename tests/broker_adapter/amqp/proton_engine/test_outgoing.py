@@ -77,6 +77,7 @@ def test_a_message_sent_in_a_transaction_says_so(pair: Pair) -> None:
 
 def test_messages_of_many_transactions_at_once_keep_their_own_states(pair: Pair) -> None:
     outcomes = None, ACCEPTED_STATE, RELEASED_STATE, FAILED_STATE, State(REJECTED, error=AmqpError("a:b", "c"))
+    outcomes += (FAILED_STATE._replace(annotations={Symbol("x-opt-k"): 5}),)
     states = [
         State(TRANSACTIONAL, txn_id=number.to_bytes(2) * length, outcome=outcome)
         for number in range(100)

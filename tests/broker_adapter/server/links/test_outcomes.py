@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome
+from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     FAILED_STATE,
@@ -18,7 +19,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.messages.jms_mapping import DELIVERY_DELAY, DELIVERY_TIME
 from broker_adapter.amqp.messages.values import Described, Float, Int, Short, Symbol, Timestamp, UByte, UInt, encode
-from broker_adapter.amqp.wire import BACK_OFF, COMMIT_ID, EXCEPTION
+from broker_adapter.amqp.wire import BACK_OFF, COMMIT_ID, EXCEPTION, RETRY_DELAY
 from broker_adapter.annotations import ANNOTATION_PREFIX, EXCEPTION_ANNOTATION, LEFT_OUT_ANNOTATION
 from broker_adapter.engine.commands.messaging import LATEST_MS, Ending, Modified
 from broker_adapter.server.links.outcomes import outcome_of
@@ -31,9 +32,13 @@ WHY = Symbol("x-opt-why")
     [
         (ACCEPTED_STATE, Outcome.ACCEPTED),
         (State(REJECTED), Outcome.REJECTED),
+        (State(REJECTED, error=AmqpError("a:b")), Outcome.REJECTED),
+        (State(REJECTED, error=AmqpError("a:b", "why" * 500)), Failure(("why" * 500)[:1000], Outcome.REJECTED)),
         (FAILED_STATE, Outcome.MODIFIED),
         (State(MODIFIED, failed=True, annotations={BACK_OFF: True}), Outcome.FAILED),
         (State(MODIFIED, failed=True, annotations={BACK_OFF: True, COMMIT_ID: 1, 5: 6, "ä": 7}), Outcome.FAILED),
+        (State(MODIFIED, failed=True, annotations={RETRY_DELAY: 5}), Modified(Outcome.MODIFIED, False, {}, None, 5)),
+        (State(MODIFIED, failed=True, annotations={RETRY_DELAY: 0}), Outcome.MODIFIED),
         (State(MODIFIED), Outcome.RELEASED),
         (RELEASED_STATE, Outcome.RELEASED),
         (NO_STATE, Outcome.RELEASED),
