@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import io
 import json
 import queue
@@ -31,6 +30,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
 )
+from broker_adapter.server.cli.json_lines import as_json, from_json
 from broker_adapter.server.cli.terminal import output_errors, printable, printable_lines
 from broker_adapter.server.cli.tools import UNDECODED, connected, destination_of, say, warn
 from broker_adapter.transport import (
@@ -51,7 +51,7 @@ _PREFETCH: Final = 100
 
 
 def send(options: argparse.Namespace) -> int:
-    """Send texts, and wait for their answers."""
+    """Send texts, or messages as JSON, and wait for their answers."""
     texts = iter(options.body) if options.body else _lines()
     properties: dict[str, Any] = dict(options.property)
     destination = destination_of(options)
@@ -61,17 +61,19 @@ def send(options: argparse.Namespace) -> int:
         with answers.told_on_failure(settings.send_timeout_seconds):
             for text in (text for text in texts for _ in range(options.count)):
                 now_ms = epoch_ms()
-                envelope = Envelope(
-                    destination,
-                    BodyKind.TEXT,
-                    text,
-                    properties or None,
+                if options.json_line:
+                    envelope = from_json(text, destination)
+                else:
+                    envelope = Envelope(destination, BodyKind.TEXT, text)
+                expires_at_ms = envelope.expires_at_ms if options.ttl is None else now_ms + round(options.ttl * 1000)
+                envelope = envelope._replace(
+                    properties={**(envelope.properties or {}), **properties} or None,
                     message_id=f"ID:{uuid4()}",
                     sent_at_ms=now_ms,
-                    expires_at_ms=None if options.ttl is None else now_ms + round(options.ttl * 1000),
+                    expires_at_ms=expires_at_ms,
                     deliver_at_ms=None if options.delay is None else now_ms + round(options.delay * 1000),
-                    priority=options.priority,
-                    persistent=not options.non_persistent,
+                    priority=envelope.priority if options.priority is None else options.priority,
+                    persistent=envelope.persistent and not options.non_persistent,
                 )
                 on_settled = answers.expected()
                 try:
@@ -317,7 +319,7 @@ class _Shown:
     def add(self, delivery: Delivery, otherwise: str) -> bool:
         """Print a message; returns False where it cannot be read, which is told with what happens ``otherwise``."""
         try:
-            text = _as_json(delivery) if self._options.json else _as_text(delivery.envelope)
+            text = as_json(delivery) if self._options.json else _as_text(delivery.envelope)
             if self._explains and not self._options.json:
                 text += _why_dead(delivery.envelope)
         except MessageFormatException as error:
@@ -347,30 +349,3 @@ def _why_dead(envelope: Envelope) -> str:
         return ""
     why = [str(properties[each]) for each in (DEAD_LETTER_REASON, DEAD_LETTER_EXCEPTION) if each in properties]
     return "\n" + printable(f"    from {properties.get(DEAD_LETTER_QUEUE)!r}: {'; '.join(why)}")
-
-
-def _as_json(delivery: Delivery) -> str:
-    envelope = delivery.envelope
-    fields = {
-        "position": delivery.position,
-        "message_id": envelope.message_id,
-        "destination": envelope.destination.name,
-        "type": envelope.body_kind.name,
-        "body": envelope.body,
-        "properties": envelope.properties,
-        "correlation_id": envelope.correlation_id,
-        "reply_to": None if envelope.reply_to is None else envelope.reply_to.name,
-        "priority": envelope.priority,
-        "persistent": envelope.persistent,
-        "sent_at_ms": envelope.sent_at_ms,
-        "expires_at_ms": envelope.expires_at_ms,
-        "delivery_count": delivery.delivery_count + 1,
-    }
-    return json.dumps({name: value for name, value in fields.items() if value is not None}, default=_plain)
-
-
-def _plain(value: object) -> object:
-    """Bytes have no form in JSON."""
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return repr(value)

@@ -158,7 +158,13 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a property of text, several times; its name is an identifier of the selector language",
     )
-    sending.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
+    sending.add_argument(
+        "--json-line",
+        action="store_true",
+        help="each text is a message as browse and receive print it with --json; it is sent as a new one with all that"
+        " it carries, also the instant at which it expires, but for what other arguments say",
+    )
+    sending.add_argument("--priority", type=int, choices=range(10), metavar="0..9", help="default 4")
     sending.add_argument(
         "--ttl", type=_time_to_live, metavar="SECONDS", help="time to live, from 0.001 on; default: for ever"
     )
