@@ -29,9 +29,10 @@ def main(url: str | None = None) -> None:
             parsed = orders.selectExpr("from_json(text, 'order int, amount int') as o").select("o.*")
             print("orders:", parsed.count(), "amount:", parsed.groupBy().sum("amount").first()[0])
 
-            # Writing is exactly once, also where tasks fail and are tried again.
-            large = parsed.where("amount > 950").selectExpr("to_json(struct(*)) as value")
-            large.write.format("jms").option("url", url).option("queue", "sample.large").mode("append").save()
+            # Writing is exactly once, also where tasks fail and are tried again.  Each row names its queue.
+            queue = "if(amount > 950, 'sample.large', 'sample.small') as queue"
+            routed = parsed.selectExpr("to_json(struct(*)) as value", queue)
+            routed.write.format("jms").option("url", url).mode("append").save()
             connection.start()
             consumer = session.create_consumer(session.create_queue("sample.large"))
             while (message := consumer.receive_nowait()) is not None:

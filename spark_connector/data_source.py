@@ -26,11 +26,11 @@ from spark_connector.regions.reader import JmsRegionReader
 from spark_connector.regions.rows import REGION_SCHEMA, RegionColumns, check_region_schema, region_projection
 from spark_connector.regions.stream import JmsRegionStreamReader
 from spark_connector.regions.writer import JmsRegionStreamWriter, JmsRegionWriter
-from spark_connector.rows import SCHEMA, check_sink_schema, projection
+from spark_connector.rows import SCHEMA, check_sink_schema, names_queues, projection
 from spark_connector.sentences import sentence_first
 from spark_connector.spool.reader import JmsSpoolReader, Reach, reach_of
 from spark_connector.stream_reader import JmsStreamReader
-from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
+from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, destination_of
 
 if TYPE_CHECKING:
     from spark_connector.driver.engine_host import EngineHost
@@ -138,12 +138,15 @@ class JmsDataSource(DataSource):
         return parse_source(dict(self.options))
 
     def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
-        options = parse_sink(dict(self.options))
+        names = schema.fieldNames()
+        options = parse_sink(dict(self.options), routes="queue" in names)
         if overwrite:
             what = "queue" if options.region is None else "region"
             raise ValueError(f"a {what} cannot be overwritten: use mode('append'), or outputMode('append') in a stream")
         if options.region is None:
             check_sink_schema(schema)
+            if options.topic is not None and names_queues(names, destination_of(options)):
+                raise ValueError("the rows have a column queue, and go to a topic: leave out one of both")
         else:
             check_region_schema(schema)
         return reachable(options, self.registry)

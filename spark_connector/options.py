@@ -210,7 +210,9 @@ class SourceOptions(ConnectionOptions):
 class SinkOptions(ConnectionOptions):
     """Where rows go, and how."""
 
-    queue: str | None = _option("queue", None, "queue to write to; or topic, or region")
+    queue: str | None = _option(
+        "queue", None, "queue to write to, of rows whose column queue names none; or topic, or region"
+    )
     topic: str | None = _option("topic", None, "topic to write to; at least once only")
     region: str | None = _option("region", None, "region whose keys the rows change; created if missing")
     guarantee: str = _option(
@@ -347,17 +349,21 @@ def _check_spool(parsed: SourceOptions) -> None:
         raise ValueError("a spool is for brokers that have no positions; an embedded: queue is read without one")
 
 
-def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+def parse_sink(options: Mapping[str, str], *, routes: bool = False) -> SinkOptions:
     """The options of a sink.
+
+    Args:
+        options: as Spark has them.
+        routes: whether the rows have a column that names their queue.
 
     Raises:
         ValueError: as ``parse_source``.
     """
     parsed: SinkOptions = _parse(SinkOptions, options, options.get("path"))
-    _require_one(
-        "name where to write by one of the options 'queue' and 'topic', or 'region'",
-        _given(parsed, "queue", "topic", "region"),
-    )
+    given = _given(parsed, "queue", "topic", "region")
+    if given or not routes:
+        request = "name where to write by one of the options 'queue' and 'topic', or 'region'"
+        _require_one(request if given else f"{request}; or for each row by a column queue", given)
     if parsed.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
         raise ValueError(f"deliveryGuarantee={parsed.guarantee!r} is neither {EXACTLY_ONCE} nor {AT_LEAST_ONCE}")
     if parsed.topic is not None and parsed.guarantee == EXACTLY_ONCE:

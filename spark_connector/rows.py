@@ -15,7 +15,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -39,7 +39,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_adapter import BodyKind, Destination, Envelope
+from broker_adapter import BodyKind, Destination, Envelope, InvalidDestinationException, checked_name
 from broker_adapter.clock import epoch_ms
 from sdk.range_reader import RangeMessage
 
@@ -342,6 +342,8 @@ VALUES: dict[str, _Values] = {
 
 # Rows as messages.
 
+#: Most queues to which the rows of one task go: each has a staged transaction of its own.
+MAX_QUEUES = 1_000
 #: Types of the values of properties: what JMS knows, and Spark has.
 _PROPERTY_TYPES = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
 #: Columns of a sink, with the types they may have.
@@ -357,8 +359,9 @@ _WRITABLE: dict[str, tuple[type[DataType], ...]] = {
     "properties": (MapType,),
     "bodyType": (StringType,),
     "_corrupt_record": (BinaryType,),
+    "queue": (StringType,),
 }
-#: Columns of a sink that are ignored, so that what was read can be written.
+#: Columns of a sink that are ignored, so that what was read can be written; ``queue`` as :func:`destinations_of` says.
 _IGNORED = ("queue", "position", "messageId", "timestamp", "problem")
 
 
@@ -391,9 +394,9 @@ def check_sink_schema(schema: StructType) -> None:
     if wrong:
         raise ValueError(
             f"these rows cannot be written as messages: {'; '.join(wrong)}. The columns are value (string or binary),"
-            f" or text (string) and body (binary); and key, correlationId, type, priority, expiration, properties"
-            f" (map of strings to strings, booleans, integers or floating-point numbers). To put several columns into"
-            f" one: to_json(struct(*)) as value"
+            f" or text (string) and body (binary); and queue, key, correlationId, type, priority, expiration,"
+            f" properties (map of strings to strings, booleans, integers or floating-point numbers). To put several"
+            f" columns into one: to_json(struct(*)) as value"
         )
 
 
@@ -404,14 +407,61 @@ def _can_be_properties(kind: DataType) -> bool:
     )
 
 
+def names_queues(names: Sequence[str], default: Destination | None) -> bool:
+    """Return whether the column ``queue`` of rows with these columns says where they go.
+
+    Beside ``position`` it says where they were read, and a ``default`` is where they go.
+    """
+    return "queue" in names and (default is None or "position" not in names)
+
+
+def destinations_of(
+    batch: pa.RecordBatch, default: Destination | None, known: dict[str, Destination], first_row: int = 0
+) -> Destination | list[Destination]:
+    """Where the rows of an Arrow batch go: all to one destination, or each to its own.
+
+    Args:
+        batch: with columns that ``check_sink_schema`` allows.
+        default: of rows that name no queue; None: there is none.
+        known: the queues that earlier rows of the task have named; it grows.
+        first_row: number of the batch's first row, for errors; from 0 on.
+
+    Raises:
+        RowError: a row names no queue and there is no default, or none that can be; or more than :data:`MAX_QUEUES`.
+    """
+    if default is not None and not names_queues(batch.schema.names, default):
+        return default
+    found: list[Destination] = []
+    for row, name in enumerate(cells("queue", batch.column(batch.schema.names.index("queue")), first_row), first_row):
+        if name is None:
+            if default is None:
+                raise RowError.of(row, "queue", name, "the row names no queue, and there is no option queue")
+            found.append(default)
+            continue
+        destination = known.get(name)
+        if destination is None:
+            if len(known) >= MAX_QUEUES:
+                raise RowError.of(row, "queue", name, f"the rows of one task can go to {MAX_QUEUES} queues at most")
+            try:
+                destination = known[name] = Destination(checked_name(name, "queue"))
+            except InvalidDestinationException as error:
+                raise RowError.of(row, "queue", name, str(error)) from error
+        found.append(destination)
+    return found
+
+
 def envelopes_of(
-    batch: pa.RecordBatch, destination: Destination, priority: int, time_to_live: float | None, first_row: int = 0
+    batch: pa.RecordBatch,
+    destination: Destination | Sequence[Destination],
+    priority: int,
+    time_to_live: float | None,
+    first_row: int = 0,
 ) -> Iterator[Envelope]:
     """The rows of an Arrow batch as messages.
 
     Args:
         batch: with columns that ``check_sink_schema`` allows.
-        destination: where they will go.
+        destination: where they will go; or where each of them will, in order.
         priority: of rows that have none.
         time_to_live: seconds, of rows that have no expiration; None: for ever.
         first_row: number of the batch's first row, for errors; from 0 on.
@@ -425,7 +475,7 @@ def envelopes_of(
     columns = {
         name: cells(name, batch.column(index), first_row)
         for index, name in enumerate(batch.schema.names)
-        if name in _WRITABLE
+        if name in _WRITABLE and name != "queue"
     }
     values = columns.get("value")
     texts = columns.get("text", nothing)
@@ -443,9 +493,10 @@ def envelopes_of(
         columns.get("priority", nothing),
         columns.get("expiration", nothing),
         columns.get("properties", nothing),
+        repeat(destination, count) if isinstance(destination, Destination) else destination,
         strict=True,
     )
-    for index, (text, body, key, correlation_id, kind, own_priority, expiration, properties) in enumerate(rows):
+    for index, (text, body, key, correlation_id, kind, own_priority, expiration, properties, target) in enumerate(rows):
         if text is not None and body is not None:
             raise RowError.of(
                 first_row + index, "body", body, "the row has a text, too, and a message has only one body"
@@ -461,7 +512,7 @@ def envelopes_of(
                 first_row + index, "expiration", instant, "it is not after 1970-01-01; null means that it never expires"
             )
         yield Envelope(
-            destination,
+            target,
             _KINDS.get(type(content), BodyKind.NONE),
             content,
             dict(properties) if properties else None,

@@ -6,6 +6,9 @@ Theory of operation
     is dropped as a whole, which the driver says in its log.  Row numbers would not do as identities: a shuffle may give
     a retried task its rows in another order.
 
+    A staged transaction has one target.  Where rows name their queues, an attempt has one for each of these, and all
+    are published in the same call.
+
     What is staged by attempts that do not count is dropped as soon as that is known: by the attempt itself where it
     fails; by the next attempt of the task, or the next run of the query, where it was killed; with the batch, when that
     is published or aborted; and by the broker when a newer batch of the query begins.  With speculation two attempts of
@@ -18,7 +21,8 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -48,7 +52,7 @@ from spark_connector.connections import connection_for, drop_connection, with_re
 from spark_connector.driver.engine_registry import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
-from spark_connector.rows import RowError, envelopes_of, largest_cell, size_of
+from spark_connector.rows import RowError, destinations_of, envelopes_of, largest_cell, size_of
 from spark_connector.sentences import sentence_first
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -82,16 +86,44 @@ class Written(WriterCommitMessage):
     """What an attempt of a task wrote."""
 
     group: str  #: whose batches are published once each
-    transaction: str | None  #: its staged transaction; None where there were no rows, or nothing is staged
+    transactions: tuple[tuple[str, int], ...]  #: what it has staged, with the number of messages
     count: int
     dropped: bool = False  #: whether nothing is staged because the batch was published before
 
 
-def destination_of(options: SinkOptions) -> Destination:
-    """Return where the rows go."""
+def destination_of(options: SinkOptions) -> Destination | None:
+    """Return where the rows go; None: each names its queue."""
     if options.queue is not None:
         return Destination(options.queue)
-    return Destination(options.topic or "", DestinationKind.TOPIC)
+    return None if options.topic is None else Destination(options.topic, DestinationKind.TOPIC)
+
+
+class _Transactions:
+    """The staged transactions of an attempt, one for each queue.
+
+    Attributes:
+        by_queue: in the order in which rows have named the queues.
+        names: of the transactions, in the same order.
+    """
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.by_queue: dict[Destination, StagedTransaction] = {}
+        self.names: list[str] = []
+        self._connection = connection
+        self._name = name
+
+    def to(self, queue: Destination) -> StagedTransaction:
+        """Return that of a queue."""
+        found = self.by_queue.get(queue)
+        if found is None:
+            self.names.append(f"{self._name}.{len(self.names)}" if self.names else self._name)
+            found = self.by_queue[queue] = StagedTransaction(self._connection, self.names[-1], queue)
+        return found
+
+    def written(self) -> tuple[tuple[str, int], ...]:
+        """Return what is staged."""
+        staged = zip(self.names, self.by_queue.values(), strict=True)
+        return tuple((name, each.written) for name, each in staged if each.written)
 
 
 @attrs.frozen
@@ -127,13 +159,13 @@ class TaskWriter:
         try:
             if self.options.guarantee == EXACTLY_ONCE:
                 return self._stage(batches)
-            return Written(self.group, None, self._send(batches))
+            return Written(self.group, (), self._send(batches))
         except RowError as error:
             raise RowError(f"partition {self.attempt.partition}, {error}") from error
 
     def _stage(self, batches: Iterator[pa.RecordBatch]) -> Written:
         options, group = self.options, self.group
-        destination = destination_of(options)
+        default, known = destination_of(options), dict[str, Destination]()
         name = transaction_of(group, self.batch, self.attempt)
         own = all_of_run(group, self.batch, self.attempt.run)
         earlier = [] if self.speculation else earlier_attempts(group, self.batch, self.attempt)
@@ -153,51 +185,58 @@ class TaskWriter:
                 discard(connection, prefixes=earlier)
             return connection
 
-        def flush(connection: Connection) -> None:
+        def flush(staged: StagedTransaction, connection: Connection) -> None:
             staged.move_to(connection)
             staged.flush()
 
-        staged = StagedTransaction(with_retries(options, begin), name, destination)
-        dropped = 0
+        transactions = _Transactions(with_retries(options, begin), name)
+        count, was_published = 0, False
         try:
             with Renewal(options, group, self.batch) as renewal:
                 for rows in batches:
-                    if staged.was_published:
-                        dropped += rows.num_rows
+                    first = count
+                    count += rows.num_rows
+                    if was_published:
                         continue
-                    first = staged.written
-                    try:
-                        staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
-                    except MessageFormatException as error:
-                        _name_row(error, rows, staged.written - first, first)
-                        raise
-                    try:
-                        with renewal.paused():
-                            with_retries(options, flush)
-                    except (MessageFormatException, ResourceAllocationException) as error:
-                        _name_row(error, rows, staged.answered - first, first)
-                        raise
+                    destination = destinations_of(rows, default, known, first)
+                    envelopes = envelopes_of(rows, destination, options.priority, options.time_to_live, first)
+                    for queue, places, some in _by_queue(envelopes, destination, rows.num_rows):
+                        staged = transactions.to(queue)
+                        before = staged.written
+                        try:
+                            staged.add(some)
+                        except MessageFormatException as error:
+                            _name_row(error, rows, places, staged.written - before, first)
+                            raise
+                        try:
+                            with renewal.paused():
+                                with_retries(options, partial(flush, staged))
+                        except (MessageFormatException, ResourceAllocationException) as error:
+                            _name_row(error, rows, places, staged.answered - before, first)
+                            raise
+                        was_published = was_published or staged.was_published
         except BaseException:
             # Spark tries the task again; what is staged would lie there until the batch ends.
-            _discard_quietly(options, names=[name])
+            _discard_quietly(options, names=transactions.names)
             raise
-        if staged.was_published:
-            return Written(group, None, staged.written + dropped, dropped=True)
-        return Written(group, name if staged.written else None, staged.written)
+        if was_published:
+            return Written(group, (), count, dropped=True)
+        return Written(group, transactions.written(), count)
 
     def _send(self, batches: Iterator[pa.RecordBatch]) -> int:
         """At least once: some rows are sent at a time, and confirmed; a task that is tried again repeats them."""
         options = self.options
-        destination = destination_of(options)
+        default, known = destination_of(options), dict[str, Destination]()
         count = 0
         waiting = Unsent()
         size = 0
         try:
-            with (
-                with_retries(options, Connection.create_session) as session,
-                session.create_producer(destination) as producer,
-            ):
+            with with_retries(options, Connection.create_session) as session:
+                producer = session.create_producer(default)
                 for rows in batches:
+                    destination = destinations_of(rows, default, known, count)
+                    if isinstance(destination, list) and producer.destination is not None:
+                        producer = session.create_producer()  # each message says where it goes
                     envelopes = envelopes_of(rows, destination, options.priority, options.time_to_live, count)
                     waiting.begin(rows, 0, count)
                     for index, envelope in enumerate(envelopes, 1):
@@ -215,11 +254,25 @@ class TaskWriter:
         return count
 
 
-def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int) -> None:
-    """Raise RowError where a message is too large; any other error is not one of a row."""
-    if is_too_large(error) and 0 <= index < rows.num_rows:
-        column, value = largest_cell(rows, index)
-        raise RowError.of(first + index, column, value, str(error)) from error
+def _by_queue(
+    envelopes: Iterator[Envelope], destination: Destination | list[Destination], count: int
+) -> Iterable[tuple[Destination, Sequence[int], Iterable[Envelope]]]:
+    """Messages of so many rows by their queues: (queue, places of its rows, their messages)."""
+    if isinstance(destination, Destination):
+        return [(destination, range(count), envelopes)]
+    found: dict[Destination, tuple[list[int], list[Envelope]]] = {queue: ([], []) for queue in destination}
+    for place, envelope in enumerate(envelopes):
+        places, some = found[envelope.destination]
+        places.append(place)
+        some.append(envelope)
+    return [(queue, places, some) for queue, (places, some) in found.items()]
+
+
+def _name_row(error: JMSException, rows: pa.RecordBatch, places: Sequence[int], index: int, first: int) -> None:
+    """Raise RowError where a message is too large, that of the row at a place; any other error is not one of a row."""
+    if is_too_large(error) and 0 <= index < len(places):
+        column, value = largest_cell(rows, places[index])
+        raise RowError.of(first + places[index], column, value, str(error)) from error
 
 
 class Unsent:
@@ -284,7 +337,7 @@ class _Publishing:
 
     def _publish(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
-        staged = [message for message in written if message.transaction is not None]
+        staged = [each for message in written for each in message.transactions]
         dropped = [message for message in written if message.dropped]
         if not staged and not dropped:
             return
@@ -295,8 +348,7 @@ class _Publishing:
             last = with_retries(self._options, lambda connection: published(connection, group))
         answers: list[bool | None] = []
         if staged:
-            names = [message.transaction for message in staged if message.transaction is not None]
-            counts = [message.count for message in staged]
+            names, counts = [name for name, _ in staged], [count for _, count in staged]
 
             def publish_it(connection: Connection) -> None:
                 answers.append(None)  # until it is answered
@@ -313,8 +365,10 @@ class _Publishing:
         is_sure = answers[:1] == [False] or (last is not None and number <= last)
         if dropped or (answers[-1:] == [False] and is_sure):
             count = sum(message.count for message in written)
+            queue = self._options.queue
+            where = "the queues of its rows" if queue is None else f"queue {queue!r}"
             self._driver_log.warning(
-                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its"
+                f"batch {number} of the query was published to {where} before, so its"
                 f" {counted(count, 'message', ('was', 'were'))} dropped now ({group}; the last batch published is"
                 f" {last}). That is expected for the first batch after a restart. Any other time the checkpoint is"
                 " older than the queue, or another query uses a copy of it: where its batches are to be written"

@@ -188,7 +188,10 @@ TASKS = ["works", "fails", "is killed", "runs twice, the first counts", "runs tw
 
 
 class Sink(RuleBasedStateMachine):
-    """A query that writes batches, whose attempts and drivers fail at any moment, beside another one."""
+    """A query that writes batches, whose attempts and drivers fail at any moment, beside another one.
+
+    Each row names one of two queues, or leaves it to the option.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,9 +236,14 @@ class Sink(RuleBasedStateMachine):
         return written
 
     @staticmethod
+    def queue_of(row: str) -> str:
+        return "other" if row.endswith("1") else "out"
+
+    @staticmethod
     def batches_of(rows: Any, error: Exception | None) -> Iterator[pa.RecordBatch]:
         for row in rows:
-            yield pa.RecordBatch.from_pydict({"value": [row]})
+            queue = None if row.endswith("0") else Sink.queue_of(row)
+            yield pa.RecordBatch.from_pydict({"value": [row], "queue": pa.array([queue], pa.string())})
         if error is not None:
             raise error
 
@@ -273,7 +281,8 @@ class Sink(RuleBasedStateMachine):
 
     @invariant()
     def what_was_published_is_there_once(self) -> None:
-        assert texts(self.options.url, "out") == self.written
+        for queue in ("out", "other"):
+            assert texts(self.options.url, queue) == [row for row in self.written if self.queue_of(row) == queue]
 
 
 class _KilledError(BaseException):

@@ -205,6 +205,8 @@ def test_what_cannot_be_written_is_named_all_at_once() -> None:
         check_sink_schema(StructType([value, StructField("text", StringType())]))
     with pytest.raises(ValueError, match="2 columns 'value'"):
         check_sink_schema(StructType([value, value]))
+    with pytest.raises(ValueError, match=r"column 'queue' cannot be of type int.*; and queue, key"):
+        check_sink_schema(StructType([value, StructField("queue", IntegerType())]))
     check_sink_schema(SCHEMA)  # what was read can be written
 
 

@@ -33,6 +33,7 @@ from sdk import (
 )
 from sdk.range_reader import discard, renew, send_envelopes
 from sdk.range_reader import publish as publish_staged
+from spark_connector import rows as spark_rows
 from spark_connector import writer as spark_writer
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
@@ -69,6 +70,11 @@ def options(broker: Broker) -> Iterator[SinkOptions]:
 
 def rows(*values: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": list(values)})
+
+
+def routed(**queues: str | None) -> pa.RecordBatch:
+    """Rows with these values, and the queues to which they go."""
+    return pa.RecordBatch.from_pydict({"value": list(queues), "queue": pa.array(queues.values(), pa.string())})
 
 
 def writer(
@@ -134,7 +140,7 @@ def test_a_batch_is_published_once_and_what_is_dropped_is_said(
 
 def test_a_batch_without_rows_is_neither_staged_nor_published(options: SinkOptions, broker: Broker) -> None:
     written = writer(options).write(iter([rows(), rows()]))
-    assert (written.transaction, written.count, staged(broker)) == (None, 0, [])
+    assert (written.transactions, written.count, staged(broker)) == ((), 0, [])
     publish(options, 0, written)
     publish(options, 0, writer(options).write(iter([rows("a")])))
     assert texts(options.url, "out") == ["a"]
@@ -354,11 +360,11 @@ def test_an_aborted_job_drops_it_also_where_no_task_has_ended(options: SinkOptio
     killed = Running(TaskWriter(options, job._job, 0, Attempt("job", 0, 0, "w"), False), rows("a"), rows("b"))
     other = writer(options).write(iter([rows("b")]))
     job.abort([None])
-    assert broker._state.directory.staged.keys() == {other.transaction}
+    assert broker._state.directory.staged.keys() == dict(other.transactions).keys()
     assert killed.finish().dropped
     late = TaskWriter(options, job._job, 0, Attempt("job", 1, 3, "w"), False).write(iter([rows("c")]))
-    assert (late.transaction, late.dropped) == (None, True)
-    assert broker._state.directory.staged.keys() == {other.transaction}
+    assert (late.transactions, late.dropped) == ((), True)
+    assert broker._state.directory.staged.keys() == dict(other.transactions).keys()
 
 
 def test_an_attempt_that_comes_after_its_batch_was_published_stages_nothing(
@@ -366,7 +372,7 @@ def test_an_attempt_that_comes_after_its_batch_was_published_stages_nothing(
 ) -> None:
     late = Running(writer(options, 1, speculation=True), rows("a"), rows("b"), rows("c"))
     publish(options, 0, writer(options, speculation=True).write(iter([rows("a", "b", "c")])))
-    assert late.finish() == Written(late.task.group, None, 3, dropped=True)
+    assert late.finish() == Written(late.task.group, (), 3, dropped=True)
     assert (texts(options.url, "out"), staged(broker)) == (["a", "b", "c"], [])
 
 
@@ -381,12 +387,11 @@ def test_a_batch_whose_staged_rows_are_gone_is_an_error_and_publishes_nothing(
     options: SinkOptions, broker: Broker
 ) -> None:
     first, second = (writer(options, partition=number).write(iter([rows("a", "b")])) for number in (0, 1))
-    assert second.transaction is not None
-    discard(connection_for(options), [second.transaction])
+    discard(connection_for(options), [name for name, _ in second.transactions])
     with pytest.raises(InvalidDestinationException, match="does not exist"):
         publish(options, 0, first, second)
     with pytest.raises(IllegalStateException, match="has 2 messages, not 3"):
-        publish(options, 0, attrs.evolve(first, count=3))
+        publish(options, 0, attrs.evolve(first, transactions=((first.transactions[0][0], 3),)))
     assert texts(options.url, "out") == []
 
 
@@ -688,4 +693,115 @@ def test_what_a_job_writes_is_seen_all_at_once_when_it_commits(options: SinkOpti
     assert texts(options.url, "out") == []
     job.commit([*tasks])
     assert texts(options.url, "out") == ["a", "b"]
+    assert staged(broker) == []
+
+
+# Rows that name their queues.
+
+
+def test_rows_go_to_the_queues_that_they_name_and_are_seen_together(options: SinkOptions, broker: Broker) -> None:
+    options = attrs.evolve(options, queue=None)
+    tasks = [
+        writer(options, batch=3).write(iter([routed(a="good", b="bad", c="good"), routed(), routed(d="bad", e="new")])),
+        writer(options, batch=3, partition=1).write(iter([routed(f="good")])),
+        writer(options, batch=3, partition=2).write(iter([routed()])),
+    ]
+    assert [written.count for written in tasks] == [5, 1, 0]
+    assert [count for _, count in tasks[0].transactions] == [2, 2, 1]
+    assert "good" not in [each.name for each in connection_for(options).statistics().queues]
+    publish(options, 3, *tasks)
+    assert {name: texts(options.url, name) for name in ("good", "bad", "new")} == {
+        "good": ["a", "c", "f"],
+        "bad": ["b", "d"],
+        "new": ["e"],
+    }
+    assert staged(broker) == []
+
+
+def test_rows_that_name_no_queue_go_to_that_of_the_option_or_are_named(options: SinkOptions, broker: Broker) -> None:
+    for guarantee in (EXACTLY_ONCE, AT_LEAST_ONCE):
+        ours = attrs.evolve(options, guarantee=guarantee, queue=f"out {guarantee}")
+        written = writer(ours, batch=1).write(iter([routed(a=None, b=f"own {guarantee}"), routed(c=None)]))
+        if guarantee == EXACTLY_ONCE:
+            publish(ours, 1, written)
+        assert texts(options.url, f"out {guarantee}") == ["a", "c"]
+        assert texts(options.url, f"own {guarantee}") == ["b"]
+        nowhere = attrs.evolve(options, guarantee=guarantee, queue=None)
+        with pytest.raises(
+            RowError, match=r"partition 0, row 2: column 'queue' has the value None: .* no option queue"
+        ):
+            writer(nowhere, batch=2).write(iter([routed(a="x", b=None)]))
+        with pytest.raises(RowError, match=r"row 3: column 'queue' has the value ''"):
+            writer(nowhere, batch=2).write(iter([routed(a="x", b="y"), routed(c="")]))
+    assert staged(broker) == []
+
+
+def test_the_queue_of_rows_that_were_read_is_not_where_they_go(options: SinkOptions) -> None:
+    read = pa.RecordBatch.from_pydict({"value": ["a"], "queue": ["in"], "position": [1]})
+    publish(options, 0, writer(options).write(iter([read])))
+    assert texts(options.url, "out") == ["a"]
+    anywhere = attrs.evolve(options, queue=None)
+    publish(anywhere, 0, writer(anywhere).write(iter([read])))
+    assert texts(options.url, "in") == ["a"]
+
+
+def test_a_batch_for_several_queues_is_published_once_and_a_killed_attempt_leaves_nothing(
+    options: SinkOptions, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = attrs.evolve(options, queue=None)
+    killed = Running(writer(options, 0), routed(a="x", b="y"), routed(c="z"))
+    assert len(staged(broker)) == 2
+    drop_connection(options)
+    written = writer(options, 1).write(iter([routed(a="x", b="y"), routed(c="z")]))
+    assert len(staged(broker)) == 3
+    publish(options, 0, written)
+    with suppress(RowError, InvalidDestinationException, IllegalStateException):
+        assert killed.finish().dropped
+    again = writer(options, run="restarted").write(iter([routed(a="x", b="y"), routed(c="z")]))
+    assert (again.dropped, again.count) == (True, 3)
+    publish(options, 0, again)
+    assert "was published to the queues of its rows before, so its 3 messages were dropped" in caplog.text
+    assert [texts(options.url, name) for name in "xyz"] == [["a"], ["b"], ["c"]]
+    assert staged(broker) == []
+
+
+def test_an_attempt_that_fails_drops_what_it_staged_for_all_queues(options: SinkOptions, broker: Broker) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield routed(a="x", b="y")
+        assert len(staged(broker)) == 2
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        writer(attrs.evolve(options, queue=None)).write(failing())
+    assert staged(broker) == []
+
+
+def test_a_batch_for_a_full_queue_is_seen_in_no_queue(full: SinkOptions) -> None:
+    options = attrs.evolve(full, queue=None, retry_seconds=0.1)
+    written = writer(options, batch=5).write(iter([routed(a="free", b="out", c="out")]))
+    with pytest.raises(ResourceAllocationException):
+        publish(options, 5, written)
+    assert "a" not in texts(options.url, "free")
+
+
+def test_a_row_of_several_queues_that_is_too_large_is_named(options: SinkOptions, broker: Broker) -> None:
+    large = "x" * 200_000
+    for guarantee in (EXACTLY_ONCE, AT_LEAST_ONCE):
+        ours = attrs.evolve(options, queue=None, guarantee=guarantee)
+        with pytest.raises(RowError, match=r"partition 0, row 5: column 'value' has the value 'xxx"):
+            writer(ours).write(iter([routed(a="x", b="y"), routed(**{"c": "x", "d": "y", large: "x", "e": "y"})]))
+    assert staged(broker) == []
+
+
+def test_the_queues_of_a_task_have_a_limit(
+    options: SinkOptions, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_rows, "MAX_QUEUES", 20)
+    options = attrs.evolve(options, queue=None)
+    names = [f"q{number}" for number in range(20)]
+    many = routed(**dict(zip(names, names, strict=True)))
+    publish(options, 0, writer(options).write(iter([many, many])))
+    assert [texts(options.url, name) for name in names] == [[name] * 2 for name in names]
+    with pytest.raises(RowError, match=r"row 41: column 'queue' has the value 'more': .* 20 queues at most"):
+        writer(options, batch=1).write(iter([many, many, routed(one="more")]))
     assert staged(broker) == []
