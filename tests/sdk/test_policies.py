@@ -172,13 +172,17 @@ def test_no_client_can_send_as_another_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("time_to_live", 0, "time_to_live=0 is not a number of seconds from 0.001 to 3155760000; None means no limit"),
-        ("time_to_live", 0.0001, "time_to_live=0.0001 is not a number of seconds from 0.001 to"),
+        ("time_to_live", 0, "=0 is not a number of seconds, or a timedelta, from 0.001 to 3155760000 seconds; None"),
+        ("time_to_live", 0.0001, "time_to_live=0.0001 is not a number of seconds, or a timedelta, from 0.001 to"),
         ("time_to_live", -1, "from 0.001 to"),
         ("time_to_live", True, "from 0.001 to"),
         ("time_to_live", "1", "from 0.001 to"),
         ("time_to_live", float("nan"), "from 0.001 to"),
-        ("delivery_delay", float("inf"), "is not a number of seconds from 0 to 3155760000; None means no delay"),
+        (
+            "delivery_delay",
+            float("inf"),
+            "is not a number of seconds, or a timedelta, from 0 to 3155760000 seconds; None means no delay",
+        ),
         ("delivery_delay", -1, "from 0 to"),
     ],
 )
