@@ -18,6 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Failure, Outcome, Settlement
 from broker_adapter import (
@@ -105,7 +106,10 @@ class Endings:
                 " those that the broker still has will be redelivered",
                 stale_count=ending.stale_count,
             )
-            self.give_back(ending.settlements)
+            if state.in_background is None:
+                self.give_back(ending.settlements)
+            else:
+                state.in_background(partial(self.give_back, ending.settlements))
             raise error
         if self._unconfirmed:
             self._confirm()

@@ -57,6 +57,7 @@ class MessageProducer:
         "_lifecycle",
         "_link",
         "_on_close",
+        "_on_sent",
         "_priority",
         "_producer_id",
         "_sent",
@@ -101,6 +102,8 @@ class MessageProducer:
         self._state = state
         self._on_close = on_close
         self._producer_id, self._thread_id, self._sequence = identity
+        #: Takes the answer to the next send, which does not wait for it, and then is None; for ``sdk.aio``.
+        self._on_sent: Callable[[JMSException | None], None] | None = None
         self._time_limit: float | None = None  #: seconds that a send may take; None: as the options say
         self._id_policy = state.settings.message_id_policy
         self._id_prefix = f"ID:{self._producer_id}:{state.number}:{number}-"
@@ -252,6 +255,9 @@ class MessageProducer:
                 )
                 if state.policy.transacted or on_completion is not None:
                     self._send_later(message, envelope, on_completion)
+                elif mode is _PERSISTENT and self._on_sent is not None:
+                    on_sent, self._on_sent = self._on_sent, None
+                    self._hand_over(envelope, on_sent)
                 elif mode is _PERSISTENT:
                     state.transport.send(self._link, envelope, None, self._time_limit)
                 else:

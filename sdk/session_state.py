@@ -266,6 +266,8 @@ class SessionState:
         self.settling = threading.RLock()
         self.lock = threading.RLock()
         self.waiters = Waiters()
+        #: Does what waits for the broker elsewhere, and returns at once; None: whoever calls waits (see ``sdk.aio``).
+        self.in_background: Callable[[Callable[[], None]], None] | None = None
         self.making_thread = threading.Lock()  #: never held by the main thread, which a signal may interrupt
         self.completions: deque[Completion] = deque()
         self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector

@@ -27,7 +27,7 @@ from sdk.messages.values import PropertyValue, checked_ms, checked_priority, che
 _T = TypeVar("_T")
 #: ``message.acknowledge()`` calls the function that the session gave it, with the tag of its delivery; ``reject()`` and
 #: ``retry()`` with how it ends instead.
-Acknowledge = Callable[[DeliveryTag, Failure | None], None]
+Acknowledge = Callable[[DeliveryTag, Failure | None], Any]
 
 
 class DeliveryMode(IntEnum):
@@ -261,8 +261,11 @@ class Message:
         self._property_values = None
         self._properties_writable = True
 
-    def acknowledge(self) -> None:
+    def acknowledge(self) -> Any:
         """Acknowledge as the session's mode says: CLIENT everything received, INDIVIDUAL this; others ignore it.
+
+        Returns:
+            None; of a message that came through :mod:`sdk.aio`, what is awaited.
 
         Raises:
             IllegalStateException: the message was not received, or its session is closed.
@@ -270,9 +273,9 @@ class Message:
             OperationTimedOutException: with ``synchronous_acknowledge``: the broker has not confirmed it within
                 ``request_timeout_seconds``; the next ``acknowledge()`` asks again.
         """
-        self._end("acknowledge", None)
+        return self._end("acknowledge", None)
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str) -> Any:
         """End this message alone, which then goes to the dead-letter queue with the reason.
 
         In CLIENT and INDIVIDUAL at once, in TRANSACTED with ``commit()``, in AUTO and DUPS_OK only while its listener
@@ -287,9 +290,9 @@ class Message:
         """
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"reason={reason!r} is not a text that says why the message is rejected")
-        self._end("reject", Failure(shortened_reason(reason), Outcome.REJECTED))
+        return self._end("reject", Failure(shortened_reason(reason), Outcome.REJECTED))
 
-    def retry(self, delay: float | timedelta = 0.0) -> None:
+    def retry(self, delay: float | timedelta = 0.0) -> Any:
         """End this delivery alone, which has failed, and have the message redelivered after the delay.
 
         When, as for ``reject()``.  It counts as a delivery: at ``max_deliveries`` the message becomes a dead letter.
@@ -303,12 +306,12 @@ class Message:
             UnsupportedOperationException: there is a delay, and the broker is another one than Holdfast.
             IllegalStateException, StaleAcknowledgementException, OperationTimedOutException: as ``reject()``.
         """
-        self._end("retry", Failure("", Outcome.MODIFIED, checked_ms("delay", delay, 0)))
+        return self._end("retry", Failure("", Outcome.MODIFIED, checked_ms("delay", delay, 0)))
 
-    def _end(self, what: str, failure: Failure | None) -> None:
+    def _end(self, what: str, failure: Failure | None) -> Any:
         if self._acknowledge is None or self._tag is None:
             raise IllegalStateException(f"cannot {what}: the message was not received by a consumer")
-        self._acknowledge(self._tag, failure)
+        return self._acknowledge(self._tag, failure)
 
     def __repr__(self) -> str:
         facts = [

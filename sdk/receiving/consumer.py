@@ -14,9 +14,10 @@ Long because a delivery goes through the same steps to ``receive``, to ``receive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from ack_modes import Failure, Settlement
 from broker_adapter import (
@@ -267,6 +268,29 @@ class MessageConsumer:
         self._receive(timeout, None, several, limit)
         return several
 
+    def _receive_ready(self, limit: int | None, *, pulls: bool) -> list[Message]:
+        """What has come, in one call that waits for nothing; for :mod:`sdk.aio`.
+
+        Args:
+            limit: as for ``receive_many``; None: one, as ``receive`` takes it.
+            pulls: whether a consumer without prefetch asks for a message where none is there.
+        """
+        return self._state.in_one_call(self._take_ready, limit, pulls)
+
+    def _take_ready(self, limit: int | None, pulls: bool) -> list[Message]:
+        several: list[Message] = []
+        self._check, self._several, self._limit = None, None if limit is None else several, limit or 1
+        prefetch = self._prefetch
+        try:
+            if prefetch.needs_reset:
+                prefetch.reset()
+            message = self._take_any()
+            if message is None and pulls and not prefetch.closing:
+                prefetch.pull()
+        finally:
+            self._state.gives_out = False
+        return [message] if limit is None and message is not None else several
+
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed."""
         while (message := self.receive()) is not None:
@@ -501,11 +525,19 @@ class MessageConsumer:
             state.keep_time(state.policy.due_at)
         prefetch.count_used(messages)
         if self._confirms:
-            try:
-                state.confirm_or_report(by_epoch(settlements), prefetch.link, outlasts_loss=False)
-            finally:
-                self._confirms = False
-                state.wake()  # a thread that closes it waits for this
+            confirm = partial(self._confirm, by_epoch(settlements))
+            if state.in_background is None:
+                confirm()
+            else:
+                state.in_background(confirm)
+
+    def _confirm(self, settled: Mapping[int, int]) -> None:
+        """Wait until the broker has confirmed what was settled, so much by connection."""
+        try:
+            self._state.confirm_or_report(settled, self._prefetch.link, outlasts_loss=False)
+        finally:
+            self._confirms = False
+            self._state.wake()  # a thread that closes it waits for this
 
     # Listening.
 
