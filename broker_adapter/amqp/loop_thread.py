@@ -14,7 +14,8 @@ class LoopThread:
     """An asyncio loop in a daemon thread."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        # Whatever the application has for its own loops: those of uvloop have transports of another kind.
+        self.loop = asyncio.SelectorEventLoop()
         self._thread_id = -1
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
