@@ -18,12 +18,12 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/broker_adapter/failover/test_rules.py tests/broker_adapter/amqp/test_sasl.py \
   tests/broker_adapter/amqp/client/test_commits.py tests/broker_adapter/engine/test_broker_state.py \
   tests/broker_adapter/server/links/test_coordinator.py tests/broker_adapter/server/test_protocol.py \
-  tests/broker_adapter/server/cli/test_terminal.py tests/sdk/messages tests/sdk/receiving tests/sdk/regions/test_cache.py \
+  tests/broker_adapter/server/cli/test_terminal.py tests/sdk/aio/test_loop_bridge.py tests/sdk/aio/test_faces.py tests/sdk/messages tests/sdk/receiving tests/sdk/regions/test_cache.py \
   tests/sdk/test_lifecycle.py tests/spark_connector/driver/test_worker_python.py tests/spark_connector/regions/test_rows.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts clean preflight
+.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -103,6 +103,9 @@ torture: $(READY)
 
 interrupts: $(READY)
 	@$(BIN)/python -m tests.sdk.interrupted_calls --handlers $(or $(HANDLERS),10000) $(if $(SEED),--seed $(SEED))
+
+cancellations: $(READY)
+	@$(BIN)/python -m tests.sdk.aio.cancellations --cancellations $(or $(CANCELLATIONS),10000) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

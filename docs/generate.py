@@ -203,7 +203,7 @@ another acknowledge mode, or tools around the engine also use the other two. Any
 """
 
 #: The packages, and whether their names are explained on the page.
-PACKAGES = {"sdk": True, "spark_connector": True, "broker_adapter": False, "ack_modes": False}
+PACKAGES = {"sdk": True, "sdk.aio": False, "spark_connector": True, "broker_adapter": False, "ack_modes": False}
 
 
 def api() -> str:

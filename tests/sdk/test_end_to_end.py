@@ -34,9 +34,12 @@ from sdk import (
     StreamMessage,
     TextMessage,
 )
+from tests.aio_face import Faces
 
 WAIT = 120.0
 MODES = list(AcknowledgeMode)
+#: Tests of what is called back, which the face for asyncio has not.
+called_back = pytest.mark.parametrize("connection", ["threads"], indirect=True)
 
 
 @pytest.fixture(params=["memory", "disk", "amqp"])
@@ -56,8 +59,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     broker.close()
 
 
-@pytest.fixture
-def connection(url: str) -> Iterator[Connection]:
+@pytest.fixture(params=["threads", "asyncio"])
+def connection(request: pytest.FixtureRequest, url: str) -> Iterator[Connection]:
+    """A connection of either face."""
+    if request.param == "asyncio":
+        faces = Faces()
+        with faces.connect(url) as connection:
+            yield connection
+        faces.close()
+        return
     with ConnectionFactory(url).create_connection() as connection:
         connection.start()
         yield connection
@@ -192,6 +202,7 @@ def test_a_message_that_is_rolled_back_too_often_is_a_dead_letter(connection: Co
         assert dead[0].properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 10
 
 
+@called_back
 @pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)
 def test_a_listener_that_raises_gets_its_message_again(
     connection: Connection, name: str, mode: AcknowledgeMode
@@ -248,6 +259,7 @@ def test_nothing_is_received_before_the_connection_is_started(url: str, name: st
             assert consumer.receive(timeout=WAIT) is not None
 
 
+@called_back
 def test_two_consumers_share_the_work(connection: Connection, name: str) -> None:
     seen: list[set[Any]] = [set(), set()]
     finished = threading.Event()
@@ -406,6 +418,7 @@ def test_priority_expiry_and_delay_hold(connection: Connection, name: str) -> No
 # Sending.
 
 
+@called_back
 def test_completion_callbacks_come_in_order(connection: Connection, name: str) -> None:
     told: list[Any] = []
     finished = threading.Event()
