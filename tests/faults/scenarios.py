@@ -25,6 +25,7 @@ from sdk import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
+from tests.aio_face import Faces
 
 #: Longest wait for a message, in seconds; a restore takes milliseconds.
 WAIT = 120.0
@@ -54,12 +55,17 @@ class Seen:
 Scenario = Callable[[Session, str, int, Seen], None]
 
 
-def connect(url: str, seen: Seen) -> Connection:
-    """A started connection that survives a cut while it is being made."""
+def connect(url: str, seen: Seen, faces: Faces | None = None) -> Connection:
+    """A started connection that survives a cut while it is being made; of the face for asyncio, where that is given."""
     options = (
         "startup_max_reconnect_attempts=1000&reconnect_delay_seconds=0.01&stable_seconds=0&close_timeout_seconds=2"
     )
-    connection = ConnectionFactory(f"{url}{'&' if '?' in url else '?'}{options}").create_connection()
+    url = f"{url}{'&' if '?' in url else '?'}{options}"
+    if faces is not None:
+        faced: Connection = faces.connect(url)
+        faces.events(faced, lambda told: seen.told.append(told) if isinstance(told, JMSException) else None)
+        return faced
+    connection = ConnectionFactory(url).create_connection()
     connection.exception_listener = seen.told.append
     connection.start()
     return connection
@@ -72,10 +78,11 @@ def play(
     count: int,
     wait: float = WAIT,
     when_sent: Callable[[], None] = lambda: None,
+    faces: Faces | None = None,
 ) -> Seen:
     """The scenario of a mode, which waits at most so long for each message."""
     seen = Seen(wait=wait, when_sent=when_sent)
-    with connect(url, seen) as connection, connection.create_session(mode) as session:
+    with connect(url, seen, faces) as connection, connection.create_session(mode) as session:
         _SCENARIOS[mode](session, queue, count, seen)
         # Who closes while the network is away gives up the acknowledgements that were lost with it (docs/failover.md).
         # This returns when the network is back, and after what was repeated then.
