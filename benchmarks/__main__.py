@@ -14,7 +14,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import codec, engine, failover, interpreter, modes, region_clients, regions, scale, selectors, spark
+from benchmarks import (
+    aio,
+    codec,
+    engine,
+    failover,
+    interpreter,
+    modes,
+    region_clients,
+    regions,
+    scale,
+    selectors,
+    spark,
+)
 from benchmarks.report import Figure, show
 
 
@@ -44,6 +56,7 @@ def main() -> int:
         "search": lambda directory: iter([selectors.searched(directory, 1_000_000 // share)]),
         "embedded": embedded,
         "amqp": amqp,
+        "aio": lambda directory: aio.figures(directory, 10_000 // share),
         "failover": lambda directory: failover.figures(directory, failover.ROUNDS // (3 if share > 1 else 1)),
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "scale": lambda directory: scale.figures(directory, share),
