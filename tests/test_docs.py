@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -201,28 +200,27 @@ def faq(heading: str) -> dict[str, Any]:
     return found
 
 
-def test_the_asyncio_program_of_the_faq_loses_no_message_of_a_coroutine_that_was_under_way(tmp_path: Path) -> None:
-    """It stops while a coroutine works: that one ends, and is acknowledged; the others are still there."""
-    url = f"embedded:{tmp_path}"
-    done: list[str] = []
-
-    async def run() -> None:
-        stop = asyncio.Event()
-
-        async def work(message: sdk.Message) -> None:
-            stop.set()
-            await asyncio.sleep(0.05)
-            done.append(str(message))
-
-        await faq("How do I receive in an")["main"](url, work, stop)
-
-    with ConnectionFactory(url).create_connection() as connection:
-        session = connection.create_session()
-        session.create_producer(session.create_queue("orders")).send_all([str(number) for number in range(20)])
-        asyncio.run(run())
-        left = [str(each) for each in session.create_browser(session.create_queue("orders"))]
-    assert 1 <= len(done) < 20
-    assert done + left == [str(number) for number in range(20)]
+@pytest.mark.parametrize("number", range(3))
+def test_the_programs_of_the_page_of_asyncio_show_what_it_says(tmp_path: Path, number: int) -> None:
+    page = (ROOT / "docs" / "asyncio.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 3
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", programs[number]],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+    expected = (
+        ["one book"],
+        sorted(f"done: task {each}" for each in range(20)),
+        ["['0', '1', '4', '9']"],
+    )
+    assert sorted(finished.stdout.splitlines()) == expected[number]
 
 
 def test_the_web_server_of_the_faq_sends_with_a_thread_for_each_request() -> None:
