@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 import sdk
-from ack_modes import DeliveryTag
+from ack_modes import DeliveryTag, Failure
 from broker_adapter import OperationTimedOutException, in_seconds
 from sdk.aio.loop_bridge import DONE, Inbox, LoopWaiters, Worker, unowned
 from sdk.finalizers import weakly
@@ -119,11 +119,11 @@ class Turns:
         self.waiters = state.waiters = LoopWaiters(inbox, changed)
         state.in_background = weakly(self._in_background)
 
-    def acknowledge(self, tag: DeliveryTag) -> Awaitable[None]:
-        """What ``message.acknowledge()`` does."""
+    def acknowledge(self, tag: DeliveryTag, failure: Failure | None = None) -> Awaitable[None]:
+        """What ``message.acknowledge()`` does; with ``failure``, ``reject()`` or ``retry()``."""
         if self.worker.pending or self.state.confirms:
-            return self.worker.submit(functools.partial(self.session._acknowledge, tag))
-        self.session._acknowledge(tag)
+            return self.worker.submit(functools.partial(self.session._acknowledge, tag, failure))
+        self.session._acknowledge(tag, failure)
         return DONE
 
     def _in_background(self, act: Callable[[], None]) -> None:
