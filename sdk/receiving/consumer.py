@@ -287,6 +287,7 @@ class MessageConsumer:
             if message is None and pulls and not prefetch.closing:
                 prefetch.pull()
         finally:
+            self._several = None
             self._state.gives_out = False
         return [message] if limit is None and message is not None else several
 
