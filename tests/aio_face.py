@@ -63,7 +63,7 @@ class Face:
         if isinstance(result, Message):
             acknowledge = result._acknowledge
             if acknowledge is not None:
-                result._acknowledge = lambda tag: self._call(acknowledge, tag)
+                result._acknowledge = lambda *arguments: self._call(acknowledge, *arguments)
             return result
         return Face(result, self._loop) if type(result).__module__.startswith("sdk.aio.") else result
 

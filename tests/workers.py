@@ -54,6 +54,7 @@ SHARED: Final = {
     "tests/spark_connector/test_regions.py": "spark",
     "tests/spark_connector/test_samples.py": "spark",
     "tests/spark_connector/test_sql.py": "spark",
+    "tests/spark_connector/test_routing.py": "spark",
     "tests/spark_connector/driver/test_worker_python.py": "spark",
 }
 _TESTS: Final = Path(__file__).parent
