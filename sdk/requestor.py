@@ -164,9 +164,17 @@ def reply(session: Session, request: Message, body: Message | str | bytes | dict
         InvalidDestinationException: the request wants no reply, or whoever sent it is gone.
         JMSException: see ``MessageProducer.send``.
     """
+    answer, destination = answer_to(request, body)
+    with session.create_producer() as producer:
+        producer.send(answer, destination)
+
+
+def answer_to(
+    request: Message, body: Message | str | bytes | dict[str, Any] | list[Any]
+) -> tuple[Message, Destination]:
+    """Return the reply to a request, and where it goes; see ``reply``."""
     if request.reply_to is None:
         raise InvalidDestinationException(f"{request.message_id!r} wants no reply: it has no reply_to")
     answer = wrapped(body)
     answer.correlation_id = request.correlation_id or request.message_id
-    with session.create_producer() as producer:
-        producer.send(answer, request.reply_to)
+    return answer, request.reply_to

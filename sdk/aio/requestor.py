@@ -8,7 +8,6 @@ from typing import Any, Final
 from broker_adapter import (
     Destination,
     IllegalStateException,
-    InvalidDestinationException,
     JMSException,
     OperationTimedOutException,
     checked_destination,
@@ -21,6 +20,7 @@ from sdk.aio.session import Session
 from sdk.checks import check_timeout
 from sdk.messages.envelopes import wrapped
 from sdk.messages.message import Message
+from sdk.requestor import answer_to
 from sdk.session_state import log
 
 #: Replies that are kept while a request is being sent; beyond that the oldest is dropped, as one that came too late.
@@ -184,9 +184,6 @@ async def reply(session: Session, request: Message, body: Message | str | bytes 
         InvalidDestinationException: the request wants no reply, or whoever sent it is gone.
         JMSException: see ``MessageProducer.send``.
     """
-    if request.reply_to is None:
-        raise InvalidDestinationException(f"{request.message_id!r} wants no reply: it has no reply_to")
-    answer = wrapped(body)
-    answer.correlation_id = request.correlation_id or request.message_id
+    answer, destination = answer_to(request, body)
     async with session.create_producer() as producer:
-        await producer.send(answer, request.reply_to)
+        await producer.send(answer, destination)

@@ -17,10 +17,10 @@ from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import REQUESTS, Request, Steps, request_of
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
 
-__all__ = ["FILES", "REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
+__all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 
-#: The files of the requests, as the page of the requests has them in order, each with its parts of the table.
-FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients)
+#: Each registers its requests as it is imported.
+_FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients)
 
 
 class RequestEngine(Protocol):
