@@ -229,6 +229,8 @@ class ConsumerLink(RequestedLink):
         self._drains = drains
         self._subscriptions = subscriptions
         self._drained: list[Done] = []  # told when the drain under way is answered
+        self._drained_next: list[Done] = []  # told when the one after it is answered
+        self._is_behind_drain = False  # credit was given behind the drain under way
         self._batches: _Batches | None = None  # where the broker delivers in batches
 
     def get_batches(self, batched: BatchedConsumers, consumer: int) -> None:
@@ -331,6 +333,7 @@ class ConsumerLink(RequestedLink):
 
     def credit(self, messages: int) -> None:
         """Let the broker send so many messages more."""
+        self._is_behind_drain = True
         if self._batches is None:
             self._peer.credit(self.number, messages)
         else:
@@ -348,18 +351,23 @@ class ConsumerLink(RequestedLink):
             self._peer.credit(self.number, event.messages)
 
     def on_drained(self) -> None:
-        drained, self._drained = self._drained, []
+        drained, self._drained, self._drained_next = self._drained, self._drained_next, []
+        if self._drained:
+            self._ask_for_drain()
         for done in drained:
             done(True, None)
 
     def drain(self, done: Done) -> None:
         """Done with True when the broker has sent what it can and the credit is gone.
 
-        With False at once where the broker does not answer a drain.
+        With False at once where the broker does not answer a drain.  The answer to one that is under way counts, unless
+        credit was given behind it: that answer may be older than messages that come for the credit.
         """
         if not self._traits.answers_drains:
             done(False, None)
-        elif self._drained or self._ask_for_drain():
+        elif self._drained and self._is_behind_drain and self._batches is not None:
+            self._drained_next.append(done)
+        elif (self._drained and not self._is_behind_drain) or self._ask_for_drain():
             self._drained.append(done)
         else:
             done(True, None)
@@ -387,7 +395,8 @@ class ConsumerLink(RequestedLink):
         super().end(error)
         if self._batches is not None:
             self._batches.batched.remove(self.number)
-        drained, self._drained = self._drained, []
+        drained = self._drained + self._drained_next
+        self._drained, self._drained_next = [], []
         for done in drained:
             done(None, error)
 
@@ -400,6 +409,7 @@ class ConsumerLink(RequestedLink):
             self._ask_for_drain()
 
     def _ask_for_drain(self) -> bool:
+        self._is_behind_drain = False
         if self._batches is not None:
             self._batches.batched.drain(self._batches.consumer)
             return True

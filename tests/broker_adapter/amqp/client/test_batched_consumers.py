@@ -20,7 +20,12 @@ from broker_adapter.amqp.messages.consumer_records import (
 )
 from broker_adapter.amqp.messages.values import Reader
 from broker_adapter.envelope import BodyKind, Envelope, pack
-from broker_adapter.errors import ConnectionLostException, ProtocolException, TransactionRolledBackException
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    ProtocolException,
+    TransactionRolledBackException,
+)
 from broker_adapter.transport import Delivery, Failed, LinkLost
 from tests.broker_adapter.amqp.client.conversations import QUEUE, attached, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
@@ -134,6 +139,36 @@ def test_a_drain_is_over_when_the_broker_says_so_behind_what_it_sent() -> None:
 
     assert done.value is True
     assert [each.envelope.body for each in consumer.got] == ["last"]
+
+
+def test_the_answer_to_a_drain_says_nothing_of_credit_that_was_given_after_it() -> None:
+    consumer, first, joined, behind = Consumer(), Result(), Result(), Result()
+    client, link = consumer.wired.client, consumer.link
+    client.drain(link, first)
+    client.drain(link, joined)
+    client.credit(link, 10)
+    client.drain(link, behind)
+    assert consumer.records() == [DrainAsked(1), Credited(1, 10)]
+    consumer.deliver(1, is_drained=True)
+    assert (first.value, joined.value, behind.pending) == (True, True, True)
+    assert consumer.records() == [DrainAsked(1), Credited(1, 10), DrainAsked(1)]
+    consumer.deliver(1, message("of that credit"))
+    assert behind.pending
+    consumer.deliver(2, is_drained=True)
+
+    assert behind.value is True
+
+
+def test_a_drain_that_waits_for_another_ends_with_the_link() -> None:
+    consumer, behind = Consumer(), Result()
+    client, link = consumer.wired.client, consumer.link
+    client.drain(link, Result())
+    client.credit(link, 10)
+    client.drain(link, behind)
+    client.detach(link, Result())
+
+    with pytest.raises(IllegalStateException, match="closed"):
+        assert behind.value
 
 
 def test_a_broker_that_does_not_confirm_batches_delivers_one_by_one() -> None:

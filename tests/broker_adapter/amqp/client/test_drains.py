@@ -60,6 +60,25 @@ def test_drain_ends_too_when_the_broker_uses_up_the_credit(wired: Wired) -> None
     assert len(got) == 2
 
 
+def test_a_drain_behind_new_credit_asks_for_that_as_well(wired: Wired) -> None:
+    wired.broker.answers_drain = False
+    link = receiver(wired, [].extend)
+    drained = [Result(), Result()]
+    for each in drained:
+        wired.client.credit(link, 2)
+        wired.client.drain(link, each)
+        wired.pump()
+    flows = [(each.credit, each.drain) for each in wired.broker.of(LinkFlow)]
+    assert flows[-1] == (4, True)
+    deliver(wired, MESSAGE)
+    deliver(wired, MESSAGE)
+    assert drained[1].pending
+    wired.broker.peer.drained(wired.broker.of(LinkFlow)[-1].link)
+    wired.pump()
+
+    assert [each.value for each in drained] == [True, True]
+
+
 def test_a_drain_ends_behind_all_messages_that_come_with_its_end(wired: Wired) -> None:
     wired.broker.answers_drain = False
     got: list[Delivery] = []
