@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo test quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts cancellations clean preflight
+.PHONY: setup demo test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -54,6 +54,12 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)
+
+# What failed in the last run, once more and alone: for CI.  More than a few are no accident.
+again: $(READY)
+	@$(BIN)/python -c 'import json; n = len(json.load(open(".pytest_cache/v/cache/lastfailed"))); \
+	  print(f"{n} failed; at most 5 are run again, alone"); raise SystemExit(n > 5)'
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS)
 
 quick: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not interop and not spark and not crash and not slow' $(QUICK)

@@ -185,18 +185,17 @@ def test_producers_that_closed_in_a_transaction_have_one_time_out_for_all_of_the
         for _ in range(5):
             with session.create_producer(session.create_queue("q")) as producer:
                 producer.send("x")
-        detached: list[int] = []
+        waited: list[float] = []
 
         def detach(link: int, timeout: float) -> None:
-            detached.append(link)
+            waited.append(timeout)
             time.sleep(timeout)
             raise OperationTimedOutException("the network stalls")
 
         monkeypatch.setattr(broker, "detach", detach)
-        began = time.monotonic()
         session.rollback()
-        assert time.monotonic() - began < 1.5
-        assert len(detached) == 5
+        assert len(waited) == 5
+        assert sum(waited) < 1
         monkeypatch.undo()
 
 
