@@ -64,7 +64,7 @@ class AutoPolicy:
 
     def recover(self) -> Sequence[Settlement]:
         tag, self._in_hand = self._in_hand, None
-        return NOTHING if tag is None else (Settlement(tag, Outcome.MODIFIED),)
+        return NOTHING if tag is None else (Settlement(tag, Outcome.FAILED),)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

@@ -75,7 +75,7 @@ class DupsOkPolicy:
     def recover(self) -> Sequence[Settlement]:
         settlements = [*self._flush()]
         if self._in_hand is not None:
-            settlements.append(Settlement(self._in_hand, Outcome.MODIFIED))
+            settlements.append(Settlement(self._in_hand, Outcome.FAILED))
             self._in_hand = None
         return settlements
 

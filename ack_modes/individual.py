@@ -76,7 +76,7 @@ class IndividualPolicy:
     def recover(self) -> Sequence[Settlement]:
         held, self._held = self._held, {}
         self._stale, self._lost_epoch = {}, -1
-        return settle_all(held, Outcome.MODIFIED)
+        return settle_all(held, Outcome.FAILED)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

@@ -22,10 +22,11 @@ class Outcome(IntEnum):
     RELEASED = 3
     """Was not processed: the broker redelivers it, the delivery count unchanged."""
     MODIFIED = 4
-    """Was processed and failed (``delivery-failed``): redelivered, at its place, the delivery count raised."""
+    """Was undone (``delivery-failed``): redelivered, at its place, the delivery count raised.  Where that happens again
+    our own engine redelivers it after a pause that grows each time, for which its consumer waits."""
     FAILED = 5
-    """Its listener raised: as ``MODIFIED``, and where that happens again it comes after a pause that grows each time.
-    To AMQP this is a ``modified`` with an annotation."""
+    """Was processed and failed, as a listener that raised: as ``MODIFIED``, and where that happens again others pass it
+    during the pause, unless it is of a message group or its consumer keeps order.  To AMQP both are ``modified``."""
     UNDELIVERABLE = 6
     """Cannot be processed by this consumer, perhaps by another (``modified`` with ``delivery-failed`` and
     ``undeliverable-here``): not redelivered to this one.  Our own engine redelivers it as ``FAILED``, after a pause."""
@@ -40,7 +41,7 @@ class Failure(NamedTuple):
 
     reason: str  #: up to :data:`MAX_REASON_BYTES`; empty: none is given
     outcome: Outcome = Outcome.FAILED
-    delay_ms: int = 0  #: of ``MODIFIED``: not redelivered before; our own broker alone can do that
+    delay_ms: int = 0  #: of ``FAILED``: not redelivered before; our own broker alone can do that
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:

@@ -345,6 +345,7 @@ class InProcessTransport:
                     spec.presettled or spec.browse,
                     spec.browse,
                     exclusive=spec.exclusive,
+                    keep_order=spec.keep_order,
                     ended=partial(self._ended, link),
                 ),
                 limit,

@@ -239,13 +239,12 @@ class EngineSettings:
         10, "failed deliveries after which a message goes to the dead-letter queue", least=1
     )
     redelivery_delay_seconds: float = _option(
-        0.1,
-        "pause before the third delivery to a listener that raised twice, then twice as long each time; 0: none",
+        0.25,
+        "pause before the third delivery of a message that failed twice, and of a consumer whose last three different"
+        " messages failed; then twice as long each time; 0: none",
         least=0,
     )
-    redelivery_multiplier: float = _limit(
-        2.0, "factor by which that pause grows each time the listener raises again", least=1, most=100
-    )
+    redelivery_multiplier: float = _limit(2.0, "factor by which that pause grows each time", least=1, most=100)
     max_redelivery_delay_seconds: float = _option(
         30.0,
         "longest such pause; also how long a message that its consumers refuse (undeliverable-here) waits for"

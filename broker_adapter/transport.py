@@ -102,6 +102,7 @@ class ReceiverSpec:
     browse: bool = False  #: copies of what waits, in order, taking nothing; ``drain`` tells the end
     presettled: bool = False  #: the broker forgets a message as it sends it (NO_ACK); implied by ``browse``
     exclusive: bool = False  #: of all exclusive consumers of a queue one gets everything, the others stand by
+    keep_order: bool = False  #: nothing passes a message that it has failed on
 
     def __str__(self) -> str:
         return f"a {'browser' if self.browse else 'consumer'} of {self.destination.name!r}"

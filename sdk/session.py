@@ -268,6 +268,7 @@ class Session(MessageFactory):
         no_local: bool = False,
         *,
         exclusive: bool = False,
+        keep_order: bool = False,
         prefetch: int | None = None,
     ) -> MessageConsumer:
         """A consumer of a queue, or a plain subscriber of a topic.
@@ -278,6 +279,9 @@ class Session(MessageFactory):
             no_local: whether to leave out what this connection sends (topics).
             exclusive: of all exclusive consumers of a queue the first one gets everything, until it goes; consumers
                 that are not exclusive get nothing meanwhile.  Only our own broker has this.
+            keep_order: whether later messages wait, in every mode, while one that has failed waits to be delivered
+                again, as they do for an exclusive consumer; else they pass it in AUTO, DUPS_OK and INDIVIDUAL.
+                Consumers of brokers other than our own always keep it.
             prefetch: messages that it may hold which the application has not received; 0: one is asked for at a time;
                 None: as the options of the URL say.
 
@@ -291,7 +295,7 @@ class Session(MessageFactory):
             raise ValueError(f"exclusive=True is for queues, and {str(destination)!r} is a topic")
         if no_local and not is_topic:
             raise ValueError(f"no_local=True is for topics, and {str(destination)!r} is a queue")
-        return self._consume(destination, selector, no_local, None, exclusive, prefetch)
+        return self._consume(destination, selector, no_local, None, exclusive, keep_order, prefetch)
 
     def create_durable_consumer(
         self, destination: Destination, name: str, selector: str | None = None, no_local: bool = False
@@ -405,6 +409,7 @@ class Session(MessageFactory):
         no_local: bool,
         subscription: Subscription | None,
         exclusive: bool = False,
+        keep_order: bool = False,
         prefetch: int | None = None,
     ) -> MessageConsumer:
         _check_reliability(checked_destination(destination), self._mode)
@@ -432,6 +437,7 @@ class Session(MessageFactory):
                 subscription=subscription,
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
+                keep_order=keep_order,
             )
             sink = Sink(
                 *(consumer._prefetch.accept, consumer._prefetch.buffer),

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
-from ack_modes import Outcome
+from ack_modes import Outcome, Settlement
 from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored
 from sdk.acknowledgements import AckRecord
 from sdk.finalizers import Sink, WeakTable, detach_all, stop_flows, taken_from
@@ -213,7 +213,12 @@ class SessionLinks:
         with self.perhaps_without_the_broker(), state.settling:
             state.given_back = True
             never_delivered = taken_from(sinks, state.epoch)
-            state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
+            # Modified: what did not fail waits for nothing once its consumer is gone.
+            held = [
+                each if each.outcome is Outcome.ACCEPTED else Settlement(each.tag, Outcome.MODIFIED)
+                for each in state.policy.recover()
+            ]
+            state.settle([*held, *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
         detach_all(state.transport, sinks, state.epoch, deadline)
         for browser in self.browsers.values():
             browser._shut(deadline)

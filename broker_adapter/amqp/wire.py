@@ -28,6 +28,8 @@ DESTINATION_CAPABILITIES: Final = {
 }
 #: Capability of a source by which our own client asks our own server for an exclusive consumer.
 EXCLUSIVE_CAPABILITY: Final = "HOLDFAST-EXCLUSIVE"
+#: The same for a consumer that nothing is to pass that it has failed on.
+KEEP_ORDER_CAPABILITY: Final = "HOLDFAST-KEEP-ORDER"
 #: Property of a dynamic node: the name that a temporary destination had before the connection was lost.
 FORMER_NAME: Final = "holdfast-name"
 #: The outcomes that a source has.
@@ -50,7 +52,8 @@ COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
 COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
 #: What is said to our own server's coordinator ahead of a discharge whose records are many; with the same annotation.
 SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")
-#: Message annotation of a ``modified`` that tells our own server that a listener raised.
+#: Message annotation of a ``modified`` that tells our own server who waits if the message fails again: the message
+#: alone (True), as if there were no annotation, or its consumer (False), since a transaction or session was undone.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 #: Message annotation of a ``modified``: milliseconds before which our own server does not redeliver the message.
 RETRY_DELAY: Final = Symbol("x-opt-holdfast-retry-delay")

@@ -299,14 +299,14 @@ class Message:
         With a delay it loses its place: it comes behind what is in the queue by then.
 
         Args:
-            delay: seconds, or a timedelta; 0: at once, at its place, but behind what is prefetched.
+            delay: seconds, or a timedelta; 0: as one whose listener raised, which is at once for the first time.
 
         Raises:
             ValueError: the delay is negative, or no number.
             UnsupportedOperationException: there is a delay, and the broker is another one than Holdfast.
             IllegalStateException, StaleAcknowledgementException, OperationTimedOutException: as ``reject()``.
         """
-        return self._end("retry", Failure("", Outcome.MODIFIED, checked_ms("delay", delay, 0)))
+        return self._end("retry", Failure("", Outcome.FAILED, checked_ms("delay", delay, 0)))
 
     def _end(self, what: str, failure: Failure | None) -> Any:
         if self._acknowledge is None or self._tag is None:

@@ -47,6 +47,15 @@ def _accepted(*numbers: int) -> list[Settlement]:
     return [Settlement(_tag(number), Outcome.ACCEPTED) for number in numbers]
 
 
+def _failed(*numbers: int) -> list[Settlement]:
+    return [Settlement(_tag(number), Outcome.FAILED) for number in numbers]
+
+
+def _given_back(mode: str, *numbers: int) -> list[Settlement]:
+    """What is left at the end: undone in order, or failed each by itself."""
+    return (_failed if mode == "INDIVIDUAL" else _modified)(*numbers)
+
+
 def _everything(policy: AckPolicy) -> list[Settlement]:
     """What is left to settle, from the end of the session and from an acknowledgement before it."""
     return [*policy.due(1e9), *policy.recover()]
@@ -90,7 +99,7 @@ def _hold(mode: str, column: str) -> None:
     policy = _new(mode)
 
     assert list(_answer(policy, column)) == []
-    assert _everything(policy) == _modified(1)
+    assert _everything(policy) == _given_back(mode, 1)
 
 
 def _accept_it(mode: str, column: str) -> None:
@@ -99,7 +108,7 @@ def _accept_it(mode: str, column: str) -> None:
         policy.delivered(_tag(7))  # another one, which stays
 
     assert list(_answer(policy, column)) == _accepted(1)
-    assert _everything(policy) == (_modified(7) if column == "`acknowledge()`" else [])
+    assert _everything(policy) == (_given_back(mode, 7) if column == "`acknowledge()`" else [])
 
 
 def _fail_it(mode: str, column: str) -> None:
@@ -112,7 +121,7 @@ def _fail_it(mode: str, column: str) -> None:
 def _end_it(mode: str, column: str) -> None:
     policy = _new(mode)
     policy.delivered(_tag(7))  # another one
-    rest = _modified(7) if policy.acknowledge(_tag(7)).settlements else []  # which stays, where the mode holds it
+    rest = _given_back(mode, 7) if policy.acknowledge(_tag(7)).settlements else []  # where the mode holds it, it stays
     policy = _new(mode)
     policy.delivered(_tag(7))
 
@@ -182,19 +191,19 @@ def _accept_all_held(mode: str, column: str) -> None:
     assert _everything(policy) == []
 
 
-def _modify_one_in_hand(mode: str, column: str) -> None:
+def _fail_one_in_hand(mode: str, column: str) -> None:
     policy = _new(mode)
 
-    assert list(_answer(policy, column)) == _modified(1)
+    assert list(_answer(policy, column)) == _failed(1)
     assert list(policy.consumed(_tag(1), 0.0)) == []  # its listener returns afterwards
     assert _everything(policy) == []
 
 
-def _accept_rest_modify_one(mode: str, column: str) -> None:
+def _accept_rest_fail_one(mode: str, column: str) -> None:
     policy = _new(mode)
     assert _see(policy, 5, 6) == []
 
-    assert list(_answer(policy, column)) == [*_accepted(5, 6), *_modified(1)]
+    assert list(_answer(policy, column)) == [*_accepted(5, 6), *_failed(1)]
     assert list(policy.consumed(_tag(1), 0.0)) == []
     assert _everything(policy) == []
 
@@ -204,6 +213,14 @@ def _modify_all_held(mode: str, column: str) -> None:
     assert _see(policy, 5, 6) == []
 
     assert list(_answer(policy, column)) == _modified(5, 6, 1)
+    assert _everything(policy) == []
+
+
+def _fail_all_held(mode: str, column: str) -> None:
+    policy = _new(mode)
+    assert _see(policy, 5, 6) == []
+
+    assert list(_answer(policy, column)) == _failed(5, 6, 1)
     assert _everything(policy) == []
 
 
@@ -258,9 +275,10 @@ _CHECKS: dict[str, Callable[[str, str], None]] = {
     "refuse": _refuse,
     "accept when a batch is full or a short time has passed": _accept_batch,
     "accept all held": _accept_all_held,
-    "modify the one in hand": _modify_one_in_hand,
-    "accept the rest, modify the one in hand": _accept_rest_modify_one,
+    "fail the one in hand": _fail_one_in_hand,
+    "accept the rest, fail the one in hand": _accept_rest_fail_one,
     "modify all held": _modify_all_held,
+    "fail all held": _fail_all_held,
     "forget": _forget,
     "forget; dirty if any was held": _forget_dirty_if_held,
     "forget; dirty if anything was sent or received": _forget_dirty_if_worked,

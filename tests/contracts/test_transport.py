@@ -366,7 +366,7 @@ def test_why_a_message_is_rejected_and_when_it_comes_again_reach_the_engine(clie
     receiver = client.receiver(queue("q"), 10)
     first, second = receiver.wait_for(2)
     client.settle([first], Failure("no such customer", Outcome.REJECTED))
-    client.settle([second], Failure("", Outcome.MODIFIED, 200))
+    client.settle([second], Failure("", Outcome.FAILED, 200))
     (dead,) = client.receiver(queue("DLQ"), 1).wait_for(1)
     assert dead.envelope.properties is not None
     assert dead.envelope.properties["JMS_HOLDFAST_DEAD_LETTER_REASON"] == "rejected by a consumer: no such customer"

@@ -74,7 +74,12 @@ STATES: Final = {
     Outcome.UNDELIVERABLE: FAILED_STATE._replace(undeliverable=True),
 }
 _BACK_OFF_STATE: Final = FAILED_STATE._replace(annotations={BACK_OFF: True})
-_STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: _BACK_OFF_STATE, Outcome.UNDELIVERABLE: _BACK_OFF_STATE}
+_STATES_OF_HOLDFAST: Final = {
+    **STATES,
+    Outcome.MODIFIED: FAILED_STATE._replace(annotations={BACK_OFF: False}),
+    Outcome.FAILED: _BACK_OFF_STATE,
+    Outcome.UNDELIVERABLE: _BACK_OFF_STATE,
+}
 #: RabbitMQ 3 ends the session of a client that tells it that a delivery was modified.  What is rejected it makes a dead
 #: letter, as it does with what has expired.
 _STATES_OF_RABBITMQ_3: Final = {

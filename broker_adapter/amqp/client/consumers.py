@@ -35,6 +35,7 @@ from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import (
     DESTINATION_CAPABILITIES,
     EXCLUSIVE_CAPABILITY,
+    KEEP_ORDER_CAPABILITY,
     NO_LOCAL_CODE,
     OUTCOMES,
     SELECTOR_CODE,
@@ -136,6 +137,8 @@ class Consumers:
             name = self._subscriptions.link_name(subscription)
         if spec.exclusive:
             capabilities.append(EXCLUSIVE_CAPABILITY)
+        if spec.keep_order and traits.is_holdfast:
+            capabilities.append(KEEP_ORDER_CAPABILITY)
         source = Terminus(
             addresses.of(spec.destination),
             durable=2 if durable else 0,

@@ -90,8 +90,8 @@ def _with_failure(state: State, failure: Failure) -> State:
     if state.code == REJECTED:
         return state._replace(error=AmqpError(REJECTED_CONDITION, failure.reason))
     if failure.delay_ms:
-        return state._replace(annotations={RETRY_DELAY: ULong(failure.delay_ms)})
-    if state.annotations:
+        return state._replace(annotations={**(state.annotations or {}), RETRY_DELAY: ULong(failure.delay_ms)})
+    if failure.reason and state.annotations:
         return state._replace(annotations={**state.annotations, EXCEPTION: failure.reason})
     return state
 

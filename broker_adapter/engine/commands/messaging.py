@@ -200,6 +200,7 @@ class Attach(NamedTuple):
     Where it is none of those that the command ``may_replace``, the reply is :class:`WouldReplace`, and nothing happens.
 
     Where a queue has exclusive consumers, the one of them that came first gets everything, and the others get nothing.
+    Nothing passes a message on which a consumer that is exclusive, or is to ``keep_order``, has failed.
 
     ``slice_bytes`` bounds what is on its way to the consumer: after so many bytes of messages (the last one may exceed
     them) it gets nothing, whatever its credit, until its next :class:`Credit` or :class:`Drain`.
@@ -217,6 +218,7 @@ class Attach(NamedTuple):
     exclusive: bool = False
     ended: Callable[[Any], None] | None = None  #: told why, where the engine ends the consumer
     may_replace: Container[int] | None = None  #: numbers of subscriptions; None: it may replace any
+    keep_order: bool = False
     reply: Reply | None = None
 
 

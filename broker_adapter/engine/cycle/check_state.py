@@ -103,9 +103,11 @@ def _places(
     queue: QueueState, waiting: list[RawEntry], in_memory: dict[int, Entry], lanes: dict[int, Lane]
 ) -> Iterator[str]:
     """Yield whether each message can be handed out, or loaded."""
-    reserved = {place for consumer in queue.consumers for place in consumer.reserved}
-    if queue.kept != sum(len(consumer.reserved) for consumer in queue.consumers):
-        yield f"{queue.kept} messages are counted as kept for the consumers of groups"
+    kept = [place for consumer in queue.consumers for place in consumer.reserved]
+    kept += [place for group in queue.groups.values() for place in group.kept]
+    reserved = set(kept)
+    if queue.kept != len(kept):
+        yield f"{len(kept)} messages are kept in groups or for consumers that failed, and {queue.kept} are counted"
     heaps = {number: set(lane.heap) for number, lane in lanes.items()}
     for raw in waiting:
         lane = lanes.get(raw.lane)

@@ -1,23 +1,59 @@
-"""Redelivery back-off: failed messages wait before they are delivered again, and their consumers wait with them.
+"""Redelivery back-off: failed messages wait before they are delivered again, alone or with what must not pass them.
 
-What ``recover()``, ``rollback()`` or a lost connection gives back is redelivered at once, and in order.  A message
-whose listener raised comes at once the first time.  From the second time on it waits longer than before, up to a limit,
-so that a message which cannot be processed does not keep its consumer busy.  That consumer gets nothing meanwhile:
-nothing later of it, of the message groups that it owns, or of a queue that it has for itself, passes the message.
+The first time, a message that has failed comes again at once.  From the second time on it waits, each time longer, up
+to a limit:
 
-The waiting is not stored, and ends with its consumer: then everything is delivered again at once.
+| it failed | who waits |
+|---|---|
+| undone in order: a rollback, `recover()` in CLIENT (`MODIFIED`) | its consumer |
+| by itself (`FAILED`), and its consumer is exclusive or keeps order | its consumer |
+| by itself, and it is of a message group | its group |
+| by itself, and nothing of that | the message alone: others pass it |
+
+A consumer whose last few *different* messages all failed rests as well, each time longer, until it has processed one.
+Meanwhile a message that waits alone is not counted as delivered again, so that none becomes a dead letter because a
+database is away; and while all consumers of a queue are like that, what has failed stays aside as long as there is
+anything else, so that a few bad messages keep nobody from the good ones.  What keeps others waiting is always counted,
+since else it could keep them waiting for ever.
+
+A lost connection is no failure here.  Nothing of this is stored, and what keeps a consumer waiting ends with it.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from heapq import heappop, heappush
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from broker_adapter.settings import EngineSettings
 
+#: A consumer that has failed on so many different messages, and processed none since, rests.
+FEW: Final = 3
+
+
+class Waits(Enum):
+    """Who waits for the next delivery of a message that has failed again."""
+
+    MESSAGE = "message"
+    GROUP = "group"
+    CONSUMER = "consumer"
+
+
+def who_waits(*, undone: bool, keeps_order: bool, in_group: bool) -> Waits:
+    """Return who waits for a message that has failed again: the table of this module.
+
+    Args:
+        undone: whether it was given back in order, and did not fail by itself.
+        keeps_order: whether its consumer is exclusive or keeps order.
+        in_group: whether its consumer has the message group that it is of.
+    """
+    if undone or keeps_order:
+        return Waits.CONSUMER
+    return Waits.GROUP if in_group else Waits.MESSAGE
+
 
 def redelivery_delay_ms(failures: int, settings: EngineSettings) -> int:
-    """Return how long a message waits whose listener has raised so often, in milliseconds."""
+    """Return how long a message waits that has failed so often, in milliseconds."""
     delay = settings.redelivery_delay_seconds
     if failures < 2 or not delay:
         return 0
@@ -50,24 +86,34 @@ class Backoff(Generic[E, H]):
     """The messages of one queue whose redelivery is delayed, by position and by the time they are due.
 
     Attributes:
-        failures: position → how often the listener of its message has raised.
-        holders: consumer → how many messages that it failed to process are delayed.  It gets nothing while it is here.
+        failures: position → how often its message has failed.
+        holders: consumer or group → for how many things it waits.  It gets nothing while it is here.
+        rests: consumer whose last few messages all failed → how often it has rested since then.
+        shelf: positions of messages that are due and stay aside, the first one first.
     """
 
-    __slots__ = ("_by_position", "_due", "_released", "failures", "holders")
+    __slots__ = ("_by_position", "_due", "_released", "_resting", "failures", "holders", "rests", "shelf")
 
     def __init__(self) -> None:
         self._by_position: dict[int, _Delayed[E, H]] = {}
         self._due: list[tuple[int, int]] = []  #: a heap of (due, position); those that are not so any more are skipped
-        self.failures: dict[int, int] = {}
+        self._resting: dict[H, int] = {}  #: consumer → until when
         self._released: list[H] = []
+        self.failures: dict[int, int] = {}
         self.holders: dict[H, int] = {}
+        self.rests: dict[H, int] = {}
+        self.shelf: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_position)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a message or a consumer waits."""
+        return bool(self._by_position or self._resting)
+
     def failed(self, position: int, most: int) -> int:
-        """Count that the listener of a message raised; returns how often it has.
+        """Count that a message has failed; returns how often it has.
 
         Args:
             position: of the message.
@@ -84,7 +130,7 @@ class Backoff(Generic[E, H]):
         self.failures.pop(position, None)
 
     def add(self, entry: E, due_ms: int, holder: H | None) -> None:
-        """Delay a message until then, and with it the consumer that failed to process it."""
+        """Delay a message until then, and with it the consumer or group that waits for it; None: it waits alone."""
         self._by_position[entry.position] = _Delayed(due_ms, entry, holder)
         heappush(self._due, (due_ms, entry.position))
         if holder is not None:
@@ -100,29 +146,46 @@ class Backoff(Generic[E, H]):
         found = self._by_position.pop(position, None)
         if found is None:
             return None
-        holder = found.holder
-        if holder is not None:
-            left = self.holders[holder] - 1
-            if left:
-                self.holders[holder] = left
-            else:
-                del self.holders[holder]
-                self._released.append(holder)
+        self.shelf.pop(position, None)
+        if found.holder is not None:
+            self._let_go(found.holder)
         return found.entry
 
+    def _let_go(self, holder: H) -> None:
+        left = self.holders[holder] - 1
+        if left:
+            self.holders[holder] = left
+        else:
+            del self.holders[holder]
+            self._released.append(holder)
+
     def take_of(self, holder: H) -> list[E]:
-        """Take out what a consumer failed to process that has gone."""
+        """Take out what a consumer waits for that has gone."""
+        self.processed_one(holder)
         if holder not in self.holders:
             return []
         found = [position for position, each in self._by_position.items() if each.holder is holder]
         return [entry for entry in map(self.take, found) if entry is not None]
 
     def take_released(self) -> list[H]:
-        """The consumers that need not wait any more, since this was asked last."""
+        """The consumers and groups that need not wait any more, since this was asked last."""
         if not self._released:
             return []
         released, self._released = self._released, []
         return [holder for holder in released if holder not in self.holders]
+
+    def rest(self, consumer: H, now_ms: int, settings: EngineSettings) -> None:
+        """Have a consumer wait by itself, each time longer; one that does goes on waiting."""
+        if consumer not in self._resting:
+            rests = self.rests[consumer] = self.rests.get(consumer, 0) + 1
+            self._resting[consumer] = now_ms + redelivery_delay_ms(rests + 1, settings)
+            self.holders[consumer] = self.holders.get(consumer, 0) + 1
+
+    def processed_one(self, consumer: H) -> None:
+        """A consumer need not rest: it has processed a message, or is gone."""
+        self.rests.pop(consumer, None)
+        if self._resting.pop(consumer, None) is not None:
+            self._let_go(consumer)
 
     def entries(self) -> list[E]:
         """All messages that are delayed."""
@@ -137,21 +200,38 @@ class Backoff(Generic[E, H]):
         return entries
 
     def first_due_ms(self) -> int | None:
-        """Return when the next message is due."""
+        """Return when the next message is due, or a consumer has rested."""
+        rested_ms = min(self._resting.values()) if self._resting else None
         while self._due:
             due_ms, position = self._due[0]
-            found = self._by_position.get(position)
-            if found is not None and found.due_ms == due_ms:
-                return due_ms
+            if self._is_delayed(due_ms, position):
+                return due_ms if rested_ms is None else min(due_ms, rested_ms)
             heappop(self._due)
-        return None
+        return rested_ms
 
-    def due(self, now_ms: int) -> list[tuple[E, H | None]]:
-        """Take out what is due, each with the consumer that failed to process it."""
+    def _is_delayed(self, due_ms: int, position: int) -> bool:
+        found = self._by_position.get(position)
+        return found is not None and found.due_ms == due_ms
+
+    def due(self, now_ms: int, *, shelves: bool = False) -> list[tuple[E, H | None]]:
+        """Take out what is due, each with who has waited for it; and let the consumers go on that have rested.
+
+        Args:
+            now_ms: the time.
+            shelves: whether what waited alone goes onto the shelf instead.
+        """
+        for consumer in [each for each, until_ms in self._resting.items() if until_ms <= now_ms]:
+            del self._resting[consumer]
+            self._let_go(consumer)
         found = []
-        while (first := self.first_due_ms()) is not None and first <= now_ms:
-            position = heappop(self._due)[1]
-            delayed = self._by_position[position]
-            self.take(position)
-            found.append((delayed.entry, delayed.holder))
+        while self._due and self._due[0][0] <= now_ms:
+            due_ms, position = heappop(self._due)
+            if not self._is_delayed(due_ms, position):
+                continue
+            entry, holder = self._by_position[position][1:]
+            if shelves and holder is None:
+                self.shelf[position] = None
+            else:
+                self.take(position)
+                found.append((entry, holder))
         return found

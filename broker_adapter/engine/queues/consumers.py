@@ -59,6 +59,7 @@ class Consumers:
             selector,
             command.exclusive,
             command.ended,
+            command.keep_order,
         )
         self._next_number += 1
         self._by_number[consumer.id] = client.consumers[consumer.id] = consumer

@@ -1,13 +1,13 @@
 """How a queue hands out its messages to the consumers that have credit.
 
-A lone consumer takes all that it may at once; several take turns, one message each.  What is reserved for a consumer,
-for its message group or because its listener failed, goes first.  An exclusive consumer that came first is served
+A lone consumer takes all that it may at once; several take turns, one message each.  What is kept for a consumer,
+in its message groups or because it has failed on it, goes first.  An exclusive consumer that came first is served
 alone.
 """
 
 from __future__ import annotations
 
-from heapq import heappop
+from heapq import heapify, heappop, heapreplace
 
 from broker_adapter.engine.commands.effects import Effects, Outgoing, Scan
 from broker_adapter.engine.queues.entries import Entry
@@ -25,9 +25,10 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     A lone consumer takes all that it may at once; several take turns, one message each.  Beyond
     ``memory.cycle_handouts`` messages of all queues in one cycle, the rest is for the next one.
     """
-    for consumer in queue.backoff.take_released():
-        if consumer.attached:
-            queue.offer(consumer)
+    if queue.backoff.shelf:
+        queue.unshelve(effects)
+    for holder in queue.backoff.take_released():
+        queue.end_wait(holder)
     if queue.returning:
         return []
     turn = _Turn(queue, now_ms, effects)
@@ -95,13 +96,14 @@ def _next_taker(queue: QueueState, turn: _Turn) -> bool:
         entry = _take_next(queue, turn)
         if entry is None:
             return False
-        if entry.group and not queue.may_take(consumer, entry):
-            owner = queue.groups[None, entry.group]
-            if turn.room_of(owner) > 0 and not owner.reserved:
-                turn.give(owner, entry)
-            elif not queue.reserve(entry):
-                return False
-            continue
+        if entry.group:
+            owner = queue.owner_of(entry, consumer)
+            if owner is not consumer:
+                if owner is not None and turn.room_of(owner) > 0:
+                    turn.give(owner, entry)
+                elif not queue.keep_in_group(entry):
+                    return False
+                continue
         turn.give(consumer, entry)
         takers.rotate(-1)
         return True
@@ -132,14 +134,25 @@ def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
 
 
 def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
-    """Hand out what was reserved for a consumer."""
-    while consumer.reserved and turn.room_of(consumer) > 0:
+    """Hand out what is kept for a consumer, in order."""
+    waiting = queue.backoff.holders
+    kept = [group.kept for group in consumer.owing if group.number not in waiting]
+    heaps = [heap for heap in (consumer.reserved, *kept) if heap]
+    heads = [(heap[0], heap) for heap in heaps]
+    heapify(heads)
+    while heads and turn.room_of(consumer) > 0:
+        heap = heads[0][1]
+        position = heappop(heap)[1]
+        if heap:
+            heapreplace(heads, (heap[0], heap))
+        else:
+            heappop(heads)
         queue.kept -= 1
-        position = heappop(consumer.reserved)[1]
         queue.kept_for.pop(position, None)
         entry = queue.ready.pop(position, None)
         if entry is not None:
             turn.give_unless_expired(consumer, entry)
+    consumer.owing = {group: None for group in consumer.owing if group.kept}
 
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:
@@ -183,8 +196,8 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
                 turn.expired.append(entry)
                 continue
-            if entry.group and not queue.may_take(consumer, entry):
-                if not queue.reserve(entry):
+            if entry.group and queue.owner_of(entry, consumer) is not consumer:
+                if not queue.keep_in_group(entry):
                     last = number
                 continue
             fields = (number, position, entry.delivery_count, entry.number, entry.flags, entry.key)
@@ -242,7 +255,7 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
             if not looking.found:
                 break
             entry = queue.ready.get(heappop(looking.found))
-            if entry is None or (entry.group and not queue.may_take(consumer, entry)):
+            if entry is None or (entry.group and not queue.may_find(consumer, search, entry)):
                 continue
             if queue.kept_for and queue.kept_for.get(entry.position, consumer) is not consumer:
                 continue  # it is shown again if that consumer leaves

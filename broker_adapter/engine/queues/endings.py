@@ -1,8 +1,8 @@
 """How messages end or come back: failed, given back, dead-lettered, expired.
 
 Theory of operation
-    A delivery that is not accepted makes its message available again, at its place in the queue.  A message whose
-    listener raised a second time waits for a while before (redelivery *back-off*).  A message that failed too often, or
+    A delivery that is not accepted makes its message available again, at its place in the queue.  A message that has
+    failed a second time waits for a while before (redelivery *back-off*).  A message that failed too often, or
     that a consumer rejects, goes into the dead-letter queue.  One that expires is dropped, or goes into the expiry
     queue.  Messages in these two queues stay there: they do not expire any more, and have properties that say why they
     are there and where they were.
@@ -20,7 +20,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine.commands.decision_time import DecisionTime
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.messaging import LATEST_MS, Ending, Modified
-from broker_adapter.engine.queues.backoff import redelivery_delay_ms
+from broker_adapter.engine.queues.backoff import FEW, Waits, redelivery_delay_ms, who_waits
 from broker_adapter.engine.queues.directory import Directory, shown_name
 from broker_adapter.engine.queues.entries import Entry, Lane
 from broker_adapter.engine.queues.queue import Consumer, QueueState
@@ -88,7 +88,7 @@ class Endings:
             entry: of the message.
             ending: how the delivery has ended.
             effects: of the decision.
-            by: the consumer that failed to process the message, and gets it again.
+            by: the consumer that failed to process the message; None: nobody did.
         """
         self._changed[queue.id] = queue
         modified, reason = None, ""
@@ -100,39 +100,48 @@ class Endings:
             if modified.annotations:
                 added = with_annotations(self._annotations(entry, effects), modified.annotations)
                 self._annotate(entry, added, effects)
-            is_refused = modified.undeliverable and by is not None and by.attached
-            if is_refused and not queue.undeliverable.refuse(entry.position, by):
-                ending, by = Outcome.FAILED, None  # too many are noted: it may come to any consumer again
+            if modified.undeliverable and by is not None and by.attached:
+                if not queue.undeliverable.refuse(entry.position, by):
+                    ending, by = Outcome.FAILED, None  # too many are noted: it may come to any consumer again
+                elif ending is not Outcome.RELEASED:
+                    ending, by = Outcome.MODIFIED, None  # the others may have it at once
         released = ending is Outcome.RELEASED
         counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
         if entry.expires_at_ms and entry.expires_at_ms <= self._time.now_ms:
             entry.delivery_count += (not released) - counted  # who lost this delivery may ask what became of it
             self.expire(queue, entry, effects)
             return
+        waits = Waits.MESSAGE
+        counts = True
         if released:
             if counted:
                 queue.count(entry, -1, effects)
         else:
+            if by is not None:
+                in_group = entry.group > 0 and by.search is None
+                waits = who_waits(undone=ending is Outcome.MODIFIED, keeps_order=by.keeps_order, in_group=in_group)
+                # Marked it has to be: the first failure is counted.
+                counts = not entry.delivery_count or waits is not Waits.MESSAGE or by not in queue.backoff.rests
             self._totals.redelivered += 1
             limit = queue.max_deliveries
-            failures = entry.delivery_count + (not counted)
+            failures = entry.delivery_count + (counts and not counted)
             if ending is Outcome.REJECTED and not self._is_for_dead_letters(queue):
                 self.failed(queue, entry, REJECTED + (f": {reason}" if reason else ""), effects)
                 return
-            if limit is not None and failures >= limit:
+            if limit is not None and failures >= limit and counts:
                 entry.delivery_count = failures
                 self.failed_too_often(queue, entry, effects)
                 return
-            if not counted:
+            if counts and not counted:
                 queue.count(entry, 1, effects)
         if modified is not None and self._is_put_off(queue, entry, modified, effects):
             return
         if released:
             queue.release(entry, effects)
-        elif ending is Outcome.MODIFIED:
+        elif by is None and ending is Outcome.MODIFIED:  # its connection was lost, say
             queue.give_back(entry, effects)
-        else:  # its listener raised, or what was set aside is rejected again, which keeps no other from coming
-            self._back_off(queue, entry, None if ending is Outcome.REJECTED else by, effects)
+        else:  # it failed, or what was set aside is rejected again
+            self._back_off(queue, entry, ending, waits, by, counts, effects)
 
     def _is_put_off(self, queue: QueueState, entry: Entry, modified: Modified, effects: Effects) -> bool:
         """Delay a message if a consumer that gives it back asks for that; return whether it does."""
@@ -171,17 +180,47 @@ class Endings:
     def _is_for_dead_letters(self, queue: QueueState) -> bool:
         return queue.destination == self._dead_letters
 
-    def _back_off(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
+    def _back_off(
+        self,
+        queue: QueueState,
+        entry: Entry,
+        ending: Outcome,
+        waits: Waits,
+        by: Consumer | None,
+        counts: bool,
+        effects: Effects,
+    ) -> None:
         """Have a message delivered again, at once or after a while."""
-        most = self._settings.max_delayed_redeliveries
-        delay_ms = redelivery_delay_ms(queue.backoff.failed(entry.position, most), self._settings)
-        if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
-            consumer = None
-        if not delay_ms or len(queue.backoff) >= most:
-            queue.give_back_to(entry, consumer, effects)
+        backoff, most = queue.backoff, self._settings.max_delayed_redeliveries
+        failures = backoff.failed(entry.position, most) if counts else max(2, backoff.failures.get(entry.position, 0))
+        delay_ms = redelivery_delay_ms(failures, self._settings)
+        if by is not None and not (by.attached and queue.is_served(by)):
+            by = None
+        # What would keep a consumer waiting that has gone, or an exclusive one that came first, comes at once.
+        waits_for_nobody = by is None and (waits is Waits.CONSUMER or bool(queue.exclusive))
+        if not delay_ms or waits_for_nobody or len(backoff) >= most:
+            queue.give_back_to(entry, None if ending is Outcome.MODIFIED else by, effects)
             return
-        queue.backoff.add(entry, self._time.elapsed_ms + delay_ms, consumer)
+        holder = by if waits is Waits.CONSUMER else entry.group if waits is Waits.GROUP else None
+        backoff.add(entry, self._time.elapsed_ms + delay_ms, holder)
         self._note_due(queue)
+
+    def processed_one(self, consumer: Consumer) -> None:
+        """A consumer that had failed has processed a message: it need not rest."""
+        consumer.failed_on = ()
+        consumer.queue.backoff.processed_one(consumer)
+
+    def consumer_failed(self, consumer: Consumer, entry: Entry) -> None:
+        """A consumer has failed on a message, or on several at once, of which this is the first.
+
+        It rests where its last few different messages all failed.
+        """
+        queue, failed_on = consumer.queue, consumer.failed_on
+        if len(failed_on) < FEW and entry.position not in failed_on:
+            failed_on = consumer.failed_on = (*failed_on, entry.position)
+        if len(failed_on) == FEW and consumer.attached and self._settings.redelivery_delay_seconds:
+            queue.backoff.rest(consumer, self._time.elapsed_ms, self._settings)
+            self._note_due(queue)
 
     def _note_due(self, queue: QueueState) -> None:
         """Note when a back-off or a waiting of a queue is over next, if that is earlier than what is noted."""
@@ -203,9 +242,9 @@ class Endings:
             number = heappop(self.due)[1]
             del self._due_ms[number]
             queue = self._directory.queues[number]
-            for entry, consumer in queue.backoff.due(self._time.elapsed_ms):
-                queue.give_back_to(entry, consumer, effects)
-                self._changed[queue.id] = queue
+            for entry, holder in queue.backoff.due(self._time.elapsed_ms, shelves=queue.all_fail):
+                queue.give_back_to(entry, holder if isinstance(holder, Consumer) else None, effects)
+            self._changed[queue.id] = queue
             self._end_waiting(queue, effects)
             self._note_due(queue)
 
@@ -215,7 +254,7 @@ class Endings:
             due_ms, number = self.due[0]
             if self._due_ms.get(number) == due_ms:
                 queue = self._directory.queues.get(number)
-                if queue is not None and (queue.backoff or queue.undeliverable.refusers):
+                if queue is not None and (queue.backoff.is_waiting or queue.undeliverable.refusers):
                     return due_ms
                 del self._due_ms[number]
             heappop(self.due)
@@ -312,6 +351,6 @@ class Endings:
 
 
 def _failed(failure: Failure) -> Modified:
-    raised = failure.outcome is Outcome.FAILED
-    annotations = {EXCEPTION_ANNOTATION: failure.reason[:MAX_REASON]} if raised else None
+    raised = failure.reason if failure.outcome is Outcome.FAILED else ""
+    annotations = {EXCEPTION_ANNOTATION: raised[:MAX_REASON]} if raised else None
     return Modified(failure.outcome, annotations=annotations, delay_ms=failure.delay_ms)

@@ -10,7 +10,8 @@ Theory of operation
     something or has to search on.  So a dispatch costs what it hands out, however many consumers there are.
 
     The messages of a *group* go to one consumer for as long as it is there.  A message whose consumer cannot take it
-    now is reserved for it.  Consumers with different selectors have groups of their own.
+    now, or that waits behind one of its group that has failed, is kept in the group.  Consumers with different
+    selectors have groups of their own.
 
     The first delivery after a crash of one of the ``suspects`` to an application in the process of the engine is
     counted when it begins (``take_in_hand``), and not when it fails.
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
 from shlex import quote
 from typing import Any
@@ -66,11 +67,14 @@ class Consumer:
         "credit",
         "ended",
         "exclusive",
+        "failed_on",
         "groups",
         "id",
+        "keeps_order",
         "never_delivered",
         "next_number",
         "owed",
+        "owing",
         "presettled",
         "queue",
         "queued",
@@ -93,6 +97,7 @@ class Consumer:
         selector: Selector | None = None,
         exclusive: bool = False,
         ended: Callable[[Any], None] | None = None,
+        keep_order: bool = False,
     ) -> None:
         self.id = number
         self.client = client
@@ -108,11 +113,14 @@ class Consumer:
         self.unsettled: dict[int, Entry] = {}
         self.attached = True
         self.exclusive = exclusive
+        self.keeps_order = keep_order or exclusive  #: whether it waits for what it has failed on
+        self.failed_on: tuple[int, ...] = ()  #: positions: the first few different ones since it processed a message
         self.search = None if selector is None else Search(selector)
         self.owed = False  #: whether the queue is to check what is kept for it
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
-        self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
-        self.groups: set[tuple[str | None, int]] = set()
+        self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): what it has failed on
+        self.groups: set[int] = set()  #: with a selector, those among the consumers with the same one
+        self.owing: dict[Group, None] = {}  #: those that keep messages for it
         self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
 
     def has_not_seen(self, number: int) -> bool:
@@ -131,6 +139,17 @@ class Consumer:
         return (
             f"<Consumer {self.id} of {self.queue.label}, credit {self.credit}, unsettled {len(self.unsettled)}{state}>"
         )
+
+
+class Group:
+    """A message group of a queue: whose it is, and what is kept of it."""
+
+    __slots__ = ("kept", "number", "owner")
+
+    def __init__(self, number: int, owner: Consumer) -> None:
+        self.number = number
+        self.owner = owner
+        self.kept: list[tuple[int, int]] = []  #: a heap of (lane, position)
 
 
 class Browser:
@@ -184,6 +203,7 @@ class QueueState(QueueEntries):
         "dropped",
         "exclusive",
         "finders",
+        "found_groups",
         "groups",
         "kept",
         "kept_for",
@@ -247,9 +267,10 @@ class QueueState(QueueEntries):
         self.exclusive: list[Consumer] = []  #: in the order in which they came; the first one gets everything
         self.searching: dict[Consumer, None] = {}  #: those with a selector
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
-        self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
-        self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
-        self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
+        self.groups: dict[int, Group] = {}  #: those of the consumers without a selector
+        self.found_groups: dict[tuple[str, int], Consumer] = {}  #: (selector, group) → whose messages these are
+        self.kept = 0  #: messages that are kept in groups, or for a consumer that failed on them
+        self.kept_for: dict[int, Consumer] = {}  #: position → who failed on it, and gets it again
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.pending_candidates = 0  #: messages that searching consumers are still to be asked about
         self.wait_queue: deque[Any] = deque()
@@ -442,7 +463,7 @@ class QueueState(QueueEntries):
 
     def offer(self, consumer: Consumer) -> None:
         """Let a consumer have its turn, if it has credit: it may get something now."""
-        if consumer.reserved and not consumer.owed:
+        if (consumer.reserved or consumer.owing) and not consumer.owed:
             consumer.owed = True
             self.owed.append(consumer)
         if not consumer.queued and consumer.credit > 0:
@@ -483,13 +504,17 @@ class QueueState(QueueEntries):
     def _let_go_of_kept(self, consumer: Consumer, selector: str | None, effects: Effects) -> None:
         """Give what was kept for a consumer, and its groups, to the others."""
         reserved, consumer.reserved = consumer.reserved, []
+        groups, consumer.groups = consumer.groups, set()
+        consumer.owing.clear()
+        for number in groups:
+            if selector is None:
+                reserved += self.groups.pop(number).kept
+            else:
+                del self.found_groups[selector, number]
         for lane_number, position in reserved:
             self.kept_for.pop(position, None)
             self._give_turn(lane_number, position)
         self.kept -= len(reserved)
-        groups, consumer.groups = consumer.groups, set()
-        for key in groups:
-            del self.groups[key]
         if groups and selector is not None:
             for other in self.searching:
                 if other.search is not None and other.search.selector.text == selector:
@@ -524,29 +549,64 @@ class QueueState(QueueEntries):
 
     # Message groups.
 
-    def may_take(self, consumer: Consumer, entry: Entry) -> bool:
-        """Return whether the group of a message is this consumer's; a group that has no consumer becomes its own."""
-        search = consumer.search
-        key = (None if search is None else search.selector.text, entry.group)
-        owner = self.groups.get(key)
-        if owner is None:
-            self.groups[key] = consumer
-            consumer.groups.add(key)
-            return True
+    def may_find(self, consumer: Consumer, search: Search, entry: Entry) -> bool:
+        """Return whether the group of a message is this consumer's, which has a selector; a new one becomes its own."""
+        owner = self.found_groups.setdefault((search.selector.text, entry.group), consumer)
+        if owner is consumer:
+            consumer.groups.add(entry.group)
         return owner is consumer
 
-    def reserve(self, entry: Entry) -> bool:
-        """Keep a message for the consumer that has its group; returns False where as many are kept as may be."""
+    def owner_of(self, entry: Entry, consumer: Consumer) -> Consumer | None:
+        """Return whose the group of a message is, where that may have it now; a new one becomes this consumer's."""
+        number = entry.group
+        group = self.groups.get(number)
+        if group is None:
+            group = self.groups[number] = Group(number, consumer)
+            consumer.groups.add(number)
+        if group.kept or number in self.backoff.holders:
+            return None
+        return group.owner
+
+    def keep_in_group(self, entry: Entry) -> bool:
+        """Keep a message until its group may have it; returns False where as many are kept as may be."""
         self.ready[entry.position] = entry
         if self.kept >= self.memory.window:
             heappush(entry.lane.heap, entry.position)
             return False
-        self._keep(self.groups[None, entry.group], entry)
+        self._keep_in(self.groups[entry.group], entry)
         return True
 
-    def _keep(self, owner: Consumer, entry: Entry) -> None:
+    def _keep_in(self, group: Group, entry: Entry) -> None:
         self.kept += 1
-        heappush(owner.reserved, (entry.lane.number, entry.position))
+        heappush(group.kept, (entry.lane.number, entry.position))
+        group.owner.owing[group] = None
+
+    def end_wait(self, holder: Consumer | int) -> None:
+        """A consumer or group need not wait any more."""
+        if isinstance(holder, int):
+            group = self.groups.get(holder)
+            if group is not None:
+                self.offer(group.owner)
+        elif holder.attached:
+            self.offer(holder)
+
+    # What waits alone.
+
+    @property
+    def all_fail(self) -> bool:
+        """Whether the last few messages of each of its consumers have failed."""
+        rests = self.backoff.rests
+        return bool(rests) and len(rests) == len(self.consumers)
+
+    def unshelve(self, effects: Effects) -> None:
+        """Give back what is on the shelf: one message where all fail and nothing else is there, else all."""
+        backoff = self.backoff
+        for position in list(islice(backoff.shelf, self.memory.window)):
+            if self.all_fail and self.depth - self.delayed.behind > len(backoff):
+                break
+            entry = backoff.take(position)
+            if entry is not None:
+                self.give_back(entry, effects)
 
     # Selectors.
 
@@ -629,10 +689,10 @@ class QueueState(QueueEntries):
     def give_back(self, entry: Entry, effects: Effects) -> None:
         """Make a message available again, at its original position."""
         self.ready[entry.position] = entry
-        owner = self.groups.get((None, entry.group)) if entry.group else None
-        if owner is not None and owner.reserved and entry.position not in self.undeliverable.refusers:
-            self._keep(owner, entry)  # ahead of what is kept for its consumer already
-            self.offer(owner)
+        group = self.groups.get(entry.group) if entry.group else None
+        if group is not None and group.kept and entry.position not in self.undeliverable.refusers:
+            self._keep_in(group, entry)  # ahead of what is kept already
+            self.offer(group.owner)
         else:
             self._give_turn(entry.lane.number, entry.position)
         if self.searching:
@@ -651,17 +711,19 @@ class QueueState(QueueEntries):
         self.give_back(entry, effects)
 
     def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
-        """Keep a message for the consumer whose listener failed to process it: it comes next.
+        """Keep a message for the consumer that failed to process it: it comes next.
 
         It is for all consumers where that one has gone (None), where others are not served for an exclusive one, or
-        where as many are kept as may be.
+        where as many are kept as may be; and what is of a group is for its group.
         """
-        if consumer is None or self.kept >= self.memory.window or not self.is_served(consumer):
+        is_in_group = consumer is not None and entry.group and consumer.search is None
+        if consumer is None or is_in_group or self.kept >= self.memory.window or not self.is_served(consumer):
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry
         self.kept_for[entry.position] = consumer
-        self._keep(consumer, entry)
+        self.kept += 1
+        heappush(consumer.reserved, (entry.lane.number, entry.position))
         self.offer(consumer)
 
     def take_in_hand(self, entry: Entry, effects: Effects) -> bool:

@@ -23,9 +23,11 @@ from broker_adapter.engine.queues.redelivered import Redelivered
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import RawEntry
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
-from broker_adapter.errors import LIMIT_REACHED, JMSException
+from broker_adapter.errors import JMSException
 
 P = TypeVar("P", Place, RawEntry)
+
+_FAILURES = (Outcome.MODIFIED, Outcome.FAILED)
 
 
 class Deliveries:
@@ -58,6 +60,7 @@ class Deliveries:
             unsettled = consumer.unsettled
             outcome = command.outcome
             settled = 0
+            first: Entry | None = None
             for number in command.numbers:
                 entry = unsettled.pop(number, None)
                 if entry is None:
@@ -68,7 +71,13 @@ class Deliveries:
                         self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
                 else:
+                    first = first or entry
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
+            if first is not None:
+                if _is_failure(outcome):
+                    self._endings.consumer_failed(consumer, first)
+            elif consumer.failed_on and settled:
+                self._endings.processed_one(consumer)
             self._totals.settled += settled
             self._holds_less(consumer, settled, effects)
         if command.reply is not None:
@@ -87,6 +96,8 @@ class Deliveries:
                     queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects, consumer)
+            if consumer.failed_on and Outcome.ACCEPTED in outcomes.values():
+                self._endings.processed_one(consumer)
             self._holds_less(consumer, len(outcomes), effects)
 
     def _note_ended(self, consumer: Consumer, entry: Entry, effects: Effects) -> None:
@@ -176,21 +187,19 @@ class Deliveries:
         effects.answer(command, None)
 
     def roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
-        """Answer a commit with an error; its client has released the deliveries, so these have failed.
-
-        At a limit they are delivered again as after a listener that raised, or a client that does the transaction
-        again would use up their tries at once.
-        """
-        is_limit = error.error_code == LIMIT_REACHED
+        """Answer a commit with an error; its client has released the deliveries, so these have failed."""
+        failed: dict[Consumer, Entry] = {}
         for consumer_number, number, _ in command.settlements:
             consumer = self._consumers_by_number.get(consumer_number)
             entry = consumer.unsettled.pop(number, None) if consumer is not None else None
             if consumer is not None and entry is not None:
                 self._consumers.let_go(consumer, 1)
-                outcome, by = (Outcome.FAILED, consumer) if is_limit else (Outcome.MODIFIED, None)
-                self._endings.not_accepted(consumer.queue, entry, outcome, effects, by)
+                self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED, effects, consumer)
+                failed.setdefault(consumer, entry)
                 if not consumer.attached and not consumer.unsettled:
                     self._removal.unregister(consumer, self._directory.clients[consumer.client], effects)
+        for consumer, entry in failed.items():
+            self._endings.consumer_failed(consumer, entry)
         effects.answer(command, error)
 
     def seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
@@ -281,6 +290,17 @@ class Deliveries:
                 there = queue.all_in_memory([each.position for each in part])
                 found += [each for each in part if each.position not in there]
         return found
+
+
+def _is_failure(ending: c.Ending) -> bool:
+    """Return whether a consumer that ends a delivery so has failed: one that says when it is to come has decided."""
+    if isinstance(ending, Outcome):
+        return ending in _FAILURES
+    return (
+        ending.outcome in _FAILURES
+        and not ending.delay_ms
+        and not (isinstance(ending, c.Modified) and (ending.undeliverable or ending.deliver_at_ms))
+    )
 
 
 def _by_queue(places: Iterable[P]) -> dict[int, list[P]]:

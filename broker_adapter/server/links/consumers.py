@@ -33,7 +33,7 @@ from broker_adapter.amqp.messages.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.messages.payloads import as_amqp, with_place
 from broker_adapter.amqp.messages.stored_message import undecodable, with_delivery
 from broker_adapter.amqp.proton_engine.peer import Peer
-from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
+from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, KEEP_ORDER_CAPABILITY, OUTCOMES
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT
@@ -243,6 +243,7 @@ class Consumers:
             browse,
             slice_bytes,
             exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
+            keep_order=KEEP_ORDER_CAPABILITY in source.capabilities,
             ended=calls.reply(self._on_ended, consumer),
             may_replace=(),
         )

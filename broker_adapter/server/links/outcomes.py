@@ -29,7 +29,8 @@ def outcome_of(state: State) -> Ending:
     if code != MODIFIED:
         return Outcome.RELEASED  # also where it was settled without a word
     annotations = state.annotations or {}
-    failed = Outcome.FAILED if BACK_OFF in annotations else Outcome.MODIFIED
+    # Other clients settle their messages one by one, so that each is a task of its own.
+    failed = Outcome.MODIFIED if annotations.get(BACK_OFF) is False else Outcome.FAILED
     outcome = failed if state.failed else Outcome.RELEASED
     added = _added(annotations)
     delay_ms = _instant(annotations.get(RETRY_DELAY))

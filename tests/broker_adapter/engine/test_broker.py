@@ -327,11 +327,11 @@ def test_a_consumer_that_waits_with_a_failed_message_goes_on_when_it_is_purged(s
 
 
 @pytest.mark.parametrize("selector", [None, "TRUE"])
-def test_a_message_that_fails_again_and_again_is_passed_by_nothing(selector: str | None) -> None:
+def test_a_message_that_fails_again_and_again_is_passed_by_nothing_where_order_is_kept(selector: str | None) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=0.02, max_deliveries=4))
     client = connect(broker)
     send(broker, client, "q", "bad", "good")
-    consumer, inbox = attach(broker, client, "q", credit=1, selector=selector)
+    consumer, inbox = attach(broker, client, "q", credit=1, selector=selector, keep_order=True)
     for count in range(1, 5):
         settle(broker, consumer, inbox.wait_for(count)[-1:], Outcome.FAILED)
         broker.call(c.Credit(consumer, 1), WAIT)

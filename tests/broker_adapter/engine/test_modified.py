@@ -73,6 +73,7 @@ def test_a_dead_letter_keeps_them_beside_its_reason_and_tells_what_was_raised_la
     rules.do(c.Settle(consumer, [1], modified({WHY: "busy"})))
     for number, text in ((2, "ValueError: first"), (3, "ValueError: second")):
         rules.do(c.Settle(consumer, [number], Failure(text)))
+        rules.pass_time(1_000)
 
     (added,) = rules.added("DLQ")
     assert (added[WHY], added[DEAD_LETTER_EXCEPTION]) == ("busy", "ValueError: second")

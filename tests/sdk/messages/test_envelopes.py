@@ -156,8 +156,8 @@ def test_message_acknowledges_by_the_function_it_was_given() -> None:
     received.reject("x" * 2_000)
     received.retry(timedelta(seconds=2))
 
-    rejected, modified = Failure("x" * 1_000, Outcome.REJECTED), Failure("", Outcome.MODIFIED, 2_000)
-    assert called == [(TAG, None), (TAG, rejected), (TAG, modified)]
+    rejected, failed = Failure("x" * 1_000, Outcome.REJECTED), Failure("", Outcome.FAILED, 2_000)
+    assert called == [(TAG, None), (TAG, rejected), (TAG, failed)]
 
 
 _VALUES = st.recursive(

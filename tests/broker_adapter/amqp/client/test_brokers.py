@@ -57,7 +57,12 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 "ends_links_at_once": True,
                 "finds_subscriptions": True,
                 "applies": EVERYTHING,
-                "states": {**STATES, Outcome.FAILED: BACK_OFF_STATE, Outcome.UNDELIVERABLE: BACK_OFF_STATE},
+                "states": {
+                    **STATES,
+                    Outcome.MODIFIED: FAILED_STATE._replace(annotations={BACK_OFF: False}),
+                    Outcome.FAILED: BACK_OFF_STATE,
+                    Outcome.UNDELIVERABLE: BACK_OFF_STATE,
+                },
             },
         ),
         (

@@ -41,7 +41,7 @@ def test_settlements_reach_the_broker_in_order_and_ranges(wired: Wired) -> None:
     assert [states[number] for number in numbers] == [
         ACCEPTED_STATE,
         ACCEPTED_STATE,
-        FAILED_STATE,
+        FAILED_STATE._replace(annotations={BACK_OFF: False}),
         RELEASED_STATE,
         State(REJECTED),
     ]
@@ -71,6 +71,8 @@ def test_only_our_own_broker_is_told_what_a_listener_has_raised() -> None:
     own = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
     assert state_of(Failure("E: x"), STATES) == FAILED_STATE
     assert state_of(Failure("E: x"), own).annotations == {BACK_OFF: True, EXCEPTION: "E: x"}
+    assert state_of(Failure("", Outcome.FAILED), own).annotations == {BACK_OFF: True}
+    assert state_of(Failure("", Outcome.FAILED, 5), own).annotations == {BACK_OFF: True, RETRY_DELAY: 5}
     assert state_of(Outcome.FAILED, own).annotations == {BACK_OFF: True}
 
 
@@ -81,7 +83,7 @@ def test_each_broker_is_told_why_a_message_is_rejected_and_when_it_is_to_come_ag
     transacted = {outcome: in_transaction._replace(outcome=state) for outcome, state in STATES.items()}
 
     assert state_of(Failure("why", Outcome.REJECTED), STATES) == rejected
-    assert state_of(Failure("", Outcome.MODIFIED, 5), STATES) == delayed
-    assert state_of(Failure("", Outcome.MODIFIED), STATES) == FAILED_STATE
+    assert state_of(Failure("", Outcome.FAILED, 5), STATES) == delayed
+    assert state_of(Failure("", Outcome.FAILED), STATES) == FAILED_STATE
     assert state_of(Failure("why", Outcome.REJECTED), transacted) == in_transaction._replace(outcome=rejected)
-    assert state_of(Failure("", Outcome.MODIFIED, 5), transacted) == in_transaction._replace(outcome=delayed)
+    assert state_of(Failure("", Outcome.FAILED, 5), transacted) == in_transaction._replace(outcome=delayed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given
@@ -11,7 +14,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import DestinationKind
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.queues.backoff import Backoff, redelivery_delay_ms
+from broker_adapter.engine.queues.backoff import Backoff, Waits, redelivery_delay_ms, who_waits
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.decisions import Q, Rules, positions
@@ -24,10 +27,33 @@ class Placed:
 
 
 @pytest.mark.parametrize(
-    ("failures", "delay_ms"), [(0, 0), (1, 0), (2, 100), (3, 200), (4, 400), (10, 25_600), (11, 30_000), (5000, 30_000)]
+    ("failures", "delay_ms"), [(0, 0), (1, 0), (2, 250), (3, 500), (4, 1000), (8, 16_000), (9, 30_000), (5000, 30_000)]
 )
 def test_each_pause_is_twice_the_one_before_up_to_the_longest(failures: int, delay_ms: int) -> None:
     assert redelivery_delay_ms(failures, EngineSettings()) == delay_ms
+
+
+def test_a_message_is_tried_for_a_minute_before_it_becomes_a_dead_letter() -> None:
+    """So that a database may be away for as long, in modes that keep order."""
+    settings = EngineSettings()
+    assert settings.max_deliveries is not None
+    assert sum(redelivery_delay_ms(failures, settings) for failures in range(settings.max_deliveries)) > 60_000
+
+
+@pytest.mark.parametrize(
+    ("undone", "keeps_order", "in_group", "waits"),
+    [
+        (True, False, False, Waits.CONSUMER),
+        (True, False, True, Waits.CONSUMER),
+        (True, True, True, Waits.CONSUMER),
+        (False, True, False, Waits.CONSUMER),
+        (False, True, True, Waits.CONSUMER),
+        (False, False, True, Waits.GROUP),
+        (False, False, False, Waits.MESSAGE),
+    ],
+)
+def test_who_waits_for_what_has_failed_again(undone: bool, keeps_order: bool, in_group: bool, waits: Waits) -> None:
+    assert who_waits(undone=undone, keeps_order=keeps_order, in_group=in_group) is waits
 
 
 def test_without_a_delay_there_is_no_pause() -> None:
@@ -192,11 +218,11 @@ def test_what_was_found_by_a_selector_and_failed_is_kept_from_those_without_one(
     broker.close()
 
 
-def test_a_message_whose_listener_raises_again_is_delayed_and_its_consumer_waits_for_it() -> None:
+def test_where_order_is_kept_the_consumer_of_a_message_that_fails_again_waits_for_it() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"bad", b"good", b"third")
-    consumer = rules.attach(client, Q, 1)
+    consumer = rules.attach(client, Q, 1, keep_order=True)
     rules.do(c.Settle(consumer, [1], Outcome.FAILED), c.Credit(consumer, 1))
     assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other ones
     rules.do(c.Settle(consumer, [2], Outcome.FAILED), c.Credit(consumer, 2))
@@ -213,30 +239,161 @@ def test_a_message_whose_listener_raises_again_is_delayed_and_its_consumer_waits
     assert rules.state.next_deadline_ms() is None
 
 
-def test_only_what_its_listener_raised_on_counts_towards_the_pause() -> None:
+@pytest.mark.parametrize("ends", [c.Disconnect, partial(c.Detach, give_back=True)])
+def test_a_lost_connection_does_not_count_towards_the_pause(ends: Any) -> None:
     rules = Rules(redelivery_delay_seconds=1)
-    client = rules.connect()
-    rules.send(client, Q, b"x")
-    consumer = rules.attach(client, Q, 10)
-    for number in range(1, 6):
-        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
-    rules.do(c.Settle(consumer, [6], Outcome.FAILED))
-    assert rules.delivered[consumer][-1] == (7, 6), "the first time it comes at once"
-    rules.do(c.Settle(consumer, [7], Outcome.FAILED))
+    rules.send(rules.connect(), Q, b"x")
+    for _ in range(5):
+        client = rules.connect()
+        consumer = rules.attach(client, Q, 10)
+        rules.do(ends(client if ends is c.Disconnect else consumer))
+    consumer = rules.attach(rules.connect(), Q, 10)
+    rules.do(c.Settle(consumer, [1], Outcome.FAILED))
+    assert rules.delivered[consumer] == [(1, 5), (2, 6)], "the first time it comes at once"
+    rules.do(c.Settle(consumer, [2], Outcome.FAILED))
     assert rules.state.next_deadline_ms() == rules.now_ms + 1000
 
 
-def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on() -> None:
+def test_what_fails_again_waits_alone_and_others_pass_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"bad", b"good", b"third")
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.FAILED), c.Credit(consumer, 1))
+    rules.do(c.Settle(consumer, [2], Outcome.FAILED), c.Credit(consumer, 1))
+    assert positions(rules, consumer) == [1, 1, 2]
+    rules.do(c.Settle(consumer, [3], Outcome.ACCEPTED), c.Credit(consumer, 9))
+    (statistics,) = [each for each in rules.do(c.Statistics()).queues if each.name == "q"]
+    assert (statistics.messages, statistics.delayed) == (2, 1)
+    rules.do(c.Detach(consumer))
+    other = rules.attach(client, Q, 1)
+    rules.pass_time(999)
+    assert positions(rules, consumer, 3) == [3]
+    assert positions(rules, other) == [], "it goes on waiting when its consumer has gone"
+    rules.pass_time(1)
+    assert rules.delivered[other] == [(1, 2)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_undone_comes_at_once_and_then_later_each_time_and_nothing_passes_it(count: int) -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2", b"3", b"4")
+    consumer = rules.attach(client, Q, 4)
+    seen = [1, 2, 3, 4]
+    for delay_ms in (0, 1000, 2000):
+        numbers = [number for number, _ in rules.delivered[consumer][-4:]]
+        rules.do(c.Settle(consumer, numbers[:count], Outcome.MODIFIED), c.Credit(consumer, 4))
+        rules.do(c.Settle(consumer, numbers[count:], Outcome.RELEASED))
+        if delay_ms:
+            rules.pass_time(delay_ms - 1)
+            assert positions(rules, consumer) == seen
+            rules.pass_time(1)
+        seen += [1, 2, 3, 4]
+        assert positions(rules, consumer) == seen
+    rules.do(c.Settle(consumer, [number for number, _ in rules.delivered[consumer][-4:]], Outcome.ACCEPTED))
+    assert rules.depth("q") == 0
+
+
+def test_a_consumer_whose_last_few_different_messages_failed_rests_for_longer_each_time() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 9)
+    consumer = rules.attach(client, Q)
+    for number, position in enumerate((1, 1, 2, 2, 3), start=1):
+        rules.do(c.Credit(consumer, 1))
+        assert positions(rules, consumer)[-1] == position
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+    rules.do(c.Credit(consumer, 1))
+    assert len(positions(rules, consumer)) == 5, "it rests"
+    number = 5
+    for rests_ms in (1000, 2000, 4000):
+        rules.pass_time(rests_ms - 1)
+        assert len(positions(rules, consumer)) == number
+        rules.pass_time(1)
+        number += 1
+        assert len(positions(rules, consumer)) == number
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED), c.Credit(consumer, 1))
+    rules.pass_time(8000)
+    rules.do(c.Settle(consumer, [number + 1], Outcome.ACCEPTED), c.Credit(consumer, 1))
+    assert len(positions(rules, consumer)) == number + 2, "it has processed one"
+
+
+def test_nothing_is_used_up_while_every_message_fails_and_a_good_one_is_found_behind_bad_ones() -> None:
+    rules = Rules(redelivery_delay_seconds=1, max_deliveries=4)
+    client = rules.connect()
+    rules.send(client, Q, *[b"bad"] * 20)
+    consumer = rules.attach(client, Q, 1)
+    tried: list[int] = []
+
+    def fail_for(seconds: int) -> None:
+        for _ in range(seconds):
+            rules.pass_time(1000)
+            while len(tried) < len(rules.placed[consumer]):
+                position, number = rules.placed[consumer][len(tried)]
+                tried.append(position)
+                if position > 20:
+                    return
+                rules.do(c.Settle(consumer, [number], Outcome.FAILED), c.Credit(consumer, 1))
+
+    fail_for(3600)
+    assert rules.depth("DLQ") == 0
+    assert set(tried) == set(range(1, 21)), "each has its turn"
+    assert {count for _, count in rules.delivered[consumer]} <= {0, 1, 2}
+    rules.send(client, Q, b"good")
+    fail_for(61)
+    assert tried[-1] == 21
+    rules.do(c.Settle(consumer, [rules.placed[consumer][-1][1]], Outcome.ACCEPTED), c.Credit(consumer, 1))
+    fail_for(3600)
+    assert rules.depth("q") > 0, "again all fail"
+
+
+def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on_and_others_do() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     owner, other = rules.attach(client, Q, 1), rules.attach(client, Q)
     rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    rules.send(client, Q, b"4", group=c.group_number("h"))
+    rules.send(client, Q, b"5")
     for number in (1, 2):
         rules.do(c.Settle(owner, [number], Outcome.FAILED), c.Credit(owner, 5 if number == 2 else 1))
     rules.do(c.Credit(other, 10))
-    assert (positions(rules, owner), positions(rules, other)) == ([1, 1], [])
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 4, 5], [])
+    rules.do(c.Settle(owner, [3, 4], Outcome.ACCEPTED))
+    rules.send(client, Q, b"6", group=c.group_number("g"))
     rules.pass_time(1000)
-    assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 1, 2, 3], [])
+    assert (positions(rules, owner)[4:], positions(rules, other)) == ([1, 2, 3], [])
+    rules.do(c.Credit(owner, 1))
+    assert positions(rules, owner)[7:] == [6]
+
+
+def test_what_is_kept_of_a_group_waits_as_well() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner, other = rules.attach(client, Q, 2), rules.attach(client, Q, 1)
+    rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    rules.do(c.Settle(owner, [1], Outcome.FAILED))
+    rules.do(c.Settle(owner, [2], Outcome.RELEASED))
+    rules.do(c.Credit(owner, 1))
+    rules.do(c.Settle(owner, [3], Outcome.FAILED))
+    rules.do(c.Credit(owner, 5))
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 2, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 2, 1, 1, 2, 3], [])
+
+
+def test_a_group_that_waits_does_so_when_its_consumer_has_gone() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner = rules.attach(client, Q, 1)
+    rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    for number in (1, 2):
+        rules.do(c.Settle(owner, [number], Outcome.FAILED), c.Credit(owner, 1))
+    rules.do(c.Detach(owner))
+    other = rules.attach(client, Q, 10)
+    assert positions(rules, other) == []
+    rules.pass_time(1000)
+    assert positions(rules, other) == [1, 2, 3]
 
 
 def test_no_consumer_overtakes_an_exclusive_one_that_waits() -> None:
@@ -256,8 +413,8 @@ def test_a_delayed_redelivery_comes_at_once_when_its_consumer_has_ended() -> Non
     client = rules.connect()
     rules.send(client, Q, b"1", b"2")
     consumer = rules.attach(client, Q, 5)
-    rules.do(c.Settle(consumer, [1, 2], Outcome.FAILED))
-    rules.do(c.Settle(consumer, [3, 4], Outcome.FAILED))
+    rules.do(c.Settle(consumer, [1, 2], Outcome.MODIFIED))
+    rules.do(c.Settle(consumer, [3, 4], Outcome.MODIFIED))
     assert len(rules.delivered[consumer]) == 4
     rules.do(c.Detach(consumer))
     other = rules.attach(client, Q, 5)

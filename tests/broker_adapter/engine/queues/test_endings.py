@@ -80,6 +80,7 @@ def test_what_comes_back_by_a_recover_or_a_loss_comes_in_order_however_often() -
     consumer = rules.attach(client, Q, 3)
     for first in range(1, 16, 3):
         rules.do(c.Settle(consumer, [first, first + 1, first + 2], Outcome.MODIFIED), c.Credit(consumer, 3))
+        rules.pass_time(9_000)
     assert positions(rules, consumer) == [1, 2, 3] * 6
     rules.do(c.Disconnect(client, failed=True))
     consumer = rules.attach(rules.connect(), Q, 3)

@@ -129,7 +129,7 @@ def test_a_failure_at_another_consumer_does_not_bring_it_back_to_the_first_one()
     rules.do(c.Settle(first, [1], NOT_HERE))
     for number, outcome in enumerate((Outcome.RELEASED, Outcome.MODIFIED, Outcome.FAILED, Outcome.FAILED), start=1):
         rules.do(c.Settle(other, [number], outcome))
-    rules.pass_time(1000)
+        rules.pass_time(2000)
     assert positions(rules, first) == [1]
     assert positions(rules, other) == [1] * 5
     rules.do(c.Detach(other, give_back=True))
