@@ -12,9 +12,10 @@ to a limit:
 
 A consumer whose last few *different* messages all failed rests as well, each time longer, until it has processed one.
 Meanwhile a message that waits alone is not counted as delivered again, so that none becomes a dead letter because a
-database is away; and while all consumers of a queue are like that, what has failed stays aside as long as there is
-anything else, so that a few bad messages keep nobody from the good ones.  What keeps others waiting is always counted,
-since else it could keep them waiting for ever.
+database is away.  What keeps others waiting is always counted, since else it could keep them waiting for ever.
+
+What has waited alone is then on the *shelf*: it goes to consumers whose last message did not fail.  The others get it
+if nothing else is there, so that a few bad messages keep nobody from the good ones.
 
 A lost connection is no failure here.  Nothing of this is stored, and what keeps a consumer waiting ends with it.
 """
@@ -89,10 +90,11 @@ class Backoff(Generic[E, H]):
         failures: position → how often its message has failed.
         holders: consumer or group → for how many things it waits.  It gets nothing while it is here.
         rests: consumer whose last few messages all failed → how often it has rested since then.
-        shelf: positions of messages that are due and stay aside, the first one first.
+        shelf: positions of messages that have waited alone, the first one first.
+        on_trial: positions of those that were taken from there, and have not ended or failed again.
     """
 
-    __slots__ = ("_by_position", "_due", "_released", "_resting", "failures", "holders", "rests", "shelf")
+    __slots__ = ("_by_position", "_due", "_released", "_resting", "failures", "holders", "on_trial", "rests", "shelf")
 
     def __init__(self) -> None:
         self._by_position: dict[int, _Delayed[E, H]] = {}
@@ -103,6 +105,7 @@ class Backoff(Generic[E, H]):
         self.holders: dict[H, int] = {}
         self.rests: dict[H, int] = {}
         self.shelf: dict[int, None] = {}
+        self.on_trial: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._by_position)
@@ -128,11 +131,13 @@ class Backoff(Generic[E, H]):
     def stop_counting(self, position: int) -> None:
         """The message at this position is gone."""
         self.failures.pop(position, None)
+        self.on_trial.discard(position)
 
     def add(self, entry: E, due_ms: int, holder: H | None) -> None:
         """Delay a message until then, and with it the consumer or group that waits for it; None: it waits alone."""
         self._by_position[entry.position] = _Delayed(due_ms, entry, holder)
         heappush(self._due, (due_ms, entry.position))
+        self.on_trial.discard(entry.position)
         if holder is not None:
             self.holders[holder] = self.holders.get(holder, 0) + 1
 
@@ -150,6 +155,20 @@ class Backoff(Generic[E, H]):
         if found.holder is not None:
             self._let_go(found.holder)
         return found.entry
+
+    def put_back(self, entry: E) -> None:
+        """Put a message that was on trial, and has not failed, onto the shelf again."""
+        self.on_trial.discard(entry.position)
+        self._by_position[entry.position] = _Delayed(0, entry, None)
+        self.shelf[entry.position] = None
+
+    def take_for_trial(self) -> E | None:
+        """Take out the first message of the shelf."""
+        position = next(iter(self.shelf), -1)
+        entry = self.take(position)
+        if entry is not None:
+            self.on_trial.add(position)
+        return entry
 
     def _let_go(self, holder: H) -> None:
         left = self.holders[holder] - 1
@@ -213,12 +232,10 @@ class Backoff(Generic[E, H]):
         found = self._by_position.get(position)
         return found is not None and found.due_ms == due_ms
 
-    def due(self, now_ms: int, *, shelves: bool = False) -> list[tuple[E, H | None]]:
-        """Take out what is due, each with who has waited for it; and let the consumers go on that have rested.
+    def due(self, now_ms: int) -> list[tuple[E, H]]:
+        """Take out what is due, each with who has waited for it; what waited alone goes onto the shelf.
 
-        Args:
-            now_ms: the time.
-            shelves: whether what waited alone goes onto the shelf instead.
+        The consumers that have rested may go on.
         """
         for consumer in [each for each, until_ms in self._resting.items() if until_ms <= now_ms]:
             del self._resting[consumer]
@@ -229,7 +246,7 @@ class Backoff(Generic[E, H]):
             if not self._is_delayed(due_ms, position):
                 continue
             entry, holder = self._by_position[position][1:]
-            if shelves and holder is None:
+            if holder is None:
                 self.shelf[position] = None
             else:
                 self.take(position)

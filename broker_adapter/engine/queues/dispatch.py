@@ -25,13 +25,13 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     A lone consumer takes all that it may at once; several take turns, one message each.  Beyond
     ``memory.cycle_handouts`` messages of all queues in one cycle, the rest is for the next one.
     """
-    if queue.backoff.shelf:
-        queue.unshelve(effects)
     for holder in queue.backoff.take_released():
         queue.end_wait(holder)
     if queue.returning:
         return []
     turn = _Turn(queue, now_ms, effects)
+    if queue.backoff.shelf:
+        _hand_out_shelf(queue, turn)
     if queue.undeliverable.refusers:
         _hand_out_refused(queue, turn)
     if queue.exclusive:
@@ -153,6 +153,34 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
         if entry is not None:
             turn.give_unless_expired(consumer, entry)
     consumer.owing = {group: None for group in consumer.owing if group.kept}
+
+
+def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
+    """Hand out what has waited alone: see :mod:`broker_adapter.engine.queues.backoff`."""
+    backoff = queue.backoff
+    for position in [each for each in queue.undeliverable.refusers if each in backoff.shelf]:
+        refused = backoff.take(position)
+        if refused is not None:
+            queue.give_back(refused, turn.effects)
+    if not backoff.shelf:
+        return
+    if queue.searching or queue.exclusive:  # one at a time, which they find, or which comes at its place
+        fails = any(consumer.failed_on for consumer in queue.exclusive[:1] or queue.consumers)
+        if not backoff.on_trial and not (fails and queue.has_others):
+            entry = backoff.take(next(iter(backoff.shelf)))
+            if entry is not None:
+                queue.give_back(entry, turn.effects)
+                backoff.on_trial.add(entry.position)
+        return
+    for _ in range(len(queue.takers)):
+        consumer = queue.takers[0]
+        queue.takers.rotate(-1)
+        while backoff.shelf and turn.left > 0 and turn.room_of(consumer) > 0:
+            if consumer.failed_on and (backoff.on_trial or queue.has_others):
+                break
+            entry = backoff.take_for_trial()
+            if entry is not None:
+                turn.give_unless_expired(consumer, entry)
 
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:

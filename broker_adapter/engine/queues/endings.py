@@ -192,7 +192,10 @@ class Endings:
     ) -> None:
         """Have a message delivered again, at once or after a while."""
         backoff, most = queue.backoff, self._settings.max_delayed_redeliveries
-        failures = backoff.failed(entry.position, most) if counts else max(2, backoff.failures.get(entry.position, 0))
+        if by is not None and by in backoff.rests and waits is Waits.MESSAGE:
+            failures = max(2, backoff.failures.setdefault(entry.position, 1))
+        else:
+            failures = backoff.failed(entry.position, most)
         delay_ms = redelivery_delay_ms(failures, self._settings)
         if by is not None and not (by.attached and queue.is_served(by)):
             by = None
@@ -242,7 +245,7 @@ class Endings:
             number = heappop(self.due)[1]
             del self._due_ms[number]
             queue = self._directory.queues[number]
-            for entry, holder in queue.backoff.due(self._time.elapsed_ms, shelves=queue.all_fail):
+            for entry, holder in queue.backoff.due(self._time.elapsed_ms):
                 queue.give_back_to(entry, holder if isinstance(holder, Consumer) else None, effects)
             self._changed[queue.id] = queue
             self._end_waiting(queue, effects)

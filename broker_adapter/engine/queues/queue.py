@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
-from itertools import groupby, islice
+from itertools import groupby
 from math import inf
 from shlex import quote
 from typing import Any
@@ -590,23 +590,10 @@ class QueueState(QueueEntries):
         elif holder.attached:
             self.offer(holder)
 
-    # What waits alone.
-
     @property
-    def all_fail(self) -> bool:
-        """Whether the last few messages of each of its consumers have failed."""
-        rests = self.backoff.rests
-        return bool(rests) and len(rests) == len(self.consumers)
-
-    def unshelve(self, effects: Effects) -> None:
-        """Give back what is on the shelf: one message where all fail and nothing else is there, else all."""
-        backoff = self.backoff
-        for position in list(islice(backoff.shelf, self.memory.window)):
-            if self.all_fail and self.depth - self.delayed.behind > len(backoff):
-                break
-            entry = backoff.take(position)
-            if entry is not None:
-                self.give_back(entry, effects)
+    def has_others(self) -> bool:
+        """Whether there is a message that does not wait, and that it is time for."""
+        return self.depth - self.delayed.behind > len(self.backoff)
 
     # Selectors.
 
@@ -688,6 +675,9 @@ class QueueState(QueueEntries):
 
     def give_back(self, entry: Entry, effects: Effects) -> None:
         """Make a message available again, at its original position."""
+        if entry.position in self.backoff.on_trial:
+            self.backoff.put_back(entry)
+            return
         self.ready[entry.position] = entry
         group = self.groups.get(entry.group) if entry.group else None
         if group is not None and group.kept and entry.position not in self.undeliverable.refusers:

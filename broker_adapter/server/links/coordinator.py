@@ -210,7 +210,7 @@ class Coordinator:
         transaction = self._transactions.get(state.txn_id or b"")
         if transaction is None or transaction.refusal is not None:
             return False
-        outcome = outcome_of(state.outcome) if state.outcome is not None else Outcome.RELEASED
+        outcome = outcome_of(state.outcome, in_transaction=True) if state.outcome is not None else Outcome.RELEASED
         before = transaction.kept_bytes
         transaction.settlements += [(consumer, number, outcome) for number in numbers]
         if not isinstance(outcome, Outcome):

@@ -18,8 +18,8 @@ _OWN: Final = "x-opt-holdfast-"
 _PLAIN: Final = (str, bool, float, int)
 
 
-def outcome_of(state: State) -> Ending:
-    """The outcome for the engine that a state stands for."""
+def outcome_of(state: State, *, in_transaction: bool = False) -> Ending:
+    """The outcome for the engine that a state stands for; what fails in a transaction is undone in order."""
     code = state.code
     if code == ACCEPTED:
         return Outcome.ACCEPTED
@@ -30,7 +30,8 @@ def outcome_of(state: State) -> Ending:
         return Outcome.RELEASED  # also where it was settled without a word
     annotations = state.annotations or {}
     # Other clients settle their messages one by one, so that each is a task of its own.
-    failed = Outcome.MODIFIED if annotations.get(BACK_OFF) is False else Outcome.FAILED
+    is_undone = in_transaction or annotations.get(BACK_OFF) is False
+    failed = Outcome.MODIFIED if is_undone else Outcome.FAILED
     outcome = failed if state.failed else Outcome.RELEASED
     added = _added(annotations)
     delay_ms = _instant(annotations.get(RETRY_DELAY))

@@ -73,15 +73,15 @@ def test_no_pause_is_longer_than_the_longest() -> None:
 def test_what_is_taken_out_is_not_due_any_more() -> None:
     backoff: Backoff[Placed, str] = Backoff()
     first, second = Placed(1), Placed(2)
-    backoff.add(first, 100, None)
-    backoff.add(second, 200, None)
+    backoff.add(first, 100, "h")
+    backoff.add(second, 200, "h")
     assert backoff.take(1) is first
     assert backoff.take(1) is None
     assert backoff.first_due_ms() == 200
-    backoff.add(first, 300, None)
-    assert backoff.due(250) == [(second, None)]
+    backoff.add(first, 300, "h")
+    assert backoff.due(250) == [(second, "h")]
     assert backoff.due(299) == []
-    assert backoff.due(300) == [(first, None)]
+    assert backoff.due(300) == [(first, "h")]
     assert len(backoff) == 0
 
 
@@ -93,7 +93,7 @@ def test_everything_is_due_at_its_last_time_and_once(steps: list[tuple[int, int,
         if taken:
             assert (backoff.take(position) is None) is (model.pop(position, None) is None)
         elif position not in model:
-            backoff.add(Placed(position), due_ms, None)
+            backoff.add(Placed(position), due_ms, "h")
             model[position] = due_ms
     for now_ms in range(21):
         assert backoff.first_due_ms() == min(model.values(), default=None)
@@ -105,11 +105,11 @@ def test_everything_is_due_at_its_last_time_and_once(steps: list[tuple[int, int,
 
 def test_a_consumer_waits_until_the_last_of_its_messages_is_due_or_taken() -> None:
     backoff: Backoff[Placed, str] = Backoff()
-    for position, due_ms, holder in ((1, 100, "a"), (2, 200, "a"), (3, 300, "b"), (4, 50, None)):
+    for position, due_ms, holder in ((1, 100, "a"), (2, 200, "a"), (3, 300, "b"), (4, 50, "c")):
         backoff.add(Placed(position), due_ms, holder)
-    assert backoff.holders == {"a": 2, "b": 1}
-    assert [(each.position, holder) for each, holder in backoff.due(100)] == [(4, None), (1, "a")]
-    assert (backoff.take_released(), backoff.holders) == ([], {"a": 1, "b": 1})
+    assert backoff.holders == {"a": 2, "b": 1, "c": 1}
+    assert [(each.position, holder) for each, holder in backoff.due(100)] == [(4, "c"), (1, "a")]
+    assert (backoff.take_released(), backoff.holders) == (["c"], {"a": 1, "b": 1})
     backoff.take(2)
     assert (backoff.take_released(), backoff.holders) == (["a"], {"b": 1})
     assert backoff.take_released() == []
@@ -124,6 +124,21 @@ def test_a_consumer_that_waits_again_is_not_released() -> None:
     backoff.due(100)
     backoff.add(Placed(1), 200, "a")
     assert backoff.take_released() == []
+
+
+def test_what_waited_alone_is_on_the_shelf_until_it_is_tried() -> None:
+    backoff: Backoff[Placed, str] = Backoff()
+    for position, due_ms in ((1, 200), (2, 100), (3, 300)):
+        backoff.add(Placed(position), due_ms, None)
+    assert (backoff.due(200), list(backoff.shelf), len(backoff)) == ([], [2, 1], 3)
+    tried = backoff.take_for_trial()
+    assert tried is not None
+    assert (tried.position, list(backoff.shelf), backoff.on_trial) == (2, [1], {2})
+    backoff.put_back(tried)
+    assert (list(backoff.shelf), backoff.on_trial, len(backoff)) == ([1, 2], set(), 3)
+    assert backoff.take(1) is not None
+    assert list(backoff.shelf) == [2]
+    assert backoff.first_due_ms() == 300
 
 
 def test_failures_are_counted_by_message_up_to_a_limit() -> None:

@@ -55,6 +55,10 @@ def test_a_state_stands_for_an_outcome(state: State, outcome: Ending) -> None:
     assert outcome_of(state) == outcome
 
 
+def test_what_fails_in_a_transaction_is_undone_in_order() -> None:
+    assert outcome_of(FAILED_STATE, in_transaction=True) is Outcome.MODIFIED
+
+
 def modified(annotations: dict[Any, Any]) -> Modified:
     ending = outcome_of(State(MODIFIED, annotations=annotations))
     assert isinstance(ending, Modified)
