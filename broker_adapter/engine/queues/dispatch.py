@@ -37,13 +37,13 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     if queue.exclusive:
         _serve(queue, queue.exclusive[0], turn)
     else:
-        while queue.owed and turn.left > 0:
-            consumer = queue.owed.popleft()
-            consumer.owed = False
-            _hand_out_reserved(queue, consumer, turn)
         takers, finders = queue.takers, queue.finders
         dry = False
         while turn.left > 0:
+            while queue.owed and turn.left > 0:
+                consumer = queue.owed.popleft()
+                consumer.owed = False
+                _hand_out_reserved(queue, consumer, turn)
             progress = False
             if not dry and takers:
                 progress = _next_taker(queue, turn)
@@ -51,7 +51,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             # A candidate may be ahead of what the finders have found.
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
-            if not progress:
+            if not progress and not queue.owed:
                 break
     for consumer, messages in turn.out.items():
         effects.deliveries.append((consumer, messages))
@@ -97,14 +97,16 @@ def _next_taker(queue: QueueState, turn: _Turn) -> bool:
         if entry is None:
             return False
         if entry.group:
-            owner = queue.owner_of(entry, consumer)
-            if owner is not consumer:
-                if owner is not None and turn.room_of(owner) > 0:
-                    turn.give(owner, entry)
-                elif not queue.keep_in_group(entry):
+            owner = queue.owner_of(entry, consumer, turn.least_busy)
+            if owner is None or turn.room_of(owner) <= 0:
+                if not queue.keep_in_group(entry):
                     return False
                 continue
-        turn.give(consumer, entry)
+            turn.give_in_group(owner, entry)
+            if owner is not consumer:
+                continue
+        else:
+            turn.give(consumer, entry)
         takers.rotate(-1)
         return True
 
@@ -136,7 +138,7 @@ def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
 def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
     """Hand out what is kept for a consumer, in order."""
     waiting = queue.backoff.holders
-    kept = [group.kept for group in consumer.owing if group.number not in waiting]
+    kept = [group.kept for group in consumer.owing if group.number not in waiting and group.holder is None]
     heaps = [heap for heap in (consumer.reserved, *kept) if heap]
     heads = [(heap[0], heap) for heap in heaps]
     heapify(heads)
@@ -151,7 +153,8 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
         queue.kept_for.pop(position, None)
         entry = queue.ready.pop(position, None)
         if entry is not None:
-            turn.give_unless_expired(consumer, entry)
+            in_group = entry.group and consumer.search is None and heap is not consumer.reserved
+            turn.give_unless_expired(consumer, entry, in_group=bool(in_group))
     consumer.owing = {group: None for group in consumer.owing if group.kept}
 
 
@@ -224,10 +227,13 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
                 turn.expired.append(entry)
                 continue
-            if entry.group and queue.owner_of(entry, consumer) is not consumer:
-                if not queue.keep_in_group(entry):
-                    last = number
-                continue
+            if entry.group:
+                if queue.owner_of(entry, consumer, turn.least_busy) is not consumer:
+                    if not queue.keep_in_group(entry):
+                        last = number
+                    continue
+                if not consumer.presettled:
+                    queue.take_in_group(entry)
             fields = (number, position, entry.delivery_count, entry.number, entry.flags, entry.key)
             messages.append(_new(Outgoing, fields))
             if consumer.presettled:
@@ -305,15 +311,20 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
     return consumer.next_number - first
 
 
+def _groups_at_work(consumer: Consumer) -> tuple[int, int]:
+    return consumer.busy, len(consumer.groups)
+
+
 class _Turn:
     """One dispatch: what it hands out, and to whom."""
 
-    __slots__ = ("_most", "_queue", "_waiting", "effects", "expired", "left", "now_ms", "out")
+    __slots__ = ("_least_busy", "_most", "_queue", "_waiting", "effects", "expired", "left", "now_ms", "out")
 
     def __init__(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         self._queue = queue
         self._most = queue.memory.most_unsettled(queue.max_unsettled)
         self._waiting = queue.backoff.holders  #: consumers that wait with a delayed message
+        self._least_busy: Consumer | None = None
         self.now_ms = now_ms
         self.effects = effects
         self.left = queue.memory.cycle_handouts - effects.handouts  #: messages that may still be handed out
@@ -331,6 +342,15 @@ class _Turn:
             queue.memory.limited[consumer] = queue
         return self._most - len(consumer.unsettled)
 
+    def least_busy(self) -> Consumer | None:
+        """Return the consumer with room that has the fewest groups at work, as of some messages ago; None: none."""
+        found = self._least_busy
+        if found is None or found.busy or self.room_of(found) <= 0:  # one that is idle stays the first choice
+            having_room = [each for each in self._queue.takers if self.room_of(each) > 0]
+            found = min(having_room, key=_groups_at_work, default=None)
+            self._least_busy = found
+        return found
+
     def messages_of(self, consumer: Consumer) -> list[Outgoing]:
         """Return what a consumer gets."""
         messages = self.out.get(consumer)
@@ -338,12 +358,20 @@ class _Turn:
             messages = self.out[consumer] = []
         return messages
 
-    def give_unless_expired(self, consumer: Consumer, entry: Entry) -> None:
+    def give_unless_expired(self, consumer: Consumer, entry: Entry, *, in_group: bool = False) -> None:
         """Hand out one message that no consumer holds, if it has not expired."""
         if entry.expires_at_ms and entry.expires_at_ms <= self.now_ms:
             self.expired.append(entry)
+        elif in_group:
+            self.give_in_group(consumer, entry)
         else:
             self.give(consumer, entry)
+
+    def give_in_group(self, consumer: Consumer, entry: Entry) -> None:
+        """Hand out a message to the consumer that has its group."""
+        if not consumer.presettled:
+            self._queue.take_in_group(entry)
+        self.give(consumer, entry)
 
     def give(self, consumer: Consumer, entry: Entry) -> None:
         """Hand out one message that has not expired."""

@@ -91,6 +91,8 @@ class Endings:
             by: the consumer that failed to process the message; None: nobody did.
         """
         self._changed[queue.id] = queue
+        if entry.group:
+            queue.leave_hand(entry)
         modified, reason = None, ""
         if not isinstance(ending, Outcome):
             if isinstance(ending, Failure):

@@ -9,9 +9,10 @@ Theory of operation
     (:mod:`broker_adapter.engine.queues.search`) takes entries out of order.  It is in ``finders`` while it has found
     something or has to search on.  So a dispatch costs what it hands out, however many consumers there are.
 
-    The messages of a *group* go to one consumer for as long as it is there.  A message whose consumer cannot take it
-    now, or that waits behind one of its group that has failed, is kept in the group.  Consumers with different
-    selectors have groups of their own.
+    The messages of a *group* go to one consumer, while it holds any of them.  A message whose consumer cannot take it
+    now, or that waits behind one of its group that has failed, is kept in the group.  Where another consumer has room,
+    and less groups at work, the group becomes its own, but gets nothing before all that is in hand is back.  Consumers
+    with different selectors have groups of their own, which move only when a consumer goes.
 
     The first delivery after a crash of one of the ``suspects`` to an application in the process of the engine is
     counted when it begins (``take_in_hand``), and not when it fails.
@@ -63,6 +64,7 @@ class Consumer:
     __slots__ = (
         "attached",
         "began_at",
+        "busy",
         "client",
         "credit",
         "ended",
@@ -71,6 +73,7 @@ class Consumer:
         "groups",
         "id",
         "keeps_order",
+        "moving",
         "never_delivered",
         "next_number",
         "owed",
@@ -120,7 +123,9 @@ class Consumer:
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): what it has failed on
         self.groups: set[int] = set()  #: with a selector, those among the consumers with the same one
+        self.busy = 0  #: how many of its groups have messages in hand
         self.owing: dict[Group, None] = {}  #: those that keep messages for it
+        self.moving: dict[Group, None] = {}  #: those of which it holds the last messages, and that are others' by now
         self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
 
     def has_not_seen(self, number: int) -> bool:
@@ -144,12 +149,24 @@ class Consumer:
 class Group:
     """A message group of a queue: whose it is, and what is kept of it."""
 
-    __slots__ = ("kept", "number", "owner")
+    __slots__ = ("holder", "in_hand", "kept", "number", "owner")
 
     def __init__(self, number: int, owner: Consumer) -> None:
         self.number = number
         self.owner = owner
+        self.holder: Consumer | None = None  #: who had it before, and is still to settle what is in hand
+        self.in_hand: set[int] = set()  #: positions
         self.kept: list[tuple[int, int]] = []  #: a heap of (lane, position)
+
+
+def is_for_other(owner: Consumer, other: Consumer) -> bool:
+    """Return whether a group of one consumer is to become another one's, which has room.
+
+    That has less groups at work by at least two; or, where there is hardly anything to do, less groups at all.
+    """
+    if owner.busy > 1:
+        return other.busy + 1 < owner.busy
+    return not other.busy and len(other.groups) + 1 < len(owner.groups)
 
 
 class Browser:
@@ -506,11 +523,26 @@ class QueueState(QueueEntries):
         reserved, consumer.reserved = consumer.reserved, []
         groups, consumer.groups = consumer.groups, set()
         consumer.owing.clear()
+        for group in list(consumer.moving):
+            group.in_hand.clear()
+            self._nothing_in_hand(group)
         for number in groups:
-            if selector is None:
-                reserved += self.groups.pop(number).kept
-            else:
+            if selector is not None:
                 del self.found_groups[selector, number]
+                continue
+            group = self.groups[number]
+            holder = group.holder
+            if holder is None:
+                reserved += self.groups.pop(number).kept
+                continue
+            # It stays with the one that has messages of it in hand.
+            del holder.moving[group]
+            group.owner, group.holder = holder, None
+            holder.groups.add(number)
+            holder.busy += 1
+            holder.owing[group] = None
+            self.offer(holder)
+        consumer.busy = 0
         for lane_number, position in reserved:
             self.kept_for.pop(position, None)
             self._give_turn(lane_number, position)
@@ -556,16 +588,66 @@ class QueueState(QueueEntries):
             consumer.groups.add(entry.group)
         return owner is consumer
 
-    def owner_of(self, entry: Entry, consumer: Consumer) -> Consumer | None:
-        """Return whose the group of a message is, where that may have it now; a new one becomes this consumer's."""
+    def owner_of(self, entry: Entry, consumer: Consumer, least_busy: Callable[[], Consumer | None]) -> Consumer | None:
+        """Return whose the group of a message is, where that may have it now; a new one becomes this consumer's.
+
+        Args:
+            entry: of the message.
+            consumer: whose turn it is.
+            least_busy: returns who has room and the fewest groups at work; None: nobody has room.
+        """
         number = entry.group
         group = self.groups.get(number)
         if group is None:
             group = self.groups[number] = Group(number, consumer)
             consumer.groups.add(number)
-        if group.kept or number in self.backoff.holders:
+        elif group.holder is not None or number in self.backoff.holders:
             return None
-        return group.owner
+        elif len(group.owner.groups) > 1 and not self.exclusive:
+            other = least_busy()
+            if other is not None and is_for_other(group.owner, other):
+                self._move(group, other)
+        return None if group.kept or group.holder is not None or number in self.backoff.holders else group.owner
+
+    def _move(self, group: Group, other: Consumer) -> None:
+        """Give a group to another consumer, which waits for what the first one has in hand."""
+        owner = group.owner
+        owner.groups.discard(group.number)
+        owner.owing.pop(group, None)
+        other.groups.add(group.number)
+        group.owner = other
+        if group.in_hand:
+            owner.busy -= 1
+            other.busy += 1
+            group.holder = owner
+            owner.moving[group] = None
+        elif group.kept:
+            other.owing[group] = None
+            self.offer(other)
+
+    def take_in_group(self, entry: Entry) -> None:
+        """A message of a group is handed out to its consumer."""
+        group = self.groups[entry.group]
+        if not group.in_hand:
+            group.owner.busy += 1
+        group.in_hand.add(entry.position)
+
+    def leave_hand(self, entry: Entry) -> None:
+        """A message of a group is in no consumer's hand any more."""
+        group = self.groups.get(entry.group)
+        if group is not None and entry.position in group.in_hand:
+            group.in_hand.remove(entry.position)
+            if not group.in_hand:
+                self._nothing_in_hand(group)
+
+    def _nothing_in_hand(self, group: Group) -> None:
+        group.owner.busy -= 1
+        if group.holder is not None:
+            group.holder.moving.pop(group, None)
+            group.holder = None
+            if group.kept:
+                group.owner.owing[group] = None
+                self.offer(group.owner)
 
     def keep_in_group(self, entry: Entry) -> bool:
         """Keep a message until its group may have it; returns False where as many are kept as may be."""

@@ -67,6 +67,8 @@ class Deliveries:
                     continue
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
+                    if entry.group:
+                        queue.leave_hand(entry)
                     if entry.delivery_count:
                         self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
@@ -91,6 +93,8 @@ class Deliveries:
             for number, outcome in outcomes.items():
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
+                    if entry.group:
+                        queue.leave_hand(entry)
                     if entry.delivery_count:
                         self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
@@ -164,6 +168,7 @@ class Deliveries:
             may_be_given = queue.take_in_hand(entry, effects)
             if not may_be_given:
                 del consumer.unsettled[command.number]
+                queue.leave_hand(entry)
                 self._endings.failed_too_often(queue, entry, effects)
                 self._holds_less(consumer, 1, effects)
         effects.answer(command, may_be_given)
@@ -180,6 +185,7 @@ class Deliveries:
             return
         entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
         if consumer is not None and entry is not None:
+            consumer.queue.leave_hand(entry)
             consumer.queue.remove(entry, effects, keep_message=True)
             consumer.credit += 1 if consumer.attached else 0
             self._holds_less(consumer, 1, effects)
