@@ -262,3 +262,66 @@ def test_what_several_consumers_of_a_session_leave_comes_in_order(connection: Co
         found = received(heir, 200)
     for group in range(3):
         assert [each for each in found if each % 3 == group] == list(range(group, 200, 3))
+
+
+def test_a_few_bad_orders_do_not_hold_up_two_workers(connection: Connection) -> None:
+    """Without a wait for any of the bad ones, which are dead letters in the end."""
+    good, bad, lock, done = list[int](), dict[int, int](), threading.Lock(), threading.Event()
+
+    def handle(message: Message) -> None:
+        number = int(str(message.body))
+        with lock:
+            if number % 25 == 7:
+                bad[number] = bad.get(number, 0) + 1
+                if len(good) < 240:
+                    tries.append(bad[number])
+                raise ValueError("bad")
+            good.append(number)
+            if len(good) == 240:
+                done.set()
+
+    tries: list[int] = []
+    send(connection, range(250))
+    sessions = [connection.create_session() for _ in range(2)]
+    for session in sessions:
+        session.create_consumer(session.create_queue("q")).listener = handle
+    assert done.wait(WAIT)
+    assert max(tries) < 10, "no bad one was tried to its end before"
+    assert sorted(good) == [number for number in range(250) if number % 25 != 7]
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    "mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
+)
+def test_nothing_is_a_dead_letter_because_all_failed_for_a_while(connection: Connection, mode: AcknowledgeMode) -> None:
+    """As for a minute with the defaults; here the delays are a fifth."""
+    succeeds = threading.Event()
+    done = threading.Event()
+    seen: list[int] = []
+    session = connection.create_session(mode)
+
+    def handle(message: Message) -> None:
+        if not succeeds.is_set():
+            if mode is AcknowledgeMode.AUTO:
+                raise ConnectionError("the database is away")
+            give_back(session)
+            return
+        if session.transacted:
+            session.commit()
+        else:
+            message.acknowledge()
+        seen.append(int(str(message.body)))
+        if len(seen) == 10:
+            done.set()
+
+    send(connection, range(10))
+    session.create_consumer(session.create_queue("q")).listener = handle
+    threading.Event().wait(2.5)
+    succeeds.set()
+    assert done.wait(WAIT)
+    assert sorted(seen) == list(range(10))
+    session.close()
+    with connection.create_session() as looking:
+        assert list(looking.create_browser(looking.create_queue("DLQ"))) == []

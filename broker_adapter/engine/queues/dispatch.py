@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heapreplace
 
 from broker_adapter.engine.commands.effects import Effects, Outgoing, Scan
 from broker_adapter.engine.queues.entries import Entry
-from broker_adapter.engine.queues.queue import Consumer, QueueState
+from broker_adapter.engine.queues.queue import Consumer, QueueState, is_for_other
 from broker_adapter.engine.queues.search import Search
 from broker_adapter.engine.records.layout import FLAG_HANDED, FLAG_PERSISTENT
 
@@ -51,7 +51,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             # A candidate may be ahead of what the finders have found.
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
-            if not progress and not queue.owed:
+            if not progress and not queue.owed and not (queue.kept and takers and _share_out(queue, turn)):
                 break
     for consumer, messages in turn.out.items():
         effects.deliveries.append((consumer, messages))
@@ -72,6 +72,21 @@ def _serve(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
             _hand_out_found(queue, consumer, consumer.search, room, turn)
     else:
         _hand_out_next(queue, consumer, room, turn)
+
+
+def _share_out(queue: QueueState, turn: _Turn) -> bool:
+    """Give one group, of which something is kept, to a consumer that has less to do; returns False where none is."""
+    other = turn.least_busy()
+    if other is None:
+        return False
+    owner = max(queue.consumers, key=_groups_at_work)
+    if not is_for_other(owner, other):
+        return False
+    for group in owner.owing:
+        if group.holder is None and group.number not in queue.backoff.holders:
+            queue.move(group, other)
+            return True
+    return False
 
 
 def _next_taker(queue: QueueState, turn: _Turn) -> bool:

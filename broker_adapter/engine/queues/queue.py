@@ -606,10 +606,10 @@ class QueueState(QueueEntries):
         elif len(group.owner.groups) > 1 and not self.exclusive:
             other = least_busy()
             if other is not None and is_for_other(group.owner, other):
-                self._move(group, other)
+                self.move(group, other)
         return None if group.kept or group.holder is not None or number in self.backoff.holders else group.owner
 
-    def _move(self, group: Group, other: Consumer) -> None:
+    def move(self, group: Group, other: Consumer) -> None:
         """Give a group to another consumer, which waits for what the first one has in hand."""
         owner = group.owner
         owner.groups.discard(group.number)

@@ -375,11 +375,8 @@ def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on_and_o
     rules.do(c.Credit(other, 10))
     assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 4, 5], [])
     rules.do(c.Settle(owner, [3, 4], Outcome.ACCEPTED))
-    rules.send(client, Q, b"6", group=c.group_number("g"))
     rules.pass_time(1000)
     assert (positions(rules, owner)[4:], positions(rules, other)) == ([1, 2, 3], [])
-    rules.do(c.Credit(owner, 1))
-    assert positions(rules, owner)[7:] == [6]
 
 
 def test_what_is_kept_of_a_group_waits_as_well() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +166,8 @@ _steps = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(_steps, max_size=30))
 def test_a_group_is_in_one_hand_at_a_time_and_goes_on_where_it_was(steps: list[Any]) -> None:
-    broker = Broker(EngineSettings(window_messages=10, redelivery_delay_seconds=0.002, max_deliveries=None))
+    delays: dict[str, Any] = {"redelivery_delay_seconds": 0.002, "max_redelivery_delay_seconds": 0.01}
+    broker = Broker(EngineSettings(window_messages=10, max_deliveries=None, **delays))
     try:
         client = connect(broker)
         takers: list[tuple[int, Inbox, list[c.Handout]]] = [(*attach(broker, client, Q), []) for _ in range(3)]
@@ -203,9 +205,14 @@ def test_a_group_is_in_one_hand_at_a_time_and_goes_on_where_it_was(steps: list[A
                 left = [body for body in sent if body[0] == group and body not in accepted]
                 assert in_hand == left[: len(in_hand)]
         broker.call(c.Disconnect(client), WAIT)
-        left = bodies(drained(broker, connect(broker), Q))
+        other, left = connect(broker), list[str]()
+        while len(accepted) + len(left) < len(sent):  # what waits comes later
+            left += bodies(drained(broker, other, Q))
         assert sorted(accepted + left) == sorted(sent)
-        assert left == [body for body in sent if body not in accepted]
+        for group in "abc":
+            assert [each for each in left if each[0] == group] == [
+                each for each in sent if each[0] == group and each not in accepted
+            ]
     finally:
         broker.close()
 
@@ -338,3 +345,149 @@ def test_a_consumer_that_goes_leaves_what_no_application_saw_ahead_of_the_rest()
     rules.do(c.Credit(second, 20))
     counts = [delivery.delivery_count for delivery in rules.state.directory.consumers[second].unsettled.values()]
     assert sorted(counts) == [0] * 14 + [1] * 6
+
+
+# Groups are shared out.
+
+
+class Working:
+    """Consumers that each process what they hold, in order, one message a round."""
+
+    def __init__(self, prefetch: int, **settings: Any) -> None:
+        self.rules = Rules(**settings)
+        self.client = self.rules.connect()
+        self.prefetch = prefetch
+        self.held: dict[int, list[tuple[int, int]]] = {}  #: consumer → (position, number)
+        self.read: dict[int, int] = {}
+        self.group_of: list[int] = [0]  #: by position
+        self.done: dict[int, list[int]] = {}  #: group → positions, as they were processed
+        self.by: dict[int, set[int]] = {}  #: consumer → groups of which it has processed something
+        self.owner: dict[int, int] = {}
+        self.moves = 0
+
+    def join(self) -> int:
+        consumer = self.rules.attach(self.client, Q, self.prefetch)
+        self.held[consumer], self.read[consumer], self.by[consumer] = [], 0, set()
+        self.look()
+        return consumer
+
+    def send(self, groups: list[int]) -> None:
+        self.group_of += groups
+        self.rules.do(c.Enqueue(self.client, Q, [c.NewMessage(0, b"x", group=group) for group in groups]))
+        self.look()
+
+    def look(self) -> None:
+        for consumer, held in self.held.items():
+            placed = self.rules.placed.get(consumer, [])
+            held += placed[self.read[consumer] :]
+            self.read[consumer] = len(placed)
+
+    def work(self, consumer: int, ending: Outcome = Outcome.ACCEPTED) -> None:
+        held = self.held[consumer]
+        if not held:
+            return
+        position, number = held.pop(0)
+        if ending is Outcome.ACCEPTED:
+            group = self.group_of[position]
+            self.by[consumer].add(group)
+            self.done.setdefault(group, []).append(position)
+            self.moves += self.owner.setdefault(group, consumer) != consumer
+            self.owner[group] = consumer
+            self.rules.do(c.Settle(consumer, [number], ending), c.Credit(consumer, 1))
+        else:
+            rest = [number for _, number in held]
+            held.clear()
+            self.rules.do(c.Settle(consumer, [number], ending), c.Settle(consumer, rest, Outcome.RELEASED))
+            self.rules.do(c.Credit(consumer, 1 + len(rest)))
+        self.look()
+
+    def kill(self, consumer: int) -> None:
+        del self.held[consumer]
+        self.rules.do(c.Detach(consumer, give_back=True))
+        self.look()
+
+    def check_order(self) -> None:
+        assert all(positions == sorted(set(positions)) for positions in self.done.values())
+
+
+def test_consumers_that_join_later_get_their_part_of_twelve_groups() -> None:
+    working = Working(prefetch=50)
+    consumers = [working.join()]
+    working.send([1 + number % 12 for number in range(1200)])
+    consumers += [working.join() for _ in range(3)]
+    for _ in range(100):  # two buffers of the first one
+        for each in consumers:
+            working.work(each)
+    working.by = {each: set() for each in consumers}
+    for _ in range(100):
+        for each in consumers:
+            working.work(each)
+    assert [len(working.by[each]) for each in consumers] == [3, 3, 3, 3]
+    working.check_order()
+
+
+def test_groups_without_much_to_do_are_shared_out_too() -> None:
+    working = Working(prefetch=50)
+    consumers = [working.join()]
+    for round_number in range(5):
+        for group in range(1, 13):
+            working.send([group])
+            for each in consumers:
+                working.work(each)
+        if not round_number:
+            consumers += [working.join() for _ in range(3)]
+            working.by = {each: set() for each in consumers}
+    assert min(len(working.by[each]) for each in consumers) >= 3
+    working.check_order()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_is_exact_over_thousands_of_moves_with_kills(seed: int) -> None:
+    chance = random.Random(seed)
+    working = Working(prefetch=8, redelivery_delay_seconds=0.001, max_deliveries=None)
+    consumers = [working.join() for _ in range(3)]
+    for _ in range(6000):
+        step = chance.random()
+        waiting = len(working.group_of) - 1 - sum(map(len, working.done.values()))
+        if step < 0.2 and waiting < 1500:  # which are in memory
+            working.send([chance.randint(1, 12) for _ in range(chance.randint(1, 12))])
+        elif step < 0.23 and len(consumers) < 6:
+            consumers.append(working.join())
+        elif step < 0.26 and len(consumers) > 1:
+            working.kill(consumers.pop(chance.randrange(len(consumers))))
+        elif step < 0.28:
+            working.work(chance.choice(consumers), Outcome.FAILED)
+        elif step < 0.3:
+            working.rules.pass_time(chance.choice((1, 2, 40_000)))
+            working.look()
+        else:
+            working.work(chance.choice(consumers))
+        for held in working.held.values():
+            groups: dict[int, list[int]] = {}
+            for position, _ in held:
+                groups.setdefault(working.group_of[position], []).append(position)
+            assert all(each == sorted(each) for each in groups.values())
+    while working.rules.depth("q"):
+        working.rules.pass_time(40_000)
+        working.look()
+        for consumer in consumers:
+            working.work(consumer)
+    assert working.moves > 500
+    working.check_order()
+    assert sum(map(len, working.done.values())) == len(working.group_of) - 1
+
+
+def test_what_moves_to_a_consumer_that_goes_before_stays_where_it_is() -> None:
+    working = Working(prefetch=20)
+    first = working.join()
+    working.send([1, 2, 3, 4] * 5)
+    second = working.join()
+    working.send([1, 2, 3, 4])
+    working.rules.do(c.Credit(first, 4))
+    working.kill(second)
+    third = working.join()
+    for _ in range(30):
+        working.work(first)
+        working.work(third)
+    working.check_order()
+    assert working.rules.depth("q") == 0
