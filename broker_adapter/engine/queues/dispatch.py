@@ -53,6 +53,8 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
                 progress |= _next_finder(queue, turn)
             if not progress and not queue.owed and not (queue.kept and takers and _share_out(queue, turn)):
                 break
+    if queue.backoff.shelf and not queue.has_ready:
+        _hand_out_shelf(queue, turn)
     for consumer, messages in turn.out.items():
         effects.deliveries.append((consumer, messages))
         effects.handouts += len(messages)
@@ -184,7 +186,7 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
         return
     if queue.searching or queue.exclusive:  # one at a time, which they find, or which comes at its place
         fails = any(consumer.failed_on for consumer in queue.exclusive[:1] or queue.consumers)
-        if not backoff.on_trial and not (fails and queue.has_others):
+        if not backoff.on_trial and not (fails and queue.has_ready):
             entry = backoff.take(next(iter(backoff.shelf)))
             if entry is not None:
                 queue.give_back(entry, turn.effects)
@@ -194,7 +196,7 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
         consumer = queue.takers[0]
         queue.takers.rotate(-1)
         while backoff.shelf and turn.left > 0 and turn.room_of(consumer) > 0:
-            if consumer.failed_on and (backoff.on_trial or queue.has_others):
+            if consumer.failed_on and queue.has_ready:
                 break
             entry = backoff.take_for_trial()
             if entry is not None:

@@ -673,9 +673,9 @@ class QueueState(QueueEntries):
             self.offer(holder)
 
     @property
-    def has_others(self) -> bool:
-        """Whether there is a message that does not wait, and that it is time for."""
-        return self.depth - self.delayed.behind > len(self.backoff)
+    def has_ready(self) -> bool:
+        """Whether there is a message that is neither in hand nor kept for somebody."""
+        return len(self.ready) > self.kept
 
     # Selectors.
 
