@@ -30,8 +30,7 @@ def outcome_of(state: State, *, in_transaction: bool = False) -> Ending:
         return Outcome.RELEASED  # also where it was settled without a word
     annotations = state.annotations or {}
     # Other clients settle their messages one by one, so that each is a task of its own.
-    is_undone = in_transaction or annotations.get(BACK_OFF) is False
-    failed = Outcome.MODIFIED if is_undone else Outcome.FAILED
+    failed = Outcome.MODIFIED if annotations.get(BACK_OFF, not in_transaction) is False else Outcome.FAILED
     outcome = failed if state.failed else Outcome.RELEASED
     added = _added(annotations)
     delay_ms = _instant(annotations.get(RETRY_DELAY))

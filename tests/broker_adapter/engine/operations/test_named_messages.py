@@ -324,10 +324,10 @@ def test_a_message_without_identity_and_id_is_named_by_nothing(broker: Broker, o
 def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
-    consumer, inbox = attach(broker, connect(broker), "q", credit=4)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=4, keep_order=True)
     for count in (2, 4):
         settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
-    assert counts(broker) == {}, "both rest"
+    assert counts(broker) == {}, "both wait, and so does their consumer"
     assert ask(broker, "uncount", destination="q", given=given((2, 2))) == 1
     assert counts(broker) == {}
     broker.call(c.Detach(consumer), WAIT)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ack_modes import Outcome
+from ack_modes import Failure, Outcome
 from broker_adapter.destination import DestinationKind
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
@@ -332,6 +332,21 @@ def test_a_consumer_whose_last_few_different_messages_failed_rests_for_longer_ea
     rules.pass_time(8000)
     rules.do(c.Settle(consumer, [number + 1], Outcome.ACCEPTED), c.Credit(consumer, 1))
     assert len(positions(rules, consumer)) == number + 2, "it has processed one"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [c.Modified(Outcome.FAILED, delay_ms=5000), Failure("no", Outcome.FAILED, 5000), Failure("no", Outcome.REJECTED)],
+)
+def test_a_consumer_that_says_what_becomes_of_its_messages_does_not_rest(ending: c.Ending) -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 9)
+    consumer = rules.attach(client, Q)
+    for number in range(1, 10):
+        rules.do(c.Credit(consumer, 1))
+        assert positions(rules, consumer)[-1] == number
+        rules.do(c.Settle(consumer, [number], ending))
 
 
 def test_nothing_is_used_up_while_every_message_fails_and_a_good_one_is_found_behind_bad_ones() -> None:

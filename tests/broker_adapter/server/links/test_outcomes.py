@@ -57,6 +57,8 @@ def test_a_state_stands_for_an_outcome(state: State, outcome: Ending) -> None:
 
 def test_what_fails_in_a_transaction_is_undone_in_order() -> None:
     assert outcome_of(FAILED_STATE, in_transaction=True) is Outcome.MODIFIED
+    by_itself = FAILED_STATE._replace(annotations={BACK_OFF: True})  # ``message.retry()``
+    assert outcome_of(by_itself, in_transaction=True) is Outcome.FAILED
 
 
 def modified(annotations: dict[Any, Any]) -> Modified:
