@@ -20,22 +20,25 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.broker_adapter.engine.administered import History
+from tests.broker_adapter.engine.shifts import Shift
 
 #: Of ten histories, so many are in memory only.
 _IN_MEMORY = 4
 
 
-def run(seed: int) -> tuple[int, int, str]:
-    """One history: its seed, its steps, and what went wrong."""
+def run(seed: int) -> tuple[int, int, int, str]:
+    """One history of administrators, and one of workers: seed, steps, how often groups have moved, what went wrong."""
     logging.disable(logging.CRITICAL)
     chance_of_memory = seed % 10 < _IN_MEMORY
     with tempfile.TemporaryDirectory() as directory:
-        history = History(seed, None if chance_of_memory else Path(directory))
+        history, shift = History(seed, None if chance_of_memory else Path(directory)), Shift(seed)
+        error = ""
         try:
             history.run(steps=40 + seed % 100)
+            shift.run(steps=300)
         except Exception:
-            return seed, len(history.log), traceback.format_exc()
-        return seed, len(history.log), ""
+            error = traceback.format_exc()
+        return seed, len(history.log) + shift.steps, shift.moves, error
 
 
 def main() -> int:
@@ -46,22 +49,23 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.histories)
-    failed = steps = 0
+    failed = steps = moves = 0
     started = time.monotonic()
     columns = (TextColumn("histories"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     context = multiprocessing.get_context("spawn")
     with Progress(*columns) as progress, context.Pool(options.processes) as pool:
         task = progress.add_task("", total=len(seeds))
-        for seed, length, error in pool.imap_unordered(run, seeds, chunksize=10):
+        for seed, length, moved, error in pool.imap_unordered(run, seeds, chunksize=10):
             progress.advance(task)
             steps += length
+            moves += moved
             if error:
                 failed += 1
                 progress.console.print(f"seed {seed}:\n{error}", markup=False, highlight=False)
     seconds = time.monotonic() - started
     print(
-        f"{len(seeds)} histories from seed {options.seed} on, {steps} steps in {seconds:.0f} s: "
-        + (f"{failed} failed" if failed else "every one is as it must be")
+        f"{len(seeds)} histories from seed {options.seed} on, {steps} steps and {moves} moves of groups "
+        f"in {seconds:.0f} s: " + (f"{failed} failed" if failed else "every one is as it must be")
     )
     return 1 if failed else 0
 

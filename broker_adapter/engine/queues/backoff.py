@@ -5,8 +5,8 @@ to a limit:
 
 | it failed | who waits |
 |---|---|
-| undone in order: a rollback, `recover()` in CLIENT (`MODIFIED`) | its consumer |
-| by itself (`FAILED`), and its consumer is exclusive or keeps order | its consumer |
+| undone in order: a rollback, `recover()` in CLIENT (`MODIFIED`) | its consumer, and its group |
+| by itself (`FAILED`), and its consumer is exclusive or keeps order | its consumer, and its group |
 | by itself, and it is of a message group | its group |
 | by itself, and nothing of that | the message alone: others pass it |
 
@@ -80,7 +80,7 @@ H = TypeVar("H")
 class _Delayed(NamedTuple, Generic[E, H]):
     due_ms: int
     entry: E
-    holder: H | None
+    holders: tuple[H, ...]
 
 
 class Backoff(Generic[E, H]):
@@ -133,12 +133,12 @@ class Backoff(Generic[E, H]):
         self.failures.pop(position, None)
         self.on_trial.discard(position)
 
-    def add(self, entry: E, due_ms: int, holder: H | None) -> None:
-        """Delay a message until then, and with it the consumer or group that waits for it; None: it waits alone."""
-        self._by_position[entry.position] = _Delayed(due_ms, entry, holder)
+    def add(self, entry: E, due_ms: int, *holders: H) -> None:
+        """Delay a message until then, and with it the consumer and the group that wait for it; none: it waits alone."""
+        self._by_position[entry.position] = _Delayed(due_ms, entry, holders)
         heappush(self._due, (due_ms, entry.position))
         self.on_trial.discard(entry.position)
-        if holder is not None:
+        for holder in holders:
             self.holders[holder] = self.holders.get(holder, 0) + 1
 
     def get(self, position: int) -> E | None:
@@ -152,14 +152,14 @@ class Backoff(Generic[E, H]):
         if found is None:
             return None
         self.shelf.pop(position, None)
-        if found.holder is not None:
-            self._let_go(found.holder)
+        for holder in found.holders:
+            self._let_go(holder)
         return found.entry
 
     def put_back(self, entry: E) -> None:
         """Put a message that was on trial, and has not failed, onto the shelf again."""
         self.on_trial.discard(entry.position)
-        self._by_position[entry.position] = _Delayed(0, entry, None)
+        self._by_position[entry.position] = _Delayed(0, entry, ())
         self.shelf[entry.position] = None
 
     def take_for_trial(self) -> E | None:
@@ -183,7 +183,7 @@ class Backoff(Generic[E, H]):
         self.processed_one(holder)
         if holder not in self.holders:
             return []
-        found = [position for position, each in self._by_position.items() if each.holder is holder]
+        found = [position for position, each in self._by_position.items() if holder in each.holders]
         return [entry for entry in map(self.take, found) if entry is not None]
 
     def take_released(self) -> list[H]:
@@ -232,7 +232,7 @@ class Backoff(Generic[E, H]):
         found = self._by_position.get(position)
         return found is not None and found.due_ms == due_ms
 
-    def due(self, now_ms: int) -> list[tuple[E, H]]:
+    def due(self, now_ms: int) -> list[tuple[E, tuple[H, ...]]]:
         """Take out what is due, each with who has waited for it; what waited alone goes onto the shelf.
 
         The consumers that have rested may go on.
@@ -245,10 +245,10 @@ class Backoff(Generic[E, H]):
             due_ms, position = heappop(self._due)
             if not self._is_delayed(due_ms, position):
                 continue
-            entry, holder = self._by_position[position][1:]
-            if holder is None:
-                self.shelf[position] = None
-            else:
+            entry, holders = self._by_position[position][1:]
+            if holders:
                 self.take(position)
-                found.append((entry, holder))
+                found.append((entry, holders))
+            else:
+                self.shelf[position] = None
         return found

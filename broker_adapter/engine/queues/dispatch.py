@@ -196,7 +196,7 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
         consumer = queue.takers[0]
         queue.takers.rotate(-1)
         while backoff.shelf and turn.left > 0 and turn.room_of(consumer) > 0:
-            if consumer.failed_on and queue.has_ready:
+            if consumer.failed_on and (queue.has_ready or consumer.reserved or consumer.owing):
                 break
             entry = backoff.take_for_trial()
             if entry is not None:

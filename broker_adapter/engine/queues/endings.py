@@ -23,7 +23,7 @@ from broker_adapter.engine.commands.messaging import LATEST_MS, Ending, Modified
 from broker_adapter.engine.queues.backoff import FEW, Waits, redelivery_delay_ms, who_waits
 from broker_adapter.engine.queues.directory import Directory, shown_name
 from broker_adapter.engine.queues.entries import Entry, Lane
-from broker_adapter.engine.queues.queue import Consumer, QueueState
+from broker_adapter.engine.queues.queue import Consumer, QueueState, in_group
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
 from broker_adapter.envelope import (
@@ -120,8 +120,8 @@ class Endings:
                 queue.count(entry, -1, effects)
         else:
             if by is not None:
-                in_group = entry.group > 0 and by.search is None
-                waits = who_waits(undone=ending is Outcome.MODIFIED, keeps_order=by.keeps_order, in_group=in_group)
+                undone, is_in_group = ending is Outcome.MODIFIED, in_group(entry, by)
+                waits = who_waits(undone=undone, keeps_order=by.keeps_order, in_group=is_in_group)
                 # Marked it has to be: the first failure is counted.
                 counts = not entry.delivery_count or waits is not Waits.MESSAGE or by not in queue.backoff.rests
             self._totals.redelivered += 1
@@ -206,8 +206,12 @@ class Endings:
         if not delay_ms or waits_for_nobody or len(backoff) >= most:
             queue.give_back_to(entry, None if ending is Outcome.MODIFIED else by, effects)
             return
-        holder = by if waits is Waits.CONSUMER else entry.group if waits is Waits.GROUP else None
-        backoff.add(entry, self._time.elapsed_ms + delay_ms, holder)
+        holders: list[Consumer | int] = []
+        if waits is Waits.CONSUMER and by is not None:
+            holders.append(by)
+        if waits is Waits.GROUP or (holders and in_group(entry, by)):
+            holders.append(entry.group)
+        backoff.add(entry, self._time.elapsed_ms + delay_ms, *holders)
         self._note_due(queue)
 
     def processed_one(self, consumer: Consumer) -> None:
@@ -247,8 +251,8 @@ class Endings:
             number = heappop(self.due)[1]
             del self._due_ms[number]
             queue = self._directory.queues[number]
-            for entry, holder in queue.backoff.due(self._time.elapsed_ms):
-                queue.give_back_to(entry, holder if isinstance(holder, Consumer) else None, effects)
+            for entry, holders in queue.backoff.due(self._time.elapsed_ms):
+                queue.give_back_to(entry, holders[0] if isinstance(holders[0], Consumer) else None, effects)
             self._changed[queue.id] = queue
             self._end_waiting(queue, effects)
             self._note_due(queue)

@@ -159,6 +159,11 @@ class Group:
         self.kept: list[tuple[int, int]] = []  #: a heap of (lane, position)
 
 
+def in_group(entry: Entry, consumer: Consumer | None) -> bool:
+    """Return whether a message that a consumer has had is of a message group of the queue; a selector has its own."""
+    return entry.group > 0 and consumer is not None and consumer.search is None
+
+
 def is_for_other(owner: Consumer, other: Consumer) -> bool:
     """Return whether a group of one consumer is to become another one's, which has room.
 
@@ -788,8 +793,12 @@ class QueueState(QueueEntries):
         It is for all consumers where that one has gone (None), where others are not served for an exclusive one, or
         where as many are kept as may be; and what is of a group is for its group.
         """
-        is_in_group = consumer is not None and entry.group and consumer.search is None
-        if consumer is None or is_in_group or self.kept >= self.memory.window or not self.is_served(consumer):
+        if (
+            consumer is None
+            or in_group(entry, consumer)
+            or self.kept >= self.memory.window
+            or not self.is_served(consumer)
+        ):
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry

@@ -79,9 +79,9 @@ def test_what_is_taken_out_is_not_due_any_more() -> None:
     assert backoff.take(1) is None
     assert backoff.first_due_ms() == 200
     backoff.add(first, 300, "h")
-    assert backoff.due(250) == [(second, "h")]
+    assert backoff.due(250) == [(second, ("h",))]
     assert backoff.due(299) == []
-    assert backoff.due(300) == [(first, "h")]
+    assert backoff.due(300) == [(first, ("h",))]
     assert len(backoff) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_consumer_waits_until_the_last_of_its_messages_is_due_or_taken() -> No
     for position, due_ms, holder in ((1, 100, "a"), (2, 200, "a"), (3, 300, "b"), (4, 50, "c")):
         backoff.add(Placed(position), due_ms, holder)
     assert backoff.holders == {"a": 2, "b": 1, "c": 1}
-    assert [(each.position, holder) for each, holder in backoff.due(100)] == [(4, "c"), (1, "a")]
+    assert [(each.position, holders) for each, holders in backoff.due(100)] == [(4, ("c",)), (1, ("a",))]
     assert (backoff.take_released(), backoff.holders) == (["c"], {"a": 1, "b": 1})
     backoff.take(2)
     assert (backoff.take_released(), backoff.holders) == (["a"], {"b": 1})
@@ -129,7 +129,7 @@ def test_a_consumer_that_waits_again_is_not_released() -> None:
 def test_what_waited_alone_is_on_the_shelf_until_it_is_tried() -> None:
     backoff: Backoff[Placed, str] = Backoff()
     for position, due_ms in ((1, 200), (2, 100), (3, 300)):
-        backoff.add(Placed(position), due_ms, None)
+        backoff.add(Placed(position), due_ms)
     assert (backoff.due(200), list(backoff.shelf), len(backoff)) == ([], [2, 1], 3)
     tried = backoff.take_for_trial()
     assert tried is not None
@@ -471,3 +471,35 @@ def test_a_delayed_redelivery_is_gone_with_its_queue() -> None:
     rules.do(c.Disconnect(client))
     assert rules.state.next_deadline_ms() is None
     rules.pass_time(5000)
+
+
+def test_a_group_does_not_move_while_its_consumer_waits_for_a_message_of_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner = rules.attach(client, Q, 3, keep_order=True)
+    for group in ("g", "h", "i"):
+        rules.send(client, Q, b"x", group=c.group_number(group))
+    rules.do(c.Settle(owner, [2, 3], Outcome.ACCEPTED), c.Settle(owner, [1], Outcome.FAILED), c.Credit(owner, 1))
+    rules.do(c.Settle(owner, [4], Outcome.FAILED), c.Credit(owner, 9))
+    other = rules.attach(client, Q, 9)
+    rules.send(client, Q, b"x", group=c.group_number("g"))
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 2, 3, 1], [])
+    rules.pass_time(1000)
+    assert positions(rules, owner, 4) + positions(rules, other) == [1, 4]
+
+
+def test_what_waited_alone_is_behind_what_is_kept_for_a_consumer_that_failed_before() -> None:
+    """Else it would try a bad one for ever, uncounted, and never come to its groups."""
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 4)
+    rules.send(client, Q, b"good", group=c.group_number("g"))
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    rules.send(client, Q, b"bad", b"bad", b"bad")
+    for number in range(2, 8):
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED), c.Credit(consumer, 1))
+    other = rules.attach(client, Q, 1)
+    rules.send(client, Q, b"good", group=c.group_number("g"))
+    rules.do(c.Detach(other))
+    rules.pass_time(1000)
+    assert positions(rules, consumer, 7)[:1] == [5]

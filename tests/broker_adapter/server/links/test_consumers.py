@@ -94,6 +94,7 @@ def test_a_delivery_ends_as_the_client_says(
     client.send(client.sender("q"), "x", "y")
     link = client.receiver("q", 1, name="r")
     client.settle(link, client.receive(link, 1)[:1], state)
+    client.close_link(link)  # what has failed is kept for it until then
     other = client.receiver("q", 9, name="other")
     client.drained(other)
     found = {decoded(each.payload).body: decoded(each.payload).delivery_count for each in client.messages(other)}
