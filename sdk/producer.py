@@ -229,12 +229,8 @@ class MessageProducer:
         if state.calling:
             state.refuse_nested()
         given, message = message, wrapped(message)  # what the application's own dict raises ends no session
-        if properties is not None:
-            message._add_properties(properties)
-        if group_id is not None:
-            message.group_id = group_id
-        if correlation_id is not None:
-            message.correlation_id = correlation_id
+        if properties is not None or group_id is not None or correlation_id is not None:
+            message._add_named(properties, group_id, correlation_id)
         entered = False
         try:
             try:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -30,7 +31,9 @@ from broker_adapter import (
     may_wait,
 )
 from sdk.lifecycle import Event, Lifecycle
+from sdk.messages.envelopes import wrapped
 from sdk.messages.message import DeliveryMode, Message
+from sdk.messages.values import PropertyValue
 from sdk.producer import MessageProducer, check_several
 from sdk.send_answers import none_sent
 from sdk.session import Session
@@ -202,8 +205,11 @@ class Sender:
         *,
         delivery_mode: DeliveryMode | None = None,
         priority: int | None = None,
-        time_to_live: float | None = None,
-        delivery_delay: float | None = None,
+        time_to_live: float | timedelta | None = None,
+        delivery_delay: float | timedelta | datetime | None = None,
+        properties: Mapping[str, PropertyValue] | None = None,
+        group_id: str | None = None,
+        correlation_id: str | bytes | None = None,
     ) -> None:
         """Send a message, and wait for the broker's answer: a persistent message is on disk when this returns.
 
@@ -214,8 +220,11 @@ class Sender:
             destination: only where the sender has none of its own.
             delivery_mode: None: PERSISTENT; with NON_PERSISTENT this waits for the answer as well, which needs no disk.
             priority: 0 to 9; None: 4.
-            time_to_live: seconds after which it expires.
-            delivery_delay: seconds before which it is not delivered.
+            time_to_live: as for ``MessageProducer.send``, as are those that follow.
+            delivery_delay: before which it is not delivered.
+            properties: added to the message's.
+            group_id: the message group.
+            correlation_id: of the application.
 
         Raises:
             ResourceAllocationException: a limit of the broker, or no session was free in time.
@@ -223,6 +232,8 @@ class Sender:
             JMSException: as ``MessageProducer.send``.
         """
         if delivery_mode is _NON_PERSISTENT:
+            message = wrapped(message)
+            message._add_named(properties, group_id, correlation_id)
             self.send_all(
                 *((message,), destination),
                 delivery_mode=delivery_mode,
@@ -239,6 +250,9 @@ class Sender:
                 priority=priority,
                 time_to_live=time_to_live,
                 delivery_delay=delivery_delay,
+                properties=properties,
+                group_id=group_id,
+                correlation_id=correlation_id,
             )
 
     def send_all(
@@ -248,8 +262,8 @@ class Sender:
         *,
         delivery_mode: DeliveryMode | None = None,
         priority: int | Sequence[int | None] | None = None,
-        time_to_live: float | Sequence[float | None] | None = None,
-        delivery_delay: float | None = None,
+        time_to_live: float | timedelta | Sequence[float | timedelta | None] | None = None,
+        delivery_delay: float | timedelta | datetime | None = None,
     ) -> None:
         """Send messages in their order, and wait for the broker's answers to all; see ``MessageProducer.send_all``.
 

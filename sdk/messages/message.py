@@ -328,13 +328,23 @@ class Message:
         ]
         return f"<{' '.join([type(self).__name__, *facts])}>"
 
-    def _add_properties(self, properties: Mapping[str, PropertyValue]) -> None:
-        """Add to its properties, also where it was received."""
-        if not isinstance(properties, Mapping):
-            raise TypeError(f"properties={properties!r} is not a dict of names and values")
-        added = Message()
-        added.properties.update(properties)
-        self._property_values = {**(self._property_values or {}), **(added._property_values or {})}
+    def _add_named(
+        self,
+        properties: Mapping[str, PropertyValue] | None,
+        group_id: str | None,
+        correlation_id: str | bytes | None,
+    ) -> None:
+        """Add what a send names beside the message, also where it was received; None: as the message has it."""
+        if properties is not None:
+            if not isinstance(properties, Mapping):
+                raise TypeError(f"properties={properties!r} is not a dict of names and values")
+            added = Message()
+            added.properties.update(properties)
+            self._property_values = {**(self._property_values or {}), **(added._property_values or {})}
+        if group_id is not None:
+            self.group_id = group_id
+        if correlation_id is not None:
+            self.correlation_id = correlation_id
 
     def _checked_body(self, value: Any) -> Any:
         raise MessageFormatException(f"a message without a body cannot carry {shortened(value)!r}")

@@ -13,7 +13,7 @@ from broker_adapter import queue
 from sdk import Connection, ConnectionFactory, IllegalStateException, JMSException
 from tests.faults.conftest import Connect
 from tests.faults.proxy import Proxy
-from tests.faults.scenarios import wait_for
+from tests.faults.scenarios import WAIT, wait_for
 from tests.server_process import ServerProcess
 
 THREADS, EACH = 100, 30
@@ -43,7 +43,7 @@ def test_each_message_is_there_once_and_in_the_order_of_its_thread_over_a_kill(t
         with ThreadPoolExecutor(THREADS) as threads:
             sends = [threads.submit(send, thread) for thread in range(THREADS)]
             for _ in range(THREADS * EACH // 2):
-                half.acquire()
+                assert half.acquire(timeout=WAIT)
             server.kill()
             server.start()
             for each in sends:

@@ -11,7 +11,7 @@ import pytest
 from sdk import AcknowledgeMode, Message, MessageFormatException, Session
 from tests.sdk.region_connections import Connect
 
-WAIT = 5.0
+WAIT = 60.0
 
 
 def started(connect: Connect, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
@@ -83,7 +83,7 @@ def test_a_delay_and_a_time_to_live_may_be_times(connect: Connect, how: str) -> 
     assert found.deliver_at_ms is not None
     assert begun * 1000 + 290 <= found.deliver_at_ms <= time.time() * 1000
     assert found.expires_at_ms is not None
-    assert begun + 59 < found.expires_at_ms / 1000 < begun + 65
+    assert found.expires_at_ms - (found.sent_at_ms or 0) == 60_000
     producer = session.create_producer(session.create_queue("first"))
     producer.time_to_live = timedelta(seconds=2)
     producer.delivery_delay = timedelta(milliseconds=5)
@@ -150,9 +150,9 @@ def test_a_new_message_that_is_sent_again_keeps_nothing_of_its_first_send(connec
 
 def test_a_forwarded_dead_letter_does_not_expire(connect: Connect) -> None:
     session = started(connect, AcknowledgeMode.CLIENT)
-    sent(session, "x", time_to_live=0.5).reject("no such customer")
+    sent(session, "x", time_to_live=60).reject("no such customer")
     dead = received(session, "DLQ")
-    time.sleep(0.6)  # its own time is over
+    assert dead.expires_at_ms is None
     found = sent(session, dead, "second")
     assert (found.body, found.expires_at_ms) == ("x", None)
     assert found.properties["JMS_HOLDFAST_DEAD_LETTER_REASON"] == "rejected by a consumer: no such customer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import threading
 import warnings
@@ -21,6 +22,7 @@ from sdk import (
     IllegalStateException,
     InvalidDestinationException,
     Message,
+    MessageProducer,
     OperationTimedOutException,
     ResourceAllocationException,
     Sender,
@@ -284,11 +286,26 @@ def test_a_handler_that_raises_ends_one_session_at_most_which_is_replaced(
     assert [body for body in there if body in calls.sent] == calls.sent
 
 
+@pytest.mark.parametrize("mode", DeliveryMode)
+def test_a_sender_sends_what_a_producer_does(connection: Connection, mode: DeliveryMode) -> None:
+    left_out = {"self", "on_completion"}
+    for name in ("send", "send_all"):
+        parameters = [inspect.signature(getattr(each, name)).parameters for each in (MessageProducer, Sender)]
+        assert [{key: str(each[key]) for key in each if key not in left_out} for each in parameters[:1]] == [
+            {key: str(each[key]) for key in each if key not in left_out} for each in parameters[1:]
+        ]
+    orders = connection.create_sender(ORDERS)
+    orders.send("x", delivery_mode=mode, properties={"n": 1}, group_id="g", correlation_id=b"c")
+    with connection.create_session() as session:
+        (found,) = session.create_browser(ORDERS)
+        assert (dict(found.properties), found.group_id, found.correlation_id) == ({"n": 1}, "g", b"c")
+
+
 def test_a_send_without_an_answer_holds_up_none_to_another_queue(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "MOST_SESSIONS", 1)
-    connection = connect(client="send_timeout_seconds=1", engine=FULL)
+    connection = connect(client="send_timeout_seconds=5", engine=FULL)
     anywhere = connection.create_sender()
     anywhere.send("0", ORDERS)
     for name, send in (

@@ -41,6 +41,9 @@ _BODIES: Final = {
     BodyKind.STREAM: list,
     BodyKind.TEXT: str,
 }
+#: Of these the values are scalars or bytes.
+_FLAT: Final = (BodyKind.MAP, BodyKind.STREAM)
+_BASE64: Final = "base64"
 _LARGEST: Final = {"priority": 9, "group_sequence": 2**32 - 1}
 
 
@@ -67,20 +70,29 @@ def as_json(delivery: Delivery) -> str:
         "group_sequence": envelope.group_sequence,
         "delivery_count": delivery.delivery_count + 1,
     }
-    return json.dumps({name: value for name, value in fields.items() if value is not None}, default=_plain)
+    return json.dumps({name: _shown(value) for name, value in fields.items() if value is not None}, default=repr)
 
 
-def _plain(value: object) -> object:
-    """Bytes have no form in JSON."""
+def _shown(value: Any) -> Any:
+    """Bytes have no form in JSON: they are ``{"base64": ...}``, and a dict that looks so is that once more."""
     if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return repr(value)
+        return {_BASE64: base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        shown = {name: _shown(each) for name, each in value.items()}
+        return {_BASE64: shown} if value.keys() == {_BASE64} else shown
+    return [_shown(each) for each in value] if isinstance(value, list) else value
 
 
-def _with_bytes(value: dict[str, Any]) -> Any:
-    if value.keys() == {"base64"} and isinstance(value["base64"], str):
-        return base64.b64decode(value["base64"], validate=True)
-    return value
+def _read(value: Any) -> Any:
+    """The contrary of ``_shown``."""
+    if isinstance(value, dict):
+        inner = value.get(_BASE64) if len(value) == 1 else None
+        if isinstance(inner, str):
+            return base64.b64decode(inner, validate=True)
+        if isinstance(inner, dict):
+            value = inner
+        return {name: _read(each) for name, each in value.items()}
+    return [_read(each) for each in value] if isinstance(value, list) else value
 
 
 def from_json(line: str, destination: Destination) -> Envelope:
@@ -90,11 +102,12 @@ def from_json(line: str, destination: Destination) -> Envelope:
         ValueError: it is none.
     """
     try:
-        fields = json.loads(line, object_hook=_with_bytes)
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no object")
+        fields = {name: _read(value) for name, value in fields.items()}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{line!r:.200} is no message as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{line!r:.200} is no message as JSON: it is no object")
     for name, value in fields.items():
         kinds = _SENT.get(name)
         if kinds is None and name not in _ONLY_SHOWN:
@@ -106,7 +119,8 @@ def from_json(line: str, destination: Destination) -> Envelope:
             raise ValueError(f"a message cannot have {name}={value!r:.100}")
     kind = _member(BodyKind, "type", fields.get("type", "TEXT"))
     body = fields.get("body")
-    if not isinstance(body, _BODIES[kind]):
+    is_empty = body is None and "type" in fields  # Jakarta Messaging 3.1, 3.11: a message of any type may be
+    if not (is_empty or isinstance(body, _BODIES[kind])) or (kind in _FLAT and not _is_flat(body)):
         raise ValueError(f"a message of type {kind.name} cannot have the body {body!r:.100}")
     reply_to = fields.get("reply_to")
     reply_kind = _member(DestinationKind, "reply_to_kind", fields.get("reply_to_kind") or "QUEUE")
@@ -124,6 +138,11 @@ def from_json(line: str, destination: Destination) -> Envelope:
         group_id=fields.get("group_id"),
         group_sequence=fields.get("group_sequence"),
     )
+
+
+def _is_flat(body: Any) -> bool:
+    values = body.values() if isinstance(body, dict) else body or ()
+    return not any(isinstance(each, dict | list) for each in values)
 
 
 def _fits(name: str, value: int) -> bool:
