@@ -301,4 +301,4 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
-    assert "3 passed" in finished.stdout, finished.stdout + finished.stderr
+    assert "4 passed" in finished.stdout, finished.stdout + finished.stderr
