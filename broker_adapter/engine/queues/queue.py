@@ -790,15 +790,10 @@ class QueueState(QueueEntries):
     def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Keep a message for the consumer that failed to process it: it comes next.
 
-        It is for all consumers where that one has gone (None), where others are not served for an exclusive one, or
+        It is for all consumers where that one has gone (None), where an exclusive one gets everything, in order, or
         where as many are kept as may be; and what is of a group is for its group.
         """
-        if (
-            consumer is None
-            or in_group(entry, consumer)
-            or self.kept >= self.memory.window
-            or not self.is_served(consumer)
-        ):
+        if consumer is None or in_group(entry, consumer) or self.kept >= self.memory.window or self.exclusive:
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry

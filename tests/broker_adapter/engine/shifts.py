@@ -87,10 +87,14 @@ class Shift:
         if sum(map(len, self.left.values())) > MOST:
             return
         groups = [self.chance.choice((0, 0, *range(1, 9))) for _ in range(self.chance.randrange(1, 15))]
+        for position in range(len(self.group_of), len(self.group_of) + len(groups)):
+            if not self.kills and len(self.poison) < 4 and self.chance.random() < 0.02:
+                self.poison.add(position)
+        self._send(groups)
+
+    def _send(self, groups: list[int]) -> None:
         for group in groups:
             self.left.setdefault(group, []).append(len(self.group_of))
-            if not self.kills and len(self.poison) < 4 and self.chance.random() < 0.02:
-                self.poison.add(len(self.group_of))
             self.group_of.append(group)
         self.rules.do(c.Enqueue(self.client, Q, [c.NewMessage(0, b"x", group=group) for group in groups]))
 
@@ -167,6 +171,8 @@ class Shift:
         failed, rest, worker.held, worker.seen = worker.held[: worker.seen], worker.held[worker.seen :], [], 0
         first = failed[0].position
         for position, _ in failed:
+            for other in self.workers:
+                other.next = None if other.next == position else other.next  # it waits for this one now
             failures = self.failures[position] = self.failures.get(position, 0) + 1
             if not (worker.undoes or worker.keeps_order or self.group_of[position]):
                 delay_ms = redelivery_delay_ms(min(failures, 2), self.settings)
@@ -229,12 +235,9 @@ class Shift:
             group = self.group_of[worker.next]
             is_other = worker.undoes and self.group_of[position] != group
             if worker.next in self.left[group] and worker.next not in elsewhere and not is_other:
-                assert position <= worker.next or self._is_passed(worker.next), "passed what failed before"
+                # A group may be another one's by now.
+                assert position <= worker.next or group > 0, "passed what failed before"
             worker.next = None
-
-    def _is_passed(self, position: int) -> bool:
-        """Whether another consumer has failed on it since, or its group waits for another one."""
-        return position in self.alone_until_ms or self.group_of[position] > 0
 
     def _bury(self) -> None:
         """What has been tried as often as may be is a dead letter."""
@@ -268,6 +271,8 @@ class Shift:
                 for _ in range(self.prefetch + 1):
                     self._work(worker, fails_once=False)
                     self.look()
+            if self.poison and self.poison.issuperset(each for positions in self.left.values() for each in positions):
+                self._send([0] * len(self.workers))  # else those on which all have failed are tried for ever
             self.rules.pass_time(1000)
             self.look()
         left = [position for positions in self.left.values() for position in positions]

@@ -503,3 +503,15 @@ def test_what_waited_alone_is_behind_what_is_kept_for_a_consumer_that_failed_bef
     rules.do(c.Detach(other))
     rules.pass_time(1000)
     assert positions(rules, consumer, 7)[:1] == [5]
+
+
+def test_what_an_exclusive_consumer_failed_on_comes_at_its_place_beside_groups() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 2, exclusive=True)
+    rules.send(client, Q, b"1", group=c.group_number("g"))
+    rules.send(client, Q, b"2")
+    for numbers in ([1, 2], [3, 4]):
+        rules.do(c.Settle(consumer, numbers, Outcome.MODIFIED), c.Credit(consumer, 2))
+    rules.pass_time(1000)
+    assert positions(rules, consumer) == [1, 2] * 3
