@@ -252,8 +252,8 @@ def test_of_two_attempts_that_run_at_once_either_may_count(options: SinkOptions,
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Broker]:
-    """A broker that keeps what is staged for two seconds."""
-    broker = Broker(EngineSettings(staged_timeout_seconds=2), str(tmp_path / "hasty"))
+    """A broker that keeps what is staged for four seconds."""
+    broker = Broker(EngineSettings(staged_timeout_seconds=4), str(tmp_path / "hasty"))
     yield broker
     broker.close()
 
@@ -263,7 +263,7 @@ def hasty_options(hasty: Broker) -> Iterator[SinkOptions]:
     yield from served(hasty)
 
 
-def slow(*batches: pa.RecordBatch, silent: int = 0, seconds: float = 5.0) -> Iterator[pa.RecordBatch]:
+def slow(*batches: pa.RecordBatch, silent: int = 0, seconds: float = 9.0) -> Iterator[pa.RecordBatch]:
     """Rows of a task that computes for long before one of its batches."""
     for number, batch in enumerate(batches):
         if number == silent:
