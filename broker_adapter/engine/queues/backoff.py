@@ -22,6 +22,7 @@ A lost connection is no failure here.  Nothing of this is stored, and what keeps
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -104,7 +105,8 @@ class Backoff(Generic[E, H]):
         self.failures: dict[int, int] = {}
         self.holders: dict[H, int] = {}
         self.rests: dict[H, int] = {}
-        self.shelf: dict[int, None] = {}
+        # Its first one is found at once, however many were taken out before it.
+        self.shelf: OrderedDict[int, None] = OrderedDict()
         self.on_trial: set[int] = set()
 
     def __len__(self) -> int:
