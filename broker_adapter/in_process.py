@@ -22,10 +22,12 @@ from uuid import uuid4
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.answers import SendWindow, unanswered_send
+from broker_adapter.config_file import read_policies
 from broker_adapter.destination import Destination, DestinationKind, resolved
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     Envelope,
@@ -36,6 +38,7 @@ from broker_adapter.envelope import (
 )
 from broker_adapter.errors import (
     IllegalStateException,
+    InvalidURLException,
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
@@ -101,9 +104,9 @@ class EngineLease:
                 raise IllegalStateException("the engine was given back before it was opened")
             entry = _registry.get(self._key)
             if entry is None:
-                entry = _registry[self._key] = _Shared(Broker(url.engine, self._key[0]))
+                entry = _registry[self._key] = _Shared(Broker(url.engine, self._key[0], _policies(url)), url.config)
             else:
-                _check_options(url, entry.broker)
+                _check_options(url, entry)
             entry.users += 1
             self._entry = entry
             return entry.broker
@@ -137,10 +140,11 @@ class EngineLease:
 
 
 class _Shared:
-    """An engine and the number of its users."""
+    """An engine, its file of configuration, and the number of its users."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, config: str | None) -> None:
         self.broker = broker
+        self.config = config
         self.users = 0
 
 
@@ -150,9 +154,20 @@ _registry: dict[_Key, _Shared] = {}
 _registry_lock = threading.Lock()
 
 
-def _check_options(url: EmbeddedURL, broker: Broker) -> None:
-    for name in sorted(url.engine_options):
-        asked, used = getattr(url.engine, name), getattr(broker.settings, name)
+def _policies(url: EmbeddedURL) -> Policies | None:
+    if url.config is None:
+        return None
+    try:
+        return Policies(url.engine, read_policies(url.config))
+    except ValueError as error:
+        raise InvalidURLException(str(error)) from error
+
+
+def _check_options(url: EmbeddedURL, entry: _Shared) -> None:
+    given = [(name, getattr(url.engine, name), getattr(entry.broker.settings, name)) for name in url.engine_options]
+    if url.config is not None:
+        given.append(("config", url.config, entry.config))
+    for name, asked, used in sorted(given):
         if asked != used:
             raise IllegalStateException(
                 f"the engine of {url} is open in this process with {name}={used!r}, so it cannot be used with"

@@ -122,11 +122,15 @@ class ClientSettings:
 
 @attrs.frozen(kw_only=True)
 class EmbeddedSettings:
-    """Which engine in this process (``embedded:`` without a path)."""
+    """Which engine in this process, and what its queues have of their own (``embedded:``)."""
 
     memory: str | None = _option(
         None,
         "name of the engine in memory, for all connections of this process that give it",
+    )
+    config: str | None = _option(
+        None,
+        "file with the settings of single queues (docs/server.md), read as the engine is opened",
     )
 
 
@@ -351,6 +355,42 @@ class EngineSettings:
         " last got a message or was renewed",
         least=1,
     )
+
+
+def _as_option(option: str) -> Any:
+    """Make a field that an option of the engine gives where no policy does."""
+    field = attrs.fields_dict(EngineSettings)[option]
+    info = field.metadata
+    made = _option(field.default, info["text"], least=info["least"], most=info["most"])
+    made.metadata["option"] = option
+    return made
+
+
+@attrs.frozen(kw_only=True)
+class PolicySettings:
+    """What a policy may give to queues (docs/server.md)."""
+
+    max_deliveries: int | None = _as_option("max_deliveries")
+    redelivery_delay_seconds: float = _as_option("redelivery_delay_seconds")
+    keep_order: bool = _option(
+        False, "whether what is behind a message that has failed waits for it: all its consumers have keep_order=True"
+    )
+    dead_letter_queue: str = _as_option("dead_letter_queue")
+    expiry_queue: str | None = _as_option("expiry_queue")
+    time_to_live: float | None = _option(
+        None,
+        "seconds after which a message that comes in expires, unless it expires earlier; none: as it says",
+        least=0.001,
+    )
+    max_messages: int | None = _as_option("max_queue_messages")
+    max_bytes: int | None = _as_option("max_queue_bytes")
+    when_full: str = _option(
+        "block",
+        "what becomes of a send at such a limit: it waits (block), is refused at once (refuse), or is taken, and the"
+        " oldest messages that wait are dropped soon after (drop_oldest)",
+        choices=("block", "refuse", "drop_oldest"),
+    )
+    delete_idle_seconds: float | None = _as_option("delete_idle_queues_seconds")
 
 
 @attrs.frozen(kw_only=True)

@@ -30,6 +30,7 @@ from broker_adapter.settings import (
     EngineSettings,
     FailoverSettings,
     OptionInfo,
+    PolicySettings,
     ServerSettings,
     limits_of,
     options_of,
@@ -53,6 +54,11 @@ none. `holdfast serve` takes the options of the engine and of the server as `--o
 an error that lists the known ones. `none` means no limit, or not set, where an option may be without (an error says
 where not); of Spark's options only numbers take it: omit the others. What happens at a limit of the engine:
 [promises.md](promises.md#limits).
+"""
+
+
+POLICIES_HEAD = """What a policy is: [server.md](server.md#settings-of-single-queues). Defaults are the engine options.
+
 """
 
 
@@ -150,13 +156,15 @@ def options() -> str:
     parts = [HEAD]
     for title, cls in (
         ("Client: every connection", ClientSettings),
-        ("Embedded: an engine in memory", EmbeddedSettings),
+        ("Embedded: an engine in this process", EmbeddedSettings),
         ("Network: amqp:// and amqps://", AmqpSettings),
         ("Failover: when the network is lost", FailoverSettings),
         ("Engine: embedded, or in a server", EngineSettings),
         ("Server: holdfast serve", ServerSettings),
+        ("Policies: single queues", PolicySettings),
     ):
-        parts.append(f"\n## {title}\n\n| option | default | meaning |\n|---|---|---|\n")
+        head = POLICIES_HEAD if cls is PolicySettings else ""
+        parts.append(f"\n## {title}\n\n{head}| option | default | meaning |\n|---|---|---|\n")
         parts += [
             f"| `{info.name}` | {_shown(info.default)}{_range(info)} | {info.text} |\n" for info in options_of(cls)
         ]

@@ -58,6 +58,7 @@ from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.requests import perform, request_of
 from broker_adapter.engine.operations.whole_queues import CheckRequest
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.maintenance import as_answer, check_records
@@ -98,6 +99,7 @@ class Broker:
     Args:
         settings: its limits.
         path: directory of the store, made where it does not exist; None: everything is in memory.
+        policies: the settings of queues; None: they have none of their own.
         by_itself: whether what is due happens; else only what commands ask for: nothing expires, or is forgotten.
 
     Attributes:
@@ -112,7 +114,14 @@ class Broker:
         StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
     """
 
-    def __init__(self, settings: EngineSettings, path: str | None = None, *, by_itself: bool = True) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        path: str | None = None,
+        policies: Policies | None = None,
+        *,
+        by_itself: bool = True,
+    ) -> None:
         self.settings = settings
         self._by_itself = by_itself
         self.failed: JMSException | None = None
@@ -133,6 +142,7 @@ class Broker:
             secret=secrets.token_bytes(32),
             unique=self.unique,
             read_annotations=self._stores.annotations,
+            policies=policies,
         )
         self._directory = directory = state.directory
         self._blocked = state.blocked_sends
@@ -306,6 +316,21 @@ class Broker:
                 raise ConnectionLostException("the check was cancelled: the connection that asked for it ended")
 
         return as_answer(check_records(self.store, look))
+
+    @property
+    def policies(self) -> Policies:
+        """The settings of queues; any thread may ask, and another call may have others."""
+        return self._directory.policies
+
+    def use_policies(self, policies: Policies, after: Any = 0) -> None:
+        """Have other settings for the queues.  Does not wait; a few queues at a time get them.
+
+        Args:
+            policies: that give them.
+            after: the last queue that has got them, or an error; None: all have.
+        """
+        if isinstance(after, int):
+            self.submit(c.UsePolicies(policies, after, partial(self.use_policies, policies)))
 
     @property
     def store(self) -> LmdbStore:

@@ -29,6 +29,7 @@ from broker_adapter.engine.queues.consumers import Consumers
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.dispatch import dispatch
 from broker_adapter.engine.queues.endings import Endings, ReadAnnotations
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
 from broker_adapter.engine.records.layout import (
@@ -90,6 +91,7 @@ class BrokerState:
         secret: bytes,
         unique: str = "",
         read_annotations: ReadAnnotations = lambda key, flags, effects: None,
+        policies: Policies | None = None,
     ) -> None:
         """A state without queues.
 
@@ -101,6 +103,7 @@ class BrokerState:
                 cannot be guessed.
             unique: a word that no other engine has.
             read_annotations: see :class:`broker_adapter.engine.queues.endings.Endings`.
+            policies: the settings of queues; None: they have none of their own.
         """
         self.settings = settings
         self.time = time = DecisionTime()
@@ -111,7 +114,9 @@ class BrokerState:
             "published", int(settings.publish_memory_seconds * 1000), time, durable=durable
         )
         self.totals = totals = Totals()
-        self.directory = directory = Directory(settings, durable=durable, secret=secret, unique=unique)
+        self.directory = directory = Directory(
+            settings, durable=durable, secret=secret, unique=unique, policies=policies
+        )
         self.admission = admission = Admission(settings, directory, time)
         self.endings = endings = Endings(directory, totals, time, read_annotations)
         self.consumers = consumers = Consumers(directory, time)
@@ -119,7 +124,7 @@ class BrokerState:
         self.blocked_sends = blocked = BlockedSends(settings, admission, matching, directory.changed, totals, time)
         self._removal = removal = QueueRemoval(directory, consumers, blocked, admission, published, time)
         self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
-        self.intake = intake = Intake(settings, totals, durable=durable)
+        self.intake = intake = Intake(directory, totals, durable=durable)
         sends = Sends(directory, admission, matching, blocked, intake, totals)
         self._transactions = transactions = Transactions(
             directory, admission, matching, blocked, intake, deliveries, commits, totals
@@ -145,6 +150,7 @@ class BrokerState:
             c.DeleteTemporary: destinations.delete_temporary,
             c.Delete: destinations.delete,
             c.DeleteIdle: destinations.delete_idle,
+            c.UsePolicies: destinations.use_policies,
             c.Attach: attachments.attach,
             c.Unsubscribe: attachments.unsubscribe,
             c.Credit: consumers.credit,

@@ -151,7 +151,6 @@ class ServerProtocol:
         )
         self._consumers = Consumers(
             *(peer, calls, client, links, output, coordinator, batched, settings),
-            engine.settings.dead_letter_queue,
             log,
             clock,
             authorize,

@@ -58,6 +58,7 @@ class EmbeddedURL:
     engine: EngineSettings
     engine_options: frozenset[str] = frozenset()  #: names of the engine's options that the URL gives
     memory: str | None = None
+    config: str | None = None  #: file with the settings of single queues
 
     def __str__(self) -> str:
         return f"embedded:{self.path or ''}" if self.memory is None else f"embedded:?memory={quote(self.memory)}"
@@ -134,7 +135,7 @@ def _embedded(rest: str) -> EmbeddedURL:
     path, _, query = rest.partition("?")
     options = _options(query, (ClientSettings, EmbeddedSettings, EngineSettings))
     engine_names = {info.name for info in options_of(EngineSettings)}
-    memory = _settings(EmbeddedSettings, options).memory
+    memory, config = attrs.astuple(_settings(EmbeddedSettings, options))
     if path and memory is not None:
         raise InvalidURLException(
             f"memory={memory!r} names an engine in memory, and {unquote(path)!r} is a directory; give one of them"
@@ -142,6 +143,7 @@ def _embedded(rest: str) -> EmbeddedURL:
     return EmbeddedURL(
         path=unquote(path) or None,
         memory=memory,
+        config=config,
         client=_settings(ClientSettings, options),
         engine=_settings(EngineSettings, options),
         engine_options=frozenset(engine_names & options.keys()),
@@ -235,7 +237,7 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
                 raise InvalidURLException(f"{name!r} is no option: it is an argument of create_connection()")
             if name in _OF_EMBEDDED:
                 raise InvalidURLException(
-                    f"{name!r} is an option of embedded: URLs: it names an engine in the memory of this process"
+                    f"{name!r} is an option of embedded: URLs: it is about an engine in this process"
                 )
             if name in _OF_THE_ENGINE:
                 raise InvalidURLException(

@@ -17,7 +17,13 @@ from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity
-from broker_adapter.errors import IllegalStateException, JMSException, StoreException, StoreLockedException
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidURLException,
+    JMSException,
+    StoreException,
+    StoreLockedException,
+)
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, TransportEvent
@@ -333,3 +339,25 @@ def test_an_engine_that_is_open_with_other_options_says_what_to_do(name: str) ->
         EngineLease(asked)
     assert f"embedded:{name} is open" in str(found.value)
     lease.release()
+
+
+def test_an_engine_in_the_process_reads_the_settings_of_its_queues_as_it_is_opened(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text('[[policy]]\nmatch = "orders.>"\nmax_deliveries = 3\n')
+    urls = [f"embedded:{tmp_path / 'data'}{query}" for query in (f"?config={file}", "", "?config=other.toml")]
+    used, plain, other = map(parse_url, urls)
+    assert isinstance(used, EmbeddedURL)
+    assert isinstance(plain, EmbeddedURL)
+    assert isinstance(other, EmbeddedURL)
+    lease = EngineLease(used)
+    asked = lease.broker.request("queue_settings", {"destination": "orders.eu"}, WAIT)
+    assert asked["max_deliveries"] == [3, "policy 'orders.>'"]
+    same = EngineLease(plain)
+    assert same.broker is lease.broker
+    with pytest.raises(IllegalStateException, match=f"with config='{file}', so it cannot be used with config='other"):
+        EngineLease(other)
+    same.release()
+    lease.release()
+    file.write_text("[[policy]]\nmatch = 5\n")
+    with pytest.raises(InvalidURLException, match=f"{file}:2: match=5 is not a pattern"):
+        EngineLease(used)

@@ -260,9 +260,22 @@ class Delete(NamedTuple):
 class DeleteIdle(NamedTuple):
     """Delete queues and subscriptions that have not been used for as long as the options say.
 
-    A part of them is checked each time.  Replies with (kind, name, messages that it had) of each that was deleted.
+    A part of them is checked each time.  Replies with (kind, name, messages that it had, for how long it was not used)
+    of each that was deleted.
     """
 
+    reply: Reply | None = None
+
+
+class UsePolicies(NamedTuple):
+    """Have other settings for the queues; they hold for messages that come in, fail or find a queue full from then on.
+
+    Some queues get theirs at once, by number.  Replies with the last one of these, for the next such command; with None
+    if there are no more, or others were given meanwhile.
+    """
+
+    policies: Any  #: :class:`broker_adapter.engine.queues.policies.Policies`
+    after: int = 0  #: the last queue that has got them; 0: none has
     reply: Reply | None = None
 
 
@@ -668,6 +681,7 @@ Command = (
     | Detach
     | Delete
     | DeleteIdle
+    | UsePolicies
     | PutBack
     | EndRun
     | Unsubscribe

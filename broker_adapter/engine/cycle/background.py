@@ -20,6 +20,7 @@ from broker_adapter.engine.commands.identities import LastNumbers
 from broker_adapter.engine.cycle.background_jobs import BackgroundJobs
 from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.limits import excess
 from broker_adapter.engine.records.layout import KIND_DAMAGED, LAST_POSITION, RawEntry, due_of, entry_of_line
 from broker_adapter.engine.rules.admission import Admission
 from broker_adapter.engine.rules.event_state import EventState
@@ -97,10 +98,12 @@ class Background:
         self._sweep_ms = 0
         self._note_age_ms = 0
         self._idle_check_ms = 0
-        self._deletes_idle = (
-            settings.delete_idle_queues_seconds is not None or settings.delete_idle_subscriptions_seconds is not None
-        )
         self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
+
+    @property
+    def _deletes_idle(self) -> bool:
+        is_option = self._settings.delete_idle_subscriptions_seconds is not None
+        return is_option or self._directory.policies.deletes_idle
 
     def keep_staged(self, elapsed_ms: int) -> None:
         """After a start: clients that stage need time to reconnect, however long the engine was down."""
@@ -256,18 +259,12 @@ class Background:
         (message,) = self._stores.bodies([(entry.number, entry.flags)])
         return right_line(entry, delivery_ms(self._rules.matching.formats, message))
 
-    def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
+    def _log_deleted(self, deleted: list[tuple[str, str, int, str]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
             return
-        seconds = {
-            "queue": self._settings.delete_idle_queues_seconds,
-            "subscription": self._settings.delete_idle_subscriptions_seconds,
-        }
-        for kind, name, messages in deleted:
-            _log.info(
-                "= %s %s was deleted, with %d %s: it was not used for %g s (option delete_idle_%ss_seconds)",
-                *(kind, name, messages, "message" if messages == 1 else "messages", seconds[kind], kind),
-            )
+        for kind, name, messages, idle in deleted:
+            with_messages = f"{messages} {'message' if messages == 1 else 'messages'}"
+            _log.info("= %s %s was deleted, with %s: it was not used for %s", kind, name, with_messages, idle)
 
     def _sweep(self, disk: DurableStore, age_ms: int) -> list[c.Command]:
         """Have names removed that were not used for long: a part of each table at a time."""
@@ -299,16 +296,25 @@ class Background:
         yield c.Drop(queue)
 
     def _drop_oldest(self, number: int) -> Iterator[c.Command]:
-        """Drop messages until the queue is within its limits, or somebody reads it; delayed ones as all others."""
+        """Drop messages until the queue is within its limits; delayed ones as all others.
+
+        A subscription keeps its messages once somebody reads it.  What consumers hold of a queue does not count.
+        """
         self._dropping.discard(number)  # what it takes from now on has a job of its own
-        position: int | None = 0
+        found_queue = self._directory.queues.get(number)
+        position: int | None = None if found_queue is None else found_queue.first_waiting()
         while position is not None and (queue := self._directory.queues.get(number)) is not None:
-            messages, size = self._rules.admission.limits.excess(queue)
-            if (messages <= 0 and size <= 0) or queue.consumers or queue.leaving:
+            messages, size = excess(queue)
+            held = queue.held() if queue.consumers or queue.leaving else {}
+            messages -= len(held)
+            size -= sum([entry.size for entry in held.values()])
+            is_read = queue.record.kind == "subscription" and (queue.consumers or queue.leaving)
+            if (messages <= 0 and size <= 0) or is_read:
                 break
             limit = min(messages, CHUNK_ENTRIES) if size <= 0 else CHUNK_ENTRIES
             wanted = c.Range(number, position, LAST_POSITION, limit)
             found, position = self._of_all_lanes(wanted)
+            found = [entry for entry in found if entry.position not in held]
             count = 0
             while count < len(found) and (count < messages or size > 0):
                 size -= found[count].size

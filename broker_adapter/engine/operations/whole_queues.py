@@ -61,6 +61,21 @@ class StatisticsRequest(Request):
         )
 
 
+@request(Threads.SHORT)
+class QueueSettingsRequest(Request):
+    """The settings of a queue, or of the subscriptions of a topic, by name: the value, and where it is from
+    ("default", an option, or the policy).
+    """
+
+    destination: str = argument(names=Names.DESTINATION)
+    kind: str = argument("queue")
+
+    def steps(self, client: int) -> Steps:
+        kind = DestinationKind.TOPIC if self.kind == "topic" else DestinationKind.QUEUE
+        settings = yield lambda reader: reader.state.directory.policies.settings_of(Destination(self.destination, kind))
+        return {name: list(each) for name, each in settings.shown().items()}
+
+
 @request()
 class CheckRequest(Request):
     """What ``holdfast check --json`` prints, of the records on disk as of the last commit."""

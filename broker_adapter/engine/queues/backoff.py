@@ -54,9 +54,16 @@ def who_waits(*, undone: bool, keeps_order: bool, in_group: bool) -> Waits:
     return Waits.GROUP if in_group else Waits.MESSAGE
 
 
-def redelivery_delay_ms(failures: int, settings: EngineSettings) -> int:
-    """Return how long a message waits that has failed so often, in milliseconds."""
-    delay = settings.redelivery_delay_seconds
+def redelivery_delay_ms(failures: int, settings: EngineSettings, delay: float | None = None) -> int:
+    """Return how long a message waits that has failed so often, in milliseconds.
+
+    Args:
+        failures: of the message.
+        settings: of the engine.
+        delay: ``redelivery_delay_seconds`` of the queue; None: as the option says.
+    """
+    if delay is None:
+        delay = settings.redelivery_delay_seconds
     if failures < 2 or not delay:
         return 0
     longest = settings.max_redelivery_delay_seconds
@@ -195,11 +202,11 @@ class Backoff(Generic[E, H]):
         released, self._released = self._released, []
         return [holder for holder in released if holder not in self.holders]
 
-    def rest(self, consumer: H, now_ms: int, settings: EngineSettings) -> None:
+    def rest(self, consumer: H, now_ms: int, settings: EngineSettings, delay: float | None = None) -> None:
         """Have a consumer wait by itself, each time longer; one that does goes on waiting."""
         if consumer not in self._resting:
             rests = self.rests[consumer] = self.rests.get(consumer, 0) + 1
-            self._resting[consumer] = now_ms + redelivery_delay_ms(rests + 1, settings)
+            self._resting[consumer] = now_ms + redelivery_delay_ms(rests + 1, settings, delay)
             self.holders[consumer] = self.holders.get(consumer, 0) + 1
 
     def processed_one(self, consumer: H) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, checked_name
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.queues.numbers import QueueNumbers
+from broker_adapter.engine.queues.policies import Policies, QueueSettings
 from broker_adapter.engine.queues.queue import Browser, Consumer, Memory, QueueState
 from broker_adapter.engine.queues.statistics import QueueStatistics
 from broker_adapter.engine.records.layout import (
@@ -30,6 +32,9 @@ from broker_adapter.errors import IllegalStateException, InvalidDestinationExcep
 from broker_adapter.selectors.language import parse_selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.wording import counted
+
+#: Queues that get the settings of other policies in one decision.
+_QUEUES_AT_ONCE: Final = 100
 
 
 class Client:
@@ -70,13 +75,23 @@ class Directory:
         consumers: by number.
         browsers: by number.
         permanent: queues that always exist.
-        dead_letters: the queue for what failed too often.
+        policies: what holds for each queue.
         changed: queues to which something has happened since they were last dispatched, by number.
     """
 
-    def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes, unique: str) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        durable: bool,
+        secret: bytes,
+        unique: str,
+        policies: Policies | None = None,
+    ) -> None:
         """A directory that is empty; the arguments are those of ``BrokerState``."""
         self.settings = settings
+        self.policies = Policies(settings) if policies is None else policies
+        checked_name(settings.dead_letter_queue)
         self.durable = durable
         self._secret = secret
         self._unique = unique
@@ -93,7 +108,6 @@ class Directory:
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.permanent: set[Destination] = set()
-        self.dead_letters = Destination(checked_name(settings.dead_letter_queue))
         self.changed: dict[int, QueueState] = {}
         self._next_name = 1
 
@@ -138,8 +152,9 @@ class Directory:
 
     def make_permanent_queues(self, effects: Effects) -> None:
         """Make the queues for what is set aside, which always exist and count towards no limit."""
-        for name in (self.settings.dead_letter_queue, self.settings.expiry_queue):
-            if name is not None and not named_queue(checked_name(name)).is_temporary:
+        self.permanent.clear()
+        for name in sorted(self.policies.set_aside):
+            if not named_queue(checked_name(name)).is_temporary:
                 destination = Destination(name)
                 self.permanent.add(destination)
                 if destination not in self.by_destination:
@@ -215,15 +230,14 @@ class Directory:
         counters: Counters | None,
         lanes: Sequence[int] = (),
     ) -> QueueState:
-        settings = self.settings
         queue = QueueState(
             number,
             destination,
             record,
             durable=self.durable and number < FIRST_VOLATILE_QUEUE,
             memory=self.memory,
-            max_deliveries=None if destination == self.dead_letters else settings.max_deliveries,
-            max_unsettled=settings.max_unsettled_messages,
+            settings=self.settings_of(destination, record),
+            max_unsettled=self.settings.max_unsettled_messages,
             counters=counters,
             lanes=lanes,
         )
@@ -231,6 +245,26 @@ class Directory:
             queue.selector = parse_selector(record.selector)
         self.queues[number] = queue
         return queue
+
+    def settings_of(self, destination: Destination, record: CatalogRecord) -> QueueSettings:
+        """Return what holds for a queue or subscription; what else is kept in one has no settings of its own."""
+        is_named = record.kind in ("queue", "subscription")
+        return self.policies.settings_of(destination) if is_named else self.policies.options
+
+    def use_policies(self, policies: Policies, after: int, effects: Effects) -> int | None:
+        """Have other policies, and give some queues their settings; see ``UsePolicies``."""
+        if not after:
+            self.policies = policies
+            self.make_permanent_queues(effects)
+        elif self.policies is not policies:
+            return None
+        numbers = sorted([number for number in self.queues if number > after])
+        for number in numbers[:_QUEUES_AT_ONCE]:
+            queue = self.queues[number]
+            queue.settings = self.settings_of(queue.destination, queue.record)
+            if queue.wait_queue:
+                self.changed[number] = queue  # there may be room for what waits
+        return numbers[_QUEUES_AT_ONCE - 1] if len(numbers) > _QUEUES_AT_ONCE else None
 
     def check_limit(self) -> None:
         """Raise ResourceAllocationException where there are as many destinations as there may be."""

@@ -23,6 +23,7 @@ from broker_adapter.engine.commands.messaging import LATEST_MS, Ending, Modified
 from broker_adapter.engine.queues.backoff import FEW, Waits, redelivery_delay_ms, who_waits
 from broker_adapter.engine.queues.directory import Directory, shown_name
 from broker_adapter.engine.queues.entries import Entry, Lane
+from broker_adapter.engine.queues.limits import drops_oldest
 from broker_adapter.engine.queues.queue import Consumer, QueueState, in_group
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
@@ -39,7 +40,7 @@ from broker_adapter.envelope import (
 ReadAnnotations = Callable[[bytes, int, Effects], dict[str, Any] | None]
 
 #: Why a message is a dead letter that has been delivered as often as may be.
-TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
+TOO_OFTEN = "delivered {} times without success ({})"
 #: Why a message is a dead letter that a consumer has rejected; what the consumer says follows.
 REJECTED = "rejected by a consumer"
 #: Why a message is a dead letter that its consumers do not take.
@@ -69,7 +70,6 @@ class Endings:
         """
         self._directory = directory
         self._changed = directory.changed
-        self._dead_letters = directory.dead_letters
         self._settings = directory.settings
         self._totals = totals
         self._time = time
@@ -121,13 +121,14 @@ class Endings:
         else:
             if by is not None:
                 undone, is_in_group = ending is Outcome.MODIFIED, in_group(entry, by)
-                waits = who_waits(undone=undone, keeps_order=by.keeps_order, in_group=is_in_group)
+                keeps_order = by.keeps_order or queue.settings.keep_order
+                waits = who_waits(undone=undone, keeps_order=keeps_order, in_group=is_in_group)
                 # Marked it has to be: the first failure is counted.
                 counts = not entry.delivery_count or waits is not Waits.MESSAGE or by not in queue.backoff.rests
             self._totals.redelivered += 1
-            limit = queue.max_deliveries
+            limit = queue.settings.max_deliveries
             failures = entry.delivery_count + (counts and not counted)
-            if ending is Outcome.REJECTED and not self._is_for_dead_letters(queue):
+            if ending is Outcome.REJECTED and not queue.settings.takes_dead_letters:
                 self.failed(queue, entry, REJECTED + (f": {reason}" if reason else ""), effects)
                 return
             if limit is not None and failures >= limit and counts:
@@ -157,7 +158,7 @@ class Endings:
 
     def note_refused(self, queue: QueueState) -> None:
         """Note since when the messages that consumers have refused wait, and none of the others may have them."""
-        if self._is_for_dead_letters(queue):
+        if queue.settings.takes_dead_letters:
             return  # they stay
         undeliverable = queue.undeliverable
         since_ms = undeliverable.since_ms
@@ -179,9 +180,6 @@ class Endings:
                 self.dead_letter(queue, queue.ready.pop(position), reason, effects)
                 self._changed[queue.id] = queue
 
-    def _is_for_dead_letters(self, queue: QueueState) -> bool:
-        return queue.destination == self._dead_letters
-
     def _back_off(
         self,
         queue: QueueState,
@@ -198,7 +196,7 @@ class Endings:
             failures = max(2, backoff.failures.setdefault(entry.position, 1))
         else:
             failures = backoff.failed(entry.position, most)
-        delay_ms = redelivery_delay_ms(failures, self._settings)
+        delay_ms = redelivery_delay_ms(failures, self._settings, queue.settings.redelivery_delay_seconds)
         if by is not None and not (by.attached and queue.is_served(by)):
             by = None
         # What would keep a consumer waiting that has gone, or an exclusive one that came first, comes at once.
@@ -227,8 +225,9 @@ class Endings:
         queue, failed_on = consumer.queue, consumer.failed_on
         if len(failed_on) < FEW and entry.position not in failed_on:
             failed_on = consumer.failed_on = (*failed_on, entry.position)
-        if len(failed_on) == FEW and consumer.attached and self._settings.redelivery_delay_seconds:
-            queue.backoff.rest(consumer, self._time.elapsed_ms, self._settings)
+        delay = queue.settings.redelivery_delay_seconds
+        if len(failed_on) == FEW and consumer.attached and delay:
+            queue.backoff.rest(consumer, self._time.elapsed_ms, self._settings, delay)
             self._note_due(queue)
 
     def _note_due(self, queue: QueueState) -> None:
@@ -271,7 +270,8 @@ class Endings:
 
     def failed_too_often(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
         """Put a message into the dead-letter queue after as many failures as may be."""
-        self.failed(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects)
+        settings = queue.settings
+        self.failed(queue, entry, TOO_OFTEN.format(settings.max_deliveries, settings.named("max_deliveries")), effects)
 
     def failed(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message into the dead-letter queue that consumers could not process, with what was raised last."""
@@ -281,7 +281,7 @@ class Endings:
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects, raised: Any = None) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
-        name = self._settings.dead_letter_queue
+        name = queue.settings.dead_letter_queue
         self._set_aside(queue, entry, name, reason, effects, raised)
         effects.warn(
             ("dead letters", queue.id),
@@ -292,7 +292,7 @@ class Endings:
     def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
         """End a message that no consumer holds and whose time is over."""
         self._totals.expired += 1
-        name = self._settings.expiry_queue
+        name = queue.settings.expiry_queue
         if name is None or queue.destination == Destination(name):
             queue.remove(entry, effects)
         else:
@@ -331,6 +331,8 @@ class Endings:
         lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
         self._annotate(target.adopt(entry, lane, entry.flags & 0xFF, 0, 0, effects), annotations, effects)
         self._changed[target.id] = target
+        if drops_oldest(target):
+            effects.overfull.append(target.id)
 
     def now_due(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
         """Give a delayed message its place at the end of its lane."""

@@ -289,6 +289,12 @@ class QueueEntries:
                 self._put_behind(self.ready.pop(position))
             lane.early.difference_update(early)
 
+    def first_waiting(self) -> int:
+        """Return a position below which no message waits, but for what is in a back-off."""
+        if self.delayed.behind:
+            return 0
+        return min([*self.ready, *(lane.loaded_through + 1 for lane in self.lanes if not lane.at_end)], default=0)
+
     def ask_for_more(self, lane: Lane, effects: Effects) -> None:
         """Ask for the entries behind the window of a lane, if they are not on their way."""
         if not lane.loading:

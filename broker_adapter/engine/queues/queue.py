@@ -35,6 +35,7 @@ from broker_adapter.engine.commands.messaging import NeverDelivered, NewMessage
 from broker_adapter.engine.commands.selection import selectors_at_once
 from broker_adapter.engine.queues.entries import Entry, Lane, QueueEntries, Suspect, entry_of
 from broker_adapter.engine.queues.memory import QueueMemory
+from broker_adapter.engine.queues.policies import QueueSettings
 from broker_adapter.engine.queues.search import Search
 from broker_adapter.engine.records.layout import (
     FLAG_ANNOTATED,
@@ -232,7 +233,6 @@ class QueueState(QueueEntries):
         "label",
         "leaving",
         "left_ms",
-        "max_deliveries",
         "max_unsettled",
         "owed",
         "owner",
@@ -241,6 +241,7 @@ class QueueState(QueueEntries):
         "returning",
         "searching",
         "selector",
+        "settings",
         "takers",
         "used_ms",
         "wait_queue",
@@ -254,7 +255,7 @@ class QueueState(QueueEntries):
         *,
         durable: bool,
         memory: Memory,
-        max_deliveries: int | None,
+        settings: QueueSettings,
         max_unsettled: int,
         counters: Counters | None = None,
         lanes: Iterable[int] = (),
@@ -268,7 +269,7 @@ class QueueState(QueueEntries):
             record: what it is.
             durable: whether its persistent messages survive a restart.
             memory: shared with the engine's other queues.
-            max_deliveries: failed deliveries of a message, after which it is set aside; None: no limit.
+            settings: its own, which policies give.
             max_unsettled: deliveries that a consumer may hold.
             counters: what the store says of its entries.
             lanes: those that the store has entries of, whatever the counters say.
@@ -278,7 +279,7 @@ class QueueState(QueueEntries):
         self.destination = destination
         self.label = record.name
         self.record = record
-        self.max_deliveries = max_deliveries
+        self.settings = settings
         self.max_unsettled = max_unsettled
         self.owner = owner
         self.consumers: dict[Consumer, None] = {}  #: those attached, in the order in which they came
@@ -375,6 +376,8 @@ class QueueState(QueueEntries):
             batch.put("annotations", key, encode_annotations(key, annotations))
         expires_at_ms = message.expires_at_ms
         expires_at_ms = 0 if expires_at_ms is None else min(expires_at_ms, LATEST_EXPIRY_MS)
+        if self.settings.time_to_live is not None:
+            expires_at_ms = self.expiry(expires_at_ms, max(now_ms, due_ms or 0))
         entry = Entry(key, lane, position, number, 0, flags, expires_at_ms, size, message.group)
         self._add(entry, batch)
         if lane is self.delayed:
@@ -384,7 +387,22 @@ class QueueState(QueueEntries):
 
     def takes_runs(self, *, persistent: bool) -> bool:
         """Return whether several new messages can be taken in one step."""
-        return not self.searching and (persistent or not self.durable)
+        return (
+            not self.searching and (persistent or not self.durable) and self.settings.time_to_live is None
+        )  # else each has a line of the schedule
+
+    def expiry(self, expires_at_ms: int, from_ms: int) -> int:
+        """Return when a message expires here that is available from then on.
+
+        Args:
+            expires_at_ms: as the message says; 0: never.
+            from_ms: when that is.
+        """
+        seconds = self.settings.time_to_live
+        if seconds is None:
+            return expires_at_ms
+        latest_ms = min(from_ms + round(seconds * 1000), LATEST_EXPIRY_MS)
+        return min(expires_at_ms or latest_ms, latest_ms)
 
     def append_run(self, number: int, run: MessageRun, batch: StoreBatch) -> None:
         """Take new messages at the end of their lane; see ``takes_runs``.
@@ -809,7 +827,7 @@ class QueueState(QueueEntries):
             False where as many have failed as may: it is to be set aside instead.
         """
         suspect = self.suspects.get(entry.position)
-        most = self.max_deliveries
+        most = self.settings.max_deliveries
         if suspect is Suspect.COUNTED:
             if most is not None and entry.delivery_count >= most:
                 return False
@@ -849,6 +867,10 @@ class QueueState(QueueEntries):
         self.remove(entry, effects, keep_message=True)
         lane = Lane(lane_of_delayed(entry.flags))
         return self.adopt(entry, lane, entry.flags & 0xFF, entry.expires_at_ms, entry.delivery_count, effects)
+
+    def held(self) -> dict[int, Entry]:
+        """Return what consumers hold, by position."""
+        return {entry.position: entry for entry in self._in_hands()}
 
     # What is kept beside the entries.
 

@@ -10,7 +10,8 @@ Theory of operation
     takes a message while what the commit has ended there outweighs what it has put there.
 
     A durable subscription that is full and that nobody reads may *give way* (option ``full_subscription``), so that it
-    does not block its topic: it is left out of what is sent, or takes it and its oldest messages are dropped.
+    does not block its topic: it is left out of what is sent, or takes it and its oldest messages are dropped.  The last
+    is so for a queue whose setting ``when_full`` says it, also while it is read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from broker_adapter.engine.commands.decision_time import DecisionTime
 from broker_adapter.engine.commands.failures import rolled_back
 from broker_adapter.engine.commands.messaging import Ending
 from broker_adapter.engine.queues.directory import Directory, is_volatile
-from broker_adapter.engine.queues.limits import OVER_BYTES, OVER_MESSAGES, QueueLimits
+from broker_adapter.engine.queues.limits import OVER_BYTES, OVER_MESSAGES, refusal
+from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.records.layout import FLAG_PERSISTENT
 from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
@@ -36,14 +38,12 @@ class Admission:
     """What the queues and the whole engine may still take.
 
     Attributes:
-        limits: of each queue.
-        has_queue_limits: whether there are such limits.
         blocked_because: why the whole engine takes no durable message, if it does not.
         room: what the store on disk may still take; None: more than is worth counting.
         volatile_room: bytes of volatile messages that may still be taken; None: no limit.
         publishing: published transactions whose messages are still to be moved, by their target's name.
         may_give_way: whether a subscription may give way.
-        gave_way: the subscriptions that gave way in this decision, with how many messages they were left out of.
+        gave_way: the queues that gave way in this decision, with how many messages they were left out of.
     """
 
     def __init__(self, settings: EngineSettings, directory: Directory, time: DecisionTime) -> None:
@@ -53,13 +53,16 @@ class Admission:
         self.may_give_way = self._way != "block"
         self._unread_ms = int(settings.blocked_send_timeout_seconds * 1000)
         self._max_volatile_bytes = settings.max_volatile_bytes
-        self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
-        self.has_queue_limits = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
         self.blocked_because: str | None = None
         self.room: Room | None = None
         self.volatile_room: int | None = None
         self.publishing: dict[str, dict[int, QueueState]] = {}
         self.gave_way: dict[QueueState, int] = {}
+
+    @property
+    def has_queue_limits(self) -> bool:
+        """Whether queues have limits."""
+        return self._directory.policies.has_limits
 
     def promised(self, queue: QueueState) -> tuple[int, int]:
         """Messages and bytes that were published to a queue, and are on their way into it."""
@@ -70,23 +73,26 @@ class Admission:
 
     def refusal(self, queue: QueueState) -> str | None:
         """Why a queue takes no further message; None where it takes one."""
-        return self.limits.refusal(queue, *self.promised(queue))
+        return refusal(queue, *self.promised(queue))
+
+    def way_of(self, queue: QueueState) -> str:
+        """Return what gives way where a queue is full, as ``full_subscription`` and ``when_full`` say it."""
+        return self._way if queue.record.kind == "subscription" else queue.settings.when_full
 
     def gives_way(self, queue: QueueState, more: int = 0, more_bytes: int = 0) -> bool:
-        """Whether a queue that is full is a subscription that gives way.
+        """Whether a queue that is full gives way to a message.
 
         Args:
             queue: that is full.
             more: messages that it will have beside those that it has.
             more_bytes: the same in bytes.
         """
-        from_ms = self.gives_way_from_ms(queue)
-        if from_ms is None or self._time.elapsed_ms < from_ms:
-            return False
-        return (
-            self._way != "drop_oldest"
-            or self.limits.refusal(queue, more - OVER_MESSAGES, more_bytes - OVER_BYTES) is None
-        )
+        way = self.way_of(queue)
+        if queue.record.kind == "subscription" or way != "drop_oldest":
+            from_ms = self.gives_way_from_ms(queue)
+            if from_ms is None or self._time.elapsed_ms < from_ms:
+                return False
+        return way != "drop_oldest" or refusal(queue, more - OVER_MESSAGES, more_bytes - OVER_BYTES) is None
 
     def gives_way_from_ms(self, queue: QueueState) -> int | None:
         """Return from when on a subscription gives way if nobody comes to read it, by ``elapsed_ms``; None: never."""
@@ -97,14 +103,13 @@ class Admission:
         return queue.left_since(self._time.elapsed_ms) + self._unread_ms
 
     def takers(self, full: Sequence[QueueState], queues: Sequence[QueueState]) -> Sequence[QueueState]:
-        """Return those of some queues that take a message to which these subscriptions, which are full, give way."""
-        return queues if self._way == "drop_oldest" else [queue for queue in queues if queue not in full]
+        """Return those of some queues that take a message to which these, which are full, give way."""
+        return [queue for queue in queues if queue not in full or self.way_of(queue) == "drop_oldest"]
 
     def note_gave_way(self, full: Iterable[QueueState]) -> None:
-        """Note that subscriptions have given way to a message."""
-        left_out = self._way != "drop_oldest"
+        """Note that queues have given way to a message."""
         for queue in full:
-            self.gave_way[queue] = self.gave_way.get(queue, 0) + left_out
+            self.gave_way[queue] = self.gave_way.get(queue, 0) + (self.way_of(queue) != "drop_oldest")
 
     def begin_publishing(self, staged: QueueState) -> None:
         """The messages of a staged transaction are on their way to their queue."""
@@ -156,15 +161,13 @@ class Admission:
             more[name] = count, size
             if not each.depth:
                 continue
-            never = self.limits.never("the batch", count, size - each.bytes // each.depth)
+            never = never_taken(target.settings, "the batch", count, size - each.bytes // each.depth)
             if never is not None:
                 raise ResourceAllocationException(never)
             promised, promised_bytes = self.promised(target)
-            refusal = self.limits.refusal(
-                target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth)
-            )
-            if refusal is not None:
-                return refusal
+            refused = refusal(target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth))
+            if refused is not None and self.way_of(target) != "drop_oldest":
+                return refused
         return None
 
 
@@ -249,9 +252,10 @@ class CommitRoom:
         if not admission.has_queue_limits:
             return None
         giving_way: tuple[QueueState, ...] = ()
-        more, limits = self._more, admission.limits
-        most, most_bytes = limits.messages, limits.bytes
+        more = self._more
         for queue in queues:
+            settings = queue.settings
+            most, most_bytes = settings.max_messages, settings.max_bytes
             number = queue.id
             count, size = more.get(number, (0, 0))
             more[number] = count + 1, size + length
@@ -265,12 +269,12 @@ class CommitRoom:
             if admission.gives_way(queue, count, size):
                 giving_way = *giving_way, queue
                 continue
-            never = limits.never("the transaction", count + 1, size)
+            never = never_taken(settings, "the transaction", count + 1, size)
             if never is not None:
                 raise rolled_back(ResourceAllocationException(never))
-            refusal = limits.refusal(queue, count + moving, size + moving_bytes)
-            if refusal is not None:
-                return refusal
+            refused = refusal(queue, count + moving, size + moving_bytes)
+            if refused is not None:
+                return refused
         if giving_way:
             self._gave_way.append(giving_way)
             self.queues = admission.takers(giving_way, queues)

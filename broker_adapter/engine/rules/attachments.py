@@ -32,7 +32,7 @@ class Attachments:
             CatalogRecord("queue", "nowhere"),
             durable=False,
             memory=directory.memory,
-            max_deliveries=None,
+            settings=directory.policies.options,
             max_unsettled=1,
         )
 

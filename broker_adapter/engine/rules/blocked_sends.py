@@ -203,6 +203,9 @@ class BlockedSends:
         Returns:
             False where it is refused instead.
         """
+        if queue is not None and queue.settings.when_full == "refuse" and not is_matching:
+            self.refuse(blocked, reason, effects)
+            return False
         if not blocked.reason and not is_matching:  # it has not waited before
             ahead = queue.wait_queue[0].reason if queue is not None and queue.wait_queue else reason
             effects.warn(("blocked", 0 if queue is None else queue.id), "! producers are blocked: %s", ahead)

@@ -172,28 +172,40 @@ class Destinations:
         """Carry out a DeleteIdle."""
         numbers = list(self._directory.queues)[self._swept : self._swept + _IDLE_STEP]
         self._swept = self._swept + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
-        deleted: list[tuple[str, str, int]] = []
+        deleted: list[tuple[str, str, int, str]] = []
         for number in numbers:
             queue = self._directory.queues[number]
             if self._is_idle(queue) and self._used_by(queue) is None:
-                deleted.append((queue.record.kind, shown_name(queue), queue.depth))
+                deleted.append((queue.record.kind, shown_name(queue), queue.depth, self._idle_because(queue)))
                 self._end(queue, effects)
         effects.answer(command, deleted)
 
+    def _idle_because(self, queue: QueueState) -> str:
+        """Say for how long a queue or subscription that is idle was not used, and which setting that is."""
+        seconds, named = queue.settings.delete_idle_seconds, queue.settings.named("delete_idle_seconds")
+        if queue.record.kind == "subscription":
+            seconds = self._directory.settings.delete_idle_subscriptions_seconds
+            named = "option delete_idle_subscriptions_seconds"
+        return f"{seconds:g} s ({named})"
+
+    def use_policies(self, command: c.UsePolicies, now_ms: int, effects: Effects) -> None:
+        """Carry out a UsePolicies."""
+        effects.answer(command, self._directory.use_policies(command.policies, command.after, effects))
+
     def _is_idle(self, queue: QueueState) -> bool:
         """Whether an option says that a queue or subscription is to be deleted, if nothing uses it now."""
-        settings = self._directory.settings
         if queue.id >= FIRST_VOLATILE_QUEUE or queue.consumers:
             return False
         kind = queue.record.kind
         # The time before a restart does not count: clients that used it need time to come back.
         queue.used_ms = queue.used_ms or self._time.elapsed_ms
         if kind == "queue":
-            seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
+            seconds, since_ms = queue.settings.delete_idle_seconds, queue.used_ms
             if queue.depth or queue.destination in self._directory.permanent:
                 return False
         elif kind == "subscription":
-            seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_since(self._time.elapsed_ms)
+            seconds = self._directory.settings.delete_idle_subscriptions_seconds
+            since_ms = queue.left_since(self._time.elapsed_ms)
         else:
             return False
         return seconds is not None and since_ms + int(seconds * 1000) <= self._time.elapsed_ms

@@ -19,6 +19,7 @@ from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.selection import Selectable
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.entries import Entry
+from broker_adapter.engine.queues.limits import refusal
 from broker_adapter.engine.queues.pending import raw_entry
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
@@ -153,9 +154,9 @@ class EventChanges:
         sizes = [len(change.message.payload) for change in command.changes[:-1]]
         for queue in self._directory.topics.get(_topic(region), ()):
             more = len(sizes), sum(sizes)
-            refusal = self._admission.limits.refusal(queue, *more)
-            if refusal is not None and not self._admission.gives_way(queue, *more):
-                raise ResourceAllocationException(refusal)
+            refused = refusal(queue, *more)
+            if refused is not None and not self._admission.gives_way(queue, *more):
+                raise ResourceAllocationException(refused)
         self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
         effects.answer(command, [self._change(region, change, now_ms, effects, asked) for change in command.changes])
 
@@ -315,7 +316,7 @@ class EventChanges:
         fields = Selectable(self._matching.formats, message.format, message.payload, annotations=annotations)
         is_selected, admission = self._matching.is_selected, self._admission
         wanting = [each for each in found if each.selector is None or is_selected(each.selector, fields)]
-        full = [each for each in wanting if admission.limits.refusal(each) is not None]
+        full = [each for each in wanting if refusal(each) is not None]
         admission.note_gave_way(full)
         return admission.takers(full, wanting)
 

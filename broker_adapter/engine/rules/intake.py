@@ -18,6 +18,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.message_runs import MessageRun
+from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import (
@@ -30,7 +31,6 @@ from broker_adapter.engine.records.layout import (
     short_name,
     stream_key,
 )
-from broker_adapter.settings import EngineSettings
 
 
 class Intake:
@@ -41,8 +41,9 @@ class Intake:
         next_message: the number of the next message.
     """
 
-    def __init__(self, settings: EngineSettings, totals: Totals, *, durable: bool) -> None:
-        self._settings = settings
+    def __init__(self, directory: Directory, totals: Totals, *, durable: bool) -> None:
+        self._directory = directory
+        self._settings = directory.settings
         self._totals = totals
         self._durable = durable
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
@@ -56,8 +57,10 @@ class Intake:
             self._used_ms = max(self._used_ms, sequences.used_ms)
 
     def is_over(self, message: c.NewMessage, now_ms: int) -> bool:
-        """Whether a message has expired already, and is to be dropped; with an expiry queue it expires in its queue."""
-        if message.expires_at_ms is None or message.expires_at_ms > now_ms or self._settings.expiry_queue is not None:
+        """Whether a message has expired already, and is to be dropped; with expiry queues it expires in its queue."""
+        if message.expires_at_ms is None or message.expires_at_ms > now_ms:
+            return False
+        if self._directory.policies.has_expiry_queues:
             return False
         self._totals.expired += 1
         return True

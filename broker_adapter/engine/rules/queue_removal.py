@@ -13,6 +13,7 @@ from broker_adapter.engine.commands.failures import deleted
 from broker_adapter.engine.commands.identities import LastNumbers
 from broker_adapter.engine.queues.consumers import Consumers
 from broker_adapter.engine.queues.directory import Client, Directory, is_volatile, shown_name
+from broker_adapter.engine.queues.limits import drops_oldest
 from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import queue_key
@@ -77,12 +78,16 @@ class QueueRemoval:
         self.end_queue(queue, effects)
 
     def give_way(self, totals: Totals, effects: Effects) -> None:
-        """Carry out what the option ``full_subscription`` says of the subscriptions that gave way in this decision.
+        """Carry out what ``full_subscription`` and ``when_full`` say of the queues that gave way in this decision.
 
         A later command of the decision may have ended one of them, or attached a reader to it.
         """
-        way = self._directory.settings.full_subscription
         for queue, left_out in self._admission.gave_way.items():
+            way = self._admission.way_of(queue)
+            if queue.record.kind == "queue":
+                if drops_oldest(queue):
+                    effects.overfull.append(queue.id)
+                continue
             if queue.record.kind != "subscription":
                 continue
             is_read = queue.consumers or queue.leaving
@@ -147,11 +152,14 @@ class QueueRemoval:
 
 
 def note_dropped(queue: QueueState, messages: int, totals: Totals, effects: Effects) -> None:
-    """Note that messages of a subscription were dropped, since it is full and nobody reads it."""
+    """Note that messages were dropped of a queue that is full, or of a subscription that nobody reads beside."""
     queue.dropped += messages
     totals.dropped += messages
+    is_queue = queue.record.kind == "queue"
     effects.warn(
         ("dropped", queue.id),
-        "! subscription %s is full, and nobody reads it: %s dropped since the start (option full_subscription)",
-        *(shown_name(queue), counted(queue.dropped, "message", ("was", "were"))),
+        "! %s %s is full%s: %s dropped since the start (%s)",
+        *(queue.record.kind, shown_name(queue), "" if is_queue else ", and nobody reads it"),
+        counted(queue.dropped, "message", ("was", "were")),
+        queue.settings.named("when_full") if is_queue else "option full_subscription",
     )

@@ -15,6 +15,7 @@ from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.message_runs import run_of
 from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.limits import refusal
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import short_name
@@ -86,7 +87,6 @@ class Sends:
         admission = self._admission
         max_bytes = self._settings.max_message_bytes
         store, streams = self._store, self._streams
-        limit, limit_bytes = admission.limits.messages, admission.limits.bytes
         if self._take_run(blocked, targets, now_ms, effects):
             effects.answer(command, blocked.errors)
             return True
@@ -116,16 +116,17 @@ class Sends:
                 wanting = asked
             giving_way: tuple[QueueState, ...] = ()
             for queue in wanting:
+                settings = queue.settings
                 if (
                     promised
-                    or (limit is not None and queue.depth >= limit)
-                    or (limit_bytes is not None and queue.bytes >= limit_bytes)
+                    or (settings.max_messages is not None and queue.depth >= settings.max_messages)
+                    or (settings.max_bytes is not None and queue.bytes >= settings.max_bytes)
                 ):  # else it takes the message, without a call for each
-                    refusal = admission.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
-                    if refusal is not None and admission.gives_way(queue):
+                    refused = refusal(queue, *promised.get(queue.id, (0, 0)))
+                    if refused is not None and admission.gives_way(queue):
                         giving_way = *giving_way, queue
-                    elif refusal is not None:
-                        full, reason = queue, refusal
+                    elif refused is not None:
+                        full, reason = queue, refused
                         break
             size = 0
             if message.persistent and admission.blocked_because:
@@ -190,9 +191,10 @@ class Sends:
         run = run_of(command.messages[blocked.index :] if blocked.index else command.messages)
         if run is None or max(run.sizes) > self._settings.max_message_bytes:
             return False
-        queue, limits = targets[0], admission.limits
-        if (limits.messages is not None and queue.depth + len(run.messages) > limits.messages) or (
-            limits.bytes is not None and queue.bytes + sum(run.sizes) > limits.bytes
+        queue = targets[0]
+        most, most_bytes = queue.settings.max_messages, queue.settings.max_bytes
+        if (most is not None and queue.depth + len(run.messages) > most) or (
+            most_bytes is not None and queue.bytes + sum(run.sizes) > most_bytes
         ):
             return False
         if run.persistent and (admission.blocked_because or admission.room is not None):

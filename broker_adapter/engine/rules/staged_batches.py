@@ -17,6 +17,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.commands.identities import LastNumbers, checked_number
 from broker_adapter.engine.queues.directory import Directory, named_queue
+from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import CatalogRecord, RawEntry
@@ -129,7 +130,8 @@ class StagedBatches:
         """Take the room for messages of these sizes, or raise."""
         if sizes:
             have, before = (0, 0) if queue is None else (queue.next_position - 1, queue.bytes)
-            never = self._admission.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
+            settings = self._directory.policies.settings_of(command.target)
+            never = never_taken(settings, "the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
             if never is not None:
                 raise ResourceAllocationException(never)
         if queue is None:
@@ -288,10 +290,15 @@ class StagedBatches:
     def _target_of(self, source: QueueState, effects: Effects) -> QueueState:
         target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
         self._changed[target.id] = target
+        if self._admission.way_of(target) == "drop_oldest":
+            self._admission.note_gave_way((target,))
         return target
 
     def _move_run(self, run: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
         target = self._target_of(source, effects)
+        if target.settings.time_to_live is not None:
+            self._move_one_by_one(run, source, effects)
+            return
         source.remove_run(run, effects, keep_messages=True)
         target.adopt_run(run, effects)
         self._totals.enqueued += len(run)
@@ -302,5 +309,6 @@ class StagedBatches:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
-                target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
+                expires_at_ms = target.expiry(entry.expires_at_ms, self._time.now_ms)
+                target.adopt(entry, entry.lane, entry.flags, expires_at_ms, entry.delivery_count, effects)
                 self._totals.enqueued += 1

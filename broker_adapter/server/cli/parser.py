@@ -108,8 +108,8 @@ def _make_parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a store to AMQP 1.0 clients",
         description=(
-            "Serve the queues of a store to AMQP 1.0 clients, until SIGINT or SIGTERM. SIGHUP: read the users and the"
-            " certificates again. Without --users every client may"
+            "Serve the queues of a store to AMQP 1.0 clients, until SIGINT or SIGTERM. SIGHUP: read the users, the"
+            " certificates and the settings of queues again. Without --users every client may"
             " log in. On an address that other machines can reach, users and TLS are required, or --insecure."
         ),
     )
@@ -132,6 +132,12 @@ def _make_parser() -> argparse.ArgumentParser:
         type=text_argument,
         metavar="LIST",
         help="addresses that clients are told to use when this server ends: HOST:PORT,HOST:PORT,...; see: announce",
+    )
+    serving.add_argument(
+        "--config",
+        default=os.environ.get("HOLDFAST_CONFIG") or None,
+        metavar="FILE",
+        help="settings of single queues, see: config example; default: $HOLDFAST_CONFIG",
     )
     serving.add_argument(
         "--insecure",
@@ -251,6 +257,25 @@ def _make_parser() -> argparse.ArgumentParser:
 
     add_client_commands(lambda name, text: _client(commands, name, text, destination=False))
     add_store_commands(commands)
+
+    configuring = commands.add_parser(
+        "config",
+        help="check or show a file with the settings of single queues, or print an example",
+        description="check: whether a server takes the file.  show: its policies, or with --queue what holds for that"
+        " queue, and where it is from; options of the server are not known here.  example: a file with every setting"
+        " as a comment.",
+    )
+    configuring.add_argument("action", choices=["check", "show", "example"])
+    configuring.add_argument(
+        "file",
+        nargs="?",
+        default=os.environ.get("HOLDFAST_CONFIG") or None,
+        metavar="FILE",
+        help="default: $HOLDFAST_CONFIG; see: serve --config",
+    )
+    configuring.add_argument("--queue", type=text_argument, metavar="QUEUE", help="show: the name of a queue")
+    configuring.add_argument("--json", action="store_true", help="one JSON object a line")
+    configuring.set_defaults(run=command("config_commands", "config"))
 
     managing = commands.add_parser(
         "user",

@@ -1,7 +1,7 @@
 """The command ``holdfast serve``: a store as an AMQP 1.0 server, until a signal ends it.
 
-SIGHUP has it read its users and certificates again.  It logs to the standard error stream, and so has no log file to
-open again.
+SIGHUP has it read its users, its certificates and the settings of its queues again.  It logs to the standard error
+stream, and so has no log file to open again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.config_file import read_policies
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.store.files import DATA
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import StoreCorruptException
@@ -56,6 +58,7 @@ def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails."""
     host, port = _address(options.listen)
     engine_settings, server_settings = settings_of(options.option)
+    policies = Policies(engine_settings, read_policies(options.config) if options.config else ())
     servers = servers_from(listed(options.failover_servers))
     users = UsersFile(options.users) if options.users else None
     certificates = _certificates(options)
@@ -80,7 +83,7 @@ def serve(options: argparse.Namespace) -> int:
     before, after = raise_soft_limit()
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
-    broker = Broker(engine_settings, options.data)
+    broker = Broker(engine_settings, options.data, policies)
     told: _Told = queue.SimpleQueue()  # its put() may be interrupted by another signal's
     plain = certificates is not None or is_loopback(host)
     listener = Listener(
@@ -92,6 +95,8 @@ def serve(options: argparse.Namespace) -> int:
     def look(*, reloads: bool) -> None:
         if users is not None and reloads:
             users.reload()
+        if options.config and reloads:
+            _reload_policies(options.config, broker)
         if certificates is not None:
             if reloads:
                 certificates.reload()
@@ -141,8 +146,19 @@ def _wait(told: _Told, look: Callable[..., None]) -> None:
         with contextlib.suppress(queue.Empty):
             if told.get(timeout=_LOOK_SECONDS) != signal.SIGHUP:
                 return
-            _log.info("= SIGHUP: reading the users and the certificates again")
+            _log.info("= SIGHUP: reading the users, the certificates and the settings of queues again")
             look(reloads=True)
+
+
+def _reload_policies(path: str, broker: Broker) -> None:
+    """Read the settings of queues again.  A file that cannot be read or understood changes nothing, and is logged."""
+    try:
+        policies = read_policies(path)
+    except ValueError as error:
+        _log.error("! the settings of queues stay as they were: %s", error)
+        return
+    broker.use_policies(Policies(broker.settings, policies))
+    _log.info("= configuration %s was read again: %s", path, f"{len(policies)} [[policy]]")
 
 
 def _say(text: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from broker_adapter.config_file import shown_value
 from broker_adapter.destination import checked_name
 from broker_adapter.server.announcements import ANNOUNCE
 from broker_adapter.server.cli.tools import check_subscription, confirmed, connected, listed, say, table, warn
@@ -22,8 +23,13 @@ def stat(options: argparse.Namespace) -> int:
     """Print figures of a server and its queues, or of one queue."""
     with connected(options) as (transport, _):
         statistics = transport.request("statistics", {}, None)
-    if options.destination is not None:
-        return _stat_of_one(options, [each for each in statistics["queues"] if each["name"] == options.destination])
+        if options.destination is not None:
+            found = [each for each in statistics["queues"] if each["name"] == options.destination]
+            for each in found:
+                if each["kind"] in ("queue", "topic"):
+                    arguments = {"destination": each["name"], "kind": each["kind"]}
+                    each["settings"] = transport.request("queue_settings", arguments, None)
+            return _stat_of_one(options, found)
     if options.json:
         say(json.dumps(statistics))
         return 0
@@ -53,9 +59,18 @@ def _stat_of_one(options: argparse.Namespace, found: Sequence[dict[str, Any]]) -
             continue
         if number:
             say("")
+        settings = each.pop("settings", {})
         for name, value in _shown(each).items():
             _say_figure(name, value)
+        if settings:
+            say("")
+            table(("setting", "value", "from"), setting_rows(settings), texts=3)
     return 0
+
+
+def setting_rows(settings: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The rows of a table of settings: name, value, and where it is from."""
+    return [(name, shown_value(value), source) for name, (value, source) in settings.items()]
 
 
 def _shown(queue: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Consumer:
     presettled: bool  #: the engine settles what it hands out
     slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
     max_message_bytes: int  #: of the largest message that the client takes
+    destination: Destination  #: what it receives from
     settles: bool = False  #: what is sent is settled for the client, and accepted for the engine then
     handed: int = 0  #: the engine's number of the last delivery that the connection's thread has taken
     since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
@@ -33,7 +34,6 @@ class Consumer:
     detached: bool = False
     browses: bool = False  #: it gets copies
     is_second: bool = False  #: the client settles once we have
-    dead_letters: bool = False  #: of the dead-letter queue
     #: The peer's number of a delivery → the engine's; where it gets batches, the engine's → the engine's.
     unsettled: dict[int, int] = attrs.field(factory=dict)
     batches: int | None = None  #: the client's number of a consumer that gets batches

@@ -34,7 +34,7 @@ from broker_adapter.amqp.messages.payloads import as_amqp, with_place
 from broker_adapter.amqp.messages.stored_message import undecodable, with_delivery
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, KEEP_ORDER_CAPABILITY, OUTCOMES
-from broker_adapter.destination import Destination, queue, topic
+from broker_adapter.destination import Destination, topic
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
@@ -86,7 +86,6 @@ class Consumers:
         coordinator: takes the settlements of transactions.
         batched: those that get batches.
         settings: the server's limits.
-        dead_letter_queue: its name.
         clock: a steady one, in seconds.
         log: writes a warning, whose kind comes first, unless there were too many of that kind.
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
@@ -105,7 +104,6 @@ class Consumers:
         coordinator: Coordinator,
         batched: BatchedConsumers,
         settings: ServerSettings,
-        dead_letter_queue: str,
         log: Callable[..., None],
         clock: Callable[[], float],
         authorize: Callable[[str, Destination | None], None],
@@ -130,8 +128,7 @@ class Consumers:
         self._most_output_bytes = settings.max_output_bytes
         #: Bytes that wait for the client above which deliveries go back to the engine.
         self._most_waiting_bytes = settings.max_connection_bytes // 4
-        self._dead_letters = queue(dead_letter_queue)
-        self._set_aside = SetAside(calls, self._dead_letters, log)
+        self._set_aside = SetAside(calls, log)
         self._log = log
         self._clock = clock
         self._converted = 0  #: bytes of messages that were converted since the clock was last read
@@ -211,13 +208,12 @@ class Consumers:
         settles = event.presettled and not browse and event.max_message_bytes is not None
         presettled = (event.presettled or browse) and not settles
         max_message_bytes = event.max_message_bytes or sys.maxsize
-        consumer = Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, settles)
+        consumer = Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, destination, settles)
         if subscription is not None and subscription.durable:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
         consumer.browses = browse
         consumer.is_second = event.is_second
-        consumer.dead_letters = destination == self._dead_letters
         consumer.batches = self._batched.number_of(event)
 
         output, calls, most_waiting = self._output, self._calls, self._most_waiting_bytes
@@ -610,7 +606,7 @@ class Consumers:
                 try:
                     data = with_delivery(as_amqp(form, payload), failures, added)
                 except MessageFormatException as error:
-                    if not consumer.dead_letters:
+                    if not self._calls.settings_of(consumer.destination).takes_dead_letters:
                         self._set_aside.set_aside(consumer, number, form, payload, error)
                         consumer.credit += 1  # the engine used it, the client did not
                         continue

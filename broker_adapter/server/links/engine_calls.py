@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.policies import Policies, QueueSettings
 from broker_adapter.settings import EngineSettings
 
 #: So many settlements, in one command or several, are answered, and count in ``settling`` until then.
@@ -27,6 +28,10 @@ class ConnectionEngine(Protocol):
     settings: EngineSettings
     unique: str
     run: str
+
+    @property
+    def policies(self) -> Policies:
+        """The settings of queues."""
 
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands; the answers come through their ``reply``, from another thread."""
@@ -72,6 +77,10 @@ class EngineCalls:
         """The engine's number of a client that it has admitted."""
         assert self.client is not None
         return self.client
+
+    def settings_of(self, destination: Destination) -> QueueSettings:
+        """Return what holds now for a queue, or the subscriptions of a topic."""
+        return self._engine.policies.settings_of(destination)
 
     def submit(self) -> None:
         """Hand the deferred commands over to the engine."""

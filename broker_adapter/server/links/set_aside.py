@@ -18,17 +18,12 @@ class SetAside:
 
     Args:
         calls: to the engine.
-        dead_letters: the dead-letter queue.
         log: writes a warning, whose kind comes first, unless there were too many of that kind.
     """
 
-    def __init__(self, calls: EngineCalls, dead_letters: Destination, log: Callable[..., None]) -> None:
+    def __init__(self, calls: EngineCalls, log: Callable[..., None]) -> None:
         self._calls = calls
-        self._dead_letters = dead_letters
         self._log = log
-
-    def __repr__(self) -> str:
-        return f"<SetAside {self._dead_letters.name!r}>"
 
     def set_aside(
         self, consumer: Consumer, number: int, form: int, payload: bytes, error: MessageFormatException
@@ -49,14 +44,17 @@ class SetAside:
             self._log("undecodable", "! a browser is not sent a message that cannot be decoded: %s", error.reason)
             return
         # The engine has dropped it already, and what it knew beside the payload.
+        dead_letters = self._calls.settings_of(consumer.destination).dead_letter_queue
         self._log(
             "undecodable",
             "! a message for a consumer that settles nothing cannot be decoded, and goes into the queue %s: %s",
-            *(self._dead_letters.name, error.reason),
+            *(dead_letters, error.reason),
         )
         calls = self._calls
         message = c.NewMessage(form, payload)
-        calls.defer(c.Enqueue(calls.known_client, self._dead_letters, [message], calls.reply(self._on_set_aside)))
+        calls.defer(
+            c.Enqueue(calls.known_client, Destination(dead_letters), [message], calls.reply(self._on_set_aside))
+        )
 
     def _on_set_aside(self, result: Any) -> None:
         error = result[0] if isinstance(result, (list, tuple)) else result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.queues.policies import Policies, Policy
 from broker_adapter.engine.records.layout import decode_annotations
 from broker_adapter.engine.store.room import Room
 from broker_adapter.envelope import Identity
@@ -24,10 +26,15 @@ DURABLE = Subscription("s", durable=True, shared=False)
 class Rules:
     """A state whose time is set by hand.  Each call is one ``decide``."""
 
-    def __init__(self, *, durable: bool = True, **settings: Any) -> None:
+    def __init__(self, *, durable: bool = True, policies: Sequence[Policy] = (), **settings: Any) -> None:
         self.annotations: dict[bytes, bytes | None] = {}  #: of all entries, as the stores would have them
+        engine = EngineSettings(**settings)
         self.state = BrokerState(
-            EngineSettings(**settings), durable=durable, secret=b"s", read_annotations=self._read_annotations
+            engine,
+            durable=durable,
+            secret=b"s",
+            read_annotations=self._read_annotations,
+            policies=Policies(engine, policies),
         )
         self.now_ms = 1_000_000
         self.effects = Effects()
@@ -46,6 +53,10 @@ class Rules:
         if isinstance(replies[0], JMSException):
             raise replies[0]
         return replies[0]
+
+    def use(self, *policies: Policy) -> None:
+        """Have other policies."""
+        self.do(c.UsePolicies(Policies(self.state.settings, policies)))
 
     def pass_time(self, ms: int) -> Effects:
         self.now_ms += ms

@@ -12,6 +12,7 @@ from broker_adapter.amqp.messages.payloads import decode_received, format_of
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.policies import Policies, policy
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.engine.driving import WAIT, connect, depth
@@ -30,6 +31,19 @@ def test_a_stored_message_that_cannot_be_read_is_a_dead_letter_and_uses_no_credi
     assert client.bodies(link) == ["good"]
     client.rest()
     assert depth(broker, "DLQ") == 1
+
+
+def test_what_cannot_be_read_goes_to_the_dead_letter_queue_of_its_own_queue_and_stays_there(broker: Broker) -> None:
+    broker.call(c.UsePolicies(Policies(broker.settings, [policy("q.*", {"dead_letter_queue": "q.dead"})])), WAIT)
+    client = Client(broker).open()
+    for name, presettled in (("held", False), ("settled", True)):
+        put(broker, f"q.{name}", b"nonsense", format=ENVELOPE_FORMAT)
+        put(broker, f"q.{name}", encoded(name))
+        client.receive(client.receiver(f"q.{name}", 1, name=name, presettled=presettled), 1)
+        client.rest()
+    assert (depth(broker, "q.dead"), depth(broker, "DLQ")) == (2, 0)
+    link = client.receiver("q.dead", 2, name="dead")
+    assert len(client.receive(link, 2)) == 2
 
 
 def broken(broker: Broker, count: int, good: bytes) -> None:

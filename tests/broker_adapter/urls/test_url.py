@@ -34,6 +34,9 @@ def test_an_embedded_engine_has_a_directory_or_none() -> None:
     named = parse_url("embedded:?memory=some%20shop&prefetch_messages=3")
     assert isinstance(named, EmbeddedURL)
     assert (named.path, named.memory, named.engine_options) == (None, "some shop", frozenset())
+    configured = parse_url("embedded:data?config=a%20b.toml")
+    assert isinstance(configured, EmbeddedURL)
+    assert (configured.path, configured.config) == ("data", "a b.toml")
 
 
 def test_a_network_address_has_its_parts() -> None:
@@ -72,6 +75,7 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
         ("embedded:./data?memory=shop", "memory='shop' names an engine in memory, and './data' is a directory"),
         ("amqp://h?memory=shop", "'memory' is an option of embedded: URLs"),
+        ("amqp://h?config=shop.toml", "'config' is an option of embedded: URLs"),
         ("embedded:?prefetch_messages=1&prefetch_messages=2", "given twice"),
         ("embedded:?prefetch_messages", "not of the form name=value"),
         ("embedded:?prefetch_messages=many", "prefetch_messages='many' is not a number"),

@@ -211,8 +211,11 @@ def test_idle_queues_are_checked_only_where_an_option_deletes_them(
         broker._background.add_due(1, due_ms, commands)
         (command,) = [each for each in commands if isinstance(each, c.DeleteIdle)]
         assert command.reply is not None
-        command.reply([("queue", "q", 1)])
-    assert "queue q was deleted, with 1 message: it was not used for 2 s" in caplog.text
+        command.reply([("queue", "q", 1, "2 s (option delete_idle_queues_seconds)")])
+    assert (
+        "queue q was deleted, with 1 message: it was not used for 2 s (option delete_idle_queues_seconds)"
+        in caplog.text
+    )
     command.reply(JMSException("the engine stopped"))
 
 

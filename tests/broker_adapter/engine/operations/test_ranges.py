@@ -13,6 +13,7 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.operations.steps import QUEUES_AT_ONCE
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.store.maintenance import check_store, quarantined
 from broker_adapter.errors import (
     IllegalStateException,
@@ -190,9 +191,9 @@ def test_a_queue_made_again_after_a_restart_is_another_one_of_which_nothing_is_s
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = broker._state.directory
-    directory.settings = attrs.evolve(
-        directory.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
-    )
+    directory.settings = attrs.evolve(directory.settings, delete_idle_subscriptions_seconds=60.0)
+    directory.policies = Policies(EngineSettings(delete_idle_queues_seconds=60.0))
+    broker._background._idle_check_ms = 1 << 62  # only this test deletes them
     now = time.monotonic_ns() // 1_000_000
     monkeypatch.setattr("broker_adapter.engine.broker._elapsed_ms", lambda: now)
     client = connect(broker)

@@ -13,7 +13,8 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.queues.limits import QueueLimits
+from broker_adapter.engine.queues.limits import never, refusal
+from broker_adapter.engine.queues.policies import QueueSettings
 from broker_adapter.errors import ResourceAllocationException, TransactionRolledBackException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -26,6 +27,7 @@ FULL = 5
 
 @attrs.define
 class Some:
+    settings: QueueSettings
     depth: int
     bytes: int
     consumers: tuple[object, ...] = ()
@@ -34,46 +36,55 @@ class Some:
         return "queue 'some'", "holdfast purge some"
 
 
+def limited(messages: int | None, size: int | None, policy: str | None = None) -> QueueSettings:
+    patterns = {} if policy is None else {"max_messages": policy, "max_bytes": policy}
+    return QueueSettings(max_messages=messages, max_bytes=size, patterns=patterns)
+
+
 @pytest.mark.parametrize(
-    ("limits", "more", "refused"),
+    ("settings", "more", "refused"),
     [
-        (QueueLimits(None, None), (10**9, 10**12), None),
-        (QueueLimits(4, None), (0, 0), None),
-        (QueueLimits(3, None), (0, 0), "3 messages, limit 3 (option max_queue_messages), 0 consumers"),
-        (QueueLimits(3, None), (-1, -100), None),
-        (QueueLimits(5, None), (2, 20), "3 messages and 2 more, limit 5"),
-        (QueueLimits(None, 300), (0, 0), "300 bytes, limit 300 (option max_queue_bytes)"),
-        (QueueLimits(None, 301), (0, 0), None),
-        (QueueLimits(None, 300), (-1, -1), None),
-        (QueueLimits(2, None), (-1, 0), "3 messages less 1 that are taken with it, limit 2"),
+        (limited(None, None), (10**9, 10**12), None),
+        (limited(4, None), (0, 0), None),
+        (limited(3, None), (0, 0), "3 messages, limit 3 (option max_queue_messages), 0 consumers"),
+        (limited(3, None), (-1, -100), None),
+        (limited(5, None), (2, 20), "3 messages and 2 more, limit 5"),
+        (limited(None, 300), (0, 0), "300 bytes, limit 300 (option max_queue_bytes)"),
+        (limited(None, 301), (0, 0), None),
+        (limited(None, 300), (-1, -1), None),
+        (limited(2, None), (-1, 0), "3 messages less 1 that are taken with it, limit 2"),
+        (limited(3, None, "s.>"), (0, 0), "limit 3 (max_messages of policy 's.>'), 0 consumers; receive its messages"),
+        (limited(None, 3, "s.>"), (0, 0), "limit 3 (max_bytes of policy 's.>')"),
     ],
 )
 def test_a_queue_takes_a_message_below_its_limits(
-    limits: QueueLimits, more: tuple[int, int], refused: str | None
+    settings: QueueSettings, more: tuple[int, int], refused: str | None
 ) -> None:
-    refusal = limits.refusal(Some(3, 300), *more)
-    assert (refusal is None) is (refused is None)
-    assert refused is None or (refusal is not None and refused in refusal and "'some' is full" in refusal)
+    why = refusal(Some(settings, 3, 300), *more)
+    assert (why is None) is (refused is None)
+    assert refused is None or (why is not None and refused in why and "'some' is full" in why)
+    assert why is None or why.endswith("or raise the limit" if settings.patterns else "or raise the option")
 
 
 @pytest.mark.parametrize(
-    ("limits", "refused"),
+    ("settings", "refused"),
     [
-        (QueueLimits(1, None), "1 message, limit 1 (option max_queue_messages), 1 consumer;"),
-        (QueueLimits(None, 1), "1 byte, limit 1 (option max_queue_bytes)"),
+        (limited(1, None), "1 message, limit 1 (option max_queue_messages), 1 consumer;"),
+        (limited(None, 1), "1 byte, limit 1 (option max_queue_bytes)"),
     ],
 )
-def test_one_message_byte_or_consumer_is_singular_in_the_error(limits: QueueLimits, refused: str) -> None:
-    assert refused in str(limits.refusal(Some(1, 1, consumers=(object(),))))
-    assert "it has 2 messages for one queue" in str(QueueLimits(1, None).never("it", 2, 0))
+def test_one_message_byte_or_consumer_is_singular_in_the_error(settings: QueueSettings, refused: str) -> None:
+    assert refused in str(refusal(Some(settings, 1, 1, consumers=(object(),))))
+    assert "it has 2 messages for one queue" in str(never(limited(1, None), "it", 2, 0))
 
 
 def test_what_is_larger_than_an_empty_queue_never_finds_room() -> None:
-    limits = QueueLimits(10, 1000)
-    assert limits.never("it", 10, 999) is None
-    assert "11 messages" in str(limits.never("it", 11, 0))
-    assert "more than 1000 bytes" in str(limits.never("it", 1, 1000))
-    assert QueueLimits(None, None).never("it", 10**9, 10**12) is None
+    limits = limited(10, 1000)
+    assert never(limits, "it", 10, 999) is None
+    assert "11 messages" in str(never(limits, "it", 11, 0))
+    assert "more than 1000 bytes" in str(never(limits, "it", 1, 1000))
+    assert "limit 10 (max_messages of policy 'x')" in str(never(limited(10, None, "x"), "it", 11, 0))
+    assert never(limited(None, None), "it", 10**9, 10**12) is None
 
 
 @pytest.fixture(params=["messages", "bytes"])

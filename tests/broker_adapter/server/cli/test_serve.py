@@ -137,6 +137,45 @@ def test_a_hangup_of_a_server_without_users_and_certificates_is_logged(tmp_path:
         assert server.stop() == 0
 
 
+def test_a_hangup_has_it_read_the_settings_of_queues_again_and_a_broken_file_changes_nothing(tmp_path: Path) -> None:
+    log, file = tmp_path / "log", tmp_path / "holdfast.toml"
+    policy = '[[policy]]\nmatch = "small.*"\nwhen_full = "refuse"\nmax_messages = '
+    file.write_text(f"{policy}1\n")
+
+    def reload(text: str, said: str, times: int = 1) -> None:
+        file.write_text(text)
+        server.signal(signal.SIGHUP)
+        while log.read_text().count(said) < times:
+            assert server.is_running
+            time.sleep(0.01)
+
+    def sent(*bodies: str) -> bool:
+        finished = holdfast("send", "small.q", *bodies, "--url", server.url)
+        assert (finished.returncode == 0) != ("policy 'small.*'" in finished.stderr)
+        return finished.returncode == 0
+
+    with ServerProcess(tmp_path / "data", "--config", str(file), log=log) as server:
+        assert [sent("1"), sent("2")] == [True, False]
+        reload(f"{policy}2\n", "was read again: 1 [[policy]]")
+        assert [sent("2"), sent("3")] == [True, False]
+        reload(f"{policy}x\n", f"the settings of queues stay as they were: {file}:4: Invalid value")
+        reload(f"{policy}0\n", f"the settings of queues stay as they were: {file}:4: max_messages=0 is below")
+        assert not sent("3")
+        reload("", "was read again: 0 [[policy]]")
+        assert sent("3")
+        assert log.read_text().count("stay as they were") == 2
+        assert "Traceback" not in log.read_text()
+        assert server.stop() == 0
+
+
+def test_a_server_does_not_start_with_a_broken_file_that_the_environment_names(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text("[[policy]]\n")
+    finished = holdfast("serve", "--data", str(tmp_path / "data"), HOLDFAST_CONFIG=str(file))
+    assert (finished.returncode, f"{file}:1: match=None is not a pattern" in finished.stderr) == (1, True)
+    assert not (tmp_path / "data").exists()
+
+
 def test_it_refuses_to_listen_where_others_reach_it_without_users_and_tls(tmp_path: Path) -> None:
     finished = holdfast("serve", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     assert finished.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,28 @@ def test_what_drops_messages_needs_a_terminal_or_yes(
     assert f"cannot ask without a terminal: {question} give --yes\n" in finished.stderr
 
 
+def test_a_queue_and_a_topic_are_shown_with_their_settings_and_where_these_are_from(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text('[[policy]]\nmatch = "shop.>"\nmax_messages = 7\nwhen_full = "refuse"\n')
+    given = ("--config", str(file), "--option", "max_deliveries=4")
+    with ServerProcess(tmp_path / "data", *given) as server:
+        url = ("--url", server.url)
+        done("send", "shop.orders", "x", *url)
+        with ConnectionFactory(server.url).create_connection(client_id="me") as connection:
+            session = connection.create_session()
+            session.create_durable_consumer(session.create_topic("shop.news"), "reader")
+        shown = [line.split(maxsplit=2) for line in done("stat", "shop.orders", *url).splitlines()]
+        begin = shown.index(["setting", "value", "from"])
+        assert shown[begin + 1 : begin + 3] == [
+            ["max_deliveries", "4", "option max_deliveries"],
+            ["redelivery_delay_seconds", "0.25", "default"],
+        ]
+        assert ["max_messages", "7", "policy 'shop.>'"] in shown
+        of_topic = json.loads(done("stat", "shop.news", *url, "--json"))["settings"]
+        assert (of_topic["max_messages"], of_topic["when_full"]) == ([7, "policy 'shop.>'"], ["block", "default"])
+        assert "from" not in done("stat", "shop.news:reader", *url), "its topic has them"
+
+
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_at_a_terminal_the_question_is_no_part_of_the_output(server: ServerProcess, more: tuple[str, ...]) -> None:
     refused = answered("n", "purge", "kept", "--url", server.url, *more)
@@ -75,7 +98,9 @@ def test_one_queue_is_shown_alone(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "shown", "abc", *url)
     done("send", "shown too", "x", *url)
-    shown = dict(line.split("  ", 1) for line in done("stat", "shown", *url).splitlines())
+    above, _, settings = done("stat", "shown", *url).partition("\n\n")
+    assert settings.startswith("setting")
+    shown = dict(line.split("  ", 1) for line in above.splitlines())
     figures = {name: value.strip() for name, value in shown.items()}
     assert [figures[name] for name in ("name", "kind", "messages", "consumers", "dropped")] == [
         *("shown", "queue", "1", "0", "0"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from broker_adapter.destination import queue
 from broker_adapter.server.links.consumer import Consumer
 
 
 def consumer() -> Consumer:
-    return Consumer(1, 1, 7, False, slice_bytes=100, max_message_bytes=1000)
+    return Consumer(1, 1, 7, False, slice_bytes=100, max_message_bytes=1000, destination=queue("q"))
 
 
 def test_a_delivery_that_is_taken_is_no_longer_the_clients_and_an_unknown_one_is_ignored() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.policies import Policies, policy
 from broker_adapter.server.links.engine_calls import MOST_SETTLING, EngineCalls
 from broker_adapter.settings import EngineSettings
 
@@ -18,6 +19,7 @@ class Engine:
     """Notes what it is given."""
 
     settings = EngineSettings()
+    policies = Policies(settings, [policy("q", {"dead_letter_queue": "dead"})])
     unique = "unique"
     run = "run"
 
@@ -45,6 +47,15 @@ def test_deferred_commands_are_submitted_together_and_in_order(engine: Engine) -
     calls.submit()
     assert engine.submitted == [[first, second]]
     assert calls.deferred == []
+
+
+def test_the_settings_of_a_queue_are_those_that_hold_now(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    assert calls.settings_of(queue("q")).dead_letter_queue == "dead"
+    assert calls.settings_of(queue("dead")).takes_dead_letters
+    engine.policies = Policies(engine.settings)
+    assert calls.settings_of(queue("q")).dead_letter_queue == "DLQ"
+    assert not calls.settings_of(queue("dead")).takes_dead_letters
 
 
 def test_the_connection_is_woken_once_until_it_has_run_the_callbacks(engine: Engine) -> None:
