@@ -14,10 +14,12 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.policies import Policies, policy
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect, depth, drained, message, payloads
 
 MAX_DELIVERIES = 4
+LIMITS = EngineSettings(window_messages=10, max_deliveries=MAX_DELIVERIES, redelivery_delay_seconds=0)
 
 _steps = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 25), st.integers(0, 9), st.booleans()),
@@ -28,6 +30,7 @@ _steps = st.one_of(
     st.tuples(st.just("reconnect")),
     st.tuples(st.just("commit"), st.integers(0, 1), st.integers(1, 5), st.integers(1, 5)),
     st.tuples(st.just("restart")),
+    st.tuples(st.just("policy"), st.sampled_from([2, MAX_DELIVERIES, 6]), st.sampled_from(["DLQ", "q.dead", "q"])),
 )
 
 
@@ -38,6 +41,7 @@ class Model:
         self.waiting: dict[bytes, tuple[int, bool]] = {}  #: body → (lane, persistent); in the order of their sends
         self.failures: dict[bytes, int] = {}  #: at least so often a delivery of it has failed
         self.dead: set[bytes] = set()
+        self.most: int | None = MAX_DELIVERIES  #: failures until it is dead
         self.next = 0
 
     def new(self, count: int, priority: int, persistent: bool) -> list[c.NewMessage]:
@@ -52,7 +56,7 @@ class Model:
     def ended(self, body: bytes, outcome: Outcome) -> None:
         if outcome is Outcome.ACCEPTED:
             del self.waiting[body]
-        elif outcome is Outcome.REJECTED:
+        elif outcome is Outcome.REJECTED and self.most is not None:
             self.dead.add(body)
             del self.waiting[body]
         elif outcome is not Outcome.RELEASED:
@@ -60,7 +64,7 @@ class Model:
 
     def failed(self, body: bytes) -> None:
         self.failures[body] = self.failures.get(body, 0) + 1
-        if self.failures[body] >= MAX_DELIVERIES:
+        if self.most is not None and self.failures[body] >= self.most:
             self.dead.add(body)
             del self.waiting[body]
 
@@ -81,11 +85,11 @@ class History:
         self.model = Model()
         self.held: list[tuple[int, Inbox, list[c.Handout]]] = []  #: consumer, its inbox, what it holds
         self.number = 0
+        self.policies = Policies(LIMITS)
         self._start()
 
     def _start(self) -> None:
-        limits = EngineSettings(window_messages=10, max_deliveries=MAX_DELIVERIES, redelivery_delay_seconds=0)
-        self.broker = Broker(limits, self.path)
+        self.broker = Broker(LIMITS, self.path, self.policies)
         self.broker._state.directory.memory.cycle_handouts = 3
         self.client = connect(self.broker)
 
@@ -158,6 +162,13 @@ class History:
         for handout in ending:
             self.model.ended(handout.payload, Outcome.ACCEPTED)
 
+    def policy(self, most: int, dead_letters: str) -> None:
+        """Other settings for the queue, which may become a dead-letter queue, as it is its own: nothing leaves it."""
+        given = {"max_deliveries": most, "dead_letter_queue": dead_letters}
+        self.policies = Policies(LIMITS, [policy("q", given)])
+        self.model.most = None if dead_letters == "q" else most
+        self.broker.call(c.UsePolicies(self.policies), WAIT)
+
     def restart(self) -> None:
         if self.path is None:
             return
@@ -184,7 +195,7 @@ class History:
         waiting = self.model.in_order()
         assert depth(self.broker, "q") == len(waiting)
         assert payloads(drained(self.broker, self.client, "q")) == waiting
-        dead = payloads(drained(self.broker, self.client, "DLQ"))
+        dead = [each for name in ("DLQ", "q.dead") for each in payloads(drained(self.broker, self.client, name))]
         assert len(dead) == len(set(dead))
         assert self.model.dead <= set(dead)
 
