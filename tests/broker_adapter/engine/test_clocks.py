@@ -166,7 +166,7 @@ def test_a_queue_or_subscription_is_idle_by_the_monotonic_clock() -> None:
     def deleted(now_ms: int, elapsed_ms: int) -> list[Any]:
         replies = rules.state.decide([c.DeleteIdle(print)], now_ms, elapsed_ms).replies
         found: list[Any] = replies[-1][1]
-        return [name for _, name, _ in found]
+        return [name for _, name, *_ in found]
 
     assert deleted(rules.now_ms + 2 * HOUR_MS, elapsed_ms + 1000) == [], "the clock was set"
     assert deleted(rules.now_ms - HOUR_MS, elapsed_ms + HOUR_MS + 1000) == ["'s' of client id 'me' on 'news'", "'q'"]
