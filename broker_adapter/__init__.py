@@ -66,7 +66,7 @@ from broker_adapter.own_threads import hand_over_log, may_wait, never_wait
 from broker_adapter.range_block import RangeBlock, block_of, unpacked_block
 from broker_adapter.refusals import not_browsable
 from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
-from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
+from broker_adapter.settings import LARGEST_WINDOW, AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
 from broker_adapter.transport import (
     Credentials,
@@ -93,6 +93,7 @@ from broker_adapter.version import PRODUCT, own_version
 from broker_adapter.wording import counted, in_seconds
 
 __all__ = [
+    "LARGEST_WINDOW",
     "without_reserved",
     "BodyForm",
     "ENVELOPE_OCTET",

@@ -13,6 +13,8 @@ import attrs
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+#: The most messages that a consumer holds ahead where ``prefetch_messages`` does not say how many.
+LARGEST_WINDOW = 500
 
 
 def _option(
@@ -47,9 +49,10 @@ def _limit(default: Any, text: str, *, least: float | None = None, most: float |
 class ClientSettings:
     """What a connection of the SDK does, on every transport."""
 
-    prefetch_messages: int = _option(
-        500,
-        "messages that the consumer may hold ahead of the application; 0: one at a time; a browser: at least 50",
+    prefetch_messages: int | None = _option(
+        None,
+        "messages that the consumer may hold ahead of the application; 0: one at a time; none: what it consumes in half"
+        f" a second, 1 to {LARGEST_WINDOW}; a browser: at least 50, and {LARGEST_WINDOW} by default",
         least=0,
         most=32767,
     )

@@ -446,7 +446,7 @@ class Session(MessageFactory):
             )
             link = consumer._prefetch.link = state.attach(spec, sink)
             if state.acknowledgements is not None:
-                state.acknowledgements.widen(prefetch)
+                state.acknowledgements.widen(consumer._prefetch.most)
             sink.link = link
             self._links.sinks[link] = sink
             self._links.consumers[link] = consumer
@@ -677,7 +677,7 @@ def _check_reliability(destination: Destination, mode: AcknowledgeMode) -> None:
             raise InvalidDestinationException(f"{str(destination)!r} cannot be used here: {reason}")
 
 
-def _prefetch_for(destination: Destination, subscription: Subscription | None, settings: ClientSettings) -> int:
+def _prefetch_for(destination: Destination, subscription: Subscription | None, settings: ClientSettings) -> int | None:
     """Return how many messages a consumer may hold in advance."""
     is_durable = not destination.is_topic or (subscription is not None and subscription.durable)
     prefetch = None if is_durable else settings.topic_prefetch_messages

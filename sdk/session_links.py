@@ -90,7 +90,7 @@ class SessionLinks:
         """A consumer has closed; ``confirmed``: and the broker has said so."""
         self.sinks.pop(consumer._prefetch.link, None)
         if self.consumers.pop(consumer._prefetch.link) and self._state.acknowledgements is not None:
-            self._state.acknowledgements.narrow(consumer._prefetch.size, confirmed=confirmed)
+            self._state.acknowledgements.narrow(consumer._prefetch.most, confirmed=confirmed)
 
     def open_credit(self) -> None:
         """Let messages through to the consumers."""

@@ -100,6 +100,9 @@ class MessageConsumer(Closing):
         if type(limit) is not int or limit < 1:
             raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
         check_timeout(timeout)
+        prefetch = self._sync._prefetch
+        if prefetch.falls_short(limit):
+            await self._worker.run(functools.partial(prefetch.ask_for, limit, _DRAIN_SECONDS))
         return self._take_now(limit) or await self._receive(limit, timeout)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -132,6 +135,7 @@ class MessageConsumer(Closing):
                 if not worker.pending:
                     if consumer._ended():
                         return []
+                    ended = consumer._filter.ended
                     try:
                         found = consumer._receive_ready(limit, pulls=asks_at is not None or timeout is None)
                     except IllegalStateException:
@@ -139,6 +143,8 @@ class MessageConsumer(Closing):
                             return []
                         raise
                     now = time.monotonic()
+                    if is_over and consumer._filter.ended != ended:  # others may wait behind what was not given out
+                        is_over, asks_at = False, now
                     if found or is_over or (deadline is not None and now >= deadline):
                         return found
                     if not state.running and is_poll:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from broker_adapter import (
+    LARGEST_WINDOW,
     BrowserInterruptedException,
     ConnectionLostException,
     Delivery,
@@ -108,7 +109,8 @@ class QueueBrowser:
             JMSException: the broker closed the browser.
         """
         state = self._state
-        window = max(_LEAST_WINDOW, state.settings.prefetch_messages)
+        prefetch = state.settings.prefetch_messages
+        window = LARGEST_WINDOW if prefetch is None else max(_LEAST_WINDOW, prefetch)
         enumeration = self._state.in_one_call(self._open)
         end = self._end
         try:

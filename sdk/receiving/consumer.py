@@ -88,7 +88,7 @@ class MessageConsumer:
         destination: Destination,
         selector: str | None,
         no_local: bool,
-        prefetch: int,
+        prefetch: int | None,
         on_close: Callable[[MessageConsumer, bool], None],
         acknowledge: Acknowledge,
         source: Source | None = None,
@@ -101,7 +101,8 @@ class MessageConsumer:
             destination: where its messages come from.
             selector: which of them, in the selector language; None: all.
             no_local: whether those that its own connection sent are left out.
-            prefetch: messages that it may hold which the application has not received; 0: it asks for each.
+            prefetch: messages that it may hold which the application has not received; 0: it asks for each; None: as
+                many as fit the pace of the application.
             on_close: called once, when the link is detached, with whether the broker has said so.
             acknowledge: what ``message.acknowledge()``, ``reject()`` and ``retry()`` call.
             source: the queue or subscription whose messages are redelivered after a loss; None: none are.
@@ -247,7 +248,8 @@ class MessageConsumer:
         """The next messages: as many as are there, up to a limit, once there is one.
 
         In AUTO they are acknowledged together as the list is returned.  In the other modes it is as if each had been
-        received alone.  The list has what has come, at most ``prefetch_messages``: nothing waits for it to fill.
+        received alone.  The list has what is there, at most ``prefetch_messages`` (500 where that is not given):
+        nothing waits for it to fill.
 
         Args:
             limit: most messages, at least 1.
@@ -263,9 +265,18 @@ class MessageConsumer:
         """
         if type(limit) is not int or limit < 1:
             raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
+        if self._prefetch.falls_short(limit):
+            check_timeout(timeout)
+            self._state.in_one_call(self._ask_for, limit)
         several: list[Message] = []
         self._receive(timeout, None, several, limit)
         return several
+
+    def _ask_for(self, messages: int) -> None:
+        """Have what a call takes that takes more than the window; as far as the broker has it."""
+        if self._state.listening or self._state.dispatching or self._ended():
+            return  # the call itself says so
+        self._prefetch.ask_for(messages, _DRAIN_SECONDS)
 
     def _receive_ready(self, limit: int | None, *, pulls: bool) -> list[Message]:
         """What has come, in one call that waits for nothing; for :mod:`sdk.aio`.

@@ -26,7 +26,7 @@ class DeliveryFilter:
     """Opens the deliveries of one consumer, and settles those that the application does not get.
 
     Attributes:
-        ended: deliveries that it settled, and that the broker does not redeliver.
+        ended: deliveries that ended here, and that the broker does not redeliver.
     """
 
     __slots__ = (
@@ -107,6 +107,7 @@ class DeliveryFilter:
             return None
         # The broker counts a delivery first that may have ended the process.
         if delivery.take_in_hand is not None and not delivery.take_in_hand():
+            self.ended += 1  # it is a dead letter now
             self._prefetch.count_used()
             return None
         return envelope

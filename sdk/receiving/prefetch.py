@@ -3,7 +3,8 @@
 Theory of operation
     The transport pushes deliveries into ``buffer`` as far as it has credit.  With a prefetch of n, credit and buffer
     together are n; when half of it is used up, that half is granted again.  With a prefetch of 0, one credit is granted
-    when ``receive`` or a listener asks, and not before.
+    when ``receive`` or a listener asks, and not before.  Where no prefetch is given, n is what
+    :class:`~sdk.receiving.window.Window` says; a call of ``receive_many`` that takes more asks for that itself.
 
     An empty buffer does not mean an empty queue.  A *drain* tells: the broker answers it when it has sent what it can.
 
@@ -39,6 +40,7 @@ from collections.abc import Sequence
 
 from ack_modes import DeliveryTag, Outcome
 from broker_adapter import (
+    LARGEST_WINDOW,
     ConnectionLostException,
     Delivery,
     IllegalStateException,
@@ -48,6 +50,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import AckRecord, Source, ack_record_for
 from sdk.finalizers import taken_out
+from sdk.receiving.window import Window
 from sdk.session_state import SessionState, log
 
 
@@ -56,6 +59,7 @@ class Prefetch:
 
     Attributes:
         size: messages that it may hold which the application has not received; 0: one is asked for at a time.
+        most: the most that ``size`` may become.
         buffer: what has come and was not delivered.
         link: the transport's number of the consumer's link; -1 until it is attached.
         stale_link: the last link, in the tags of deliveries, that the broker closed; numbers count up.
@@ -71,40 +75,45 @@ class Prefetch:
         "_epoch",
         "_gives_back_until",
         "_granted",
-        "_half",
         "_in_doubt",
         "_is_held",
         "_relinked",
         "_state",
+        "_step",
         "_used",
+        "_window",
         "buffer",
         "closing",
         "gives_back",
         "link",
+        "most",
         "name",
         "size",
         "stale_link",
         "undrained",
     )
 
-    def __init__(self, state: SessionState, name: str, size: int) -> None:
+    def __init__(self, state: SessionState, name: str, size: int | None) -> None:
         """Without a link, and without credit.
 
         Args:
             state: the session's.
             name: of the consumer, for the log.
-            size: messages that it may hold which the application has not received; 0: one is asked for at a time.
+            size: messages that it may hold which the application has not received; 0: one is asked for at a time;
+                None: as many as fit the pace of the application.
         """
         self._state = state
         self.name = name
-        self.size = size
-        self._half = max(1, size // 2)
+        self._window = Window() if size is None else None
+        self.size = 1 if size is None else size
+        self.most = LARGEST_WINDOW if size is None else size
+        self._step = max(1, self.size // 2)  #: used messages for which credit is granted again
         self.buffer: deque[Delivery] = deque()
         self.closing = False
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
         self._granted = 0
         self._arrived = 0
-        self._used = 0  #: messages taken from the buffer whose credit was not granted again
+        self._used = 0  #: messages taken from the buffer whose credit was not granted again; below 0: it holds too many
         self.undrained = False
         self._is_held = False  #: something is being given back: no credit is granted
         self.gives_back = False
@@ -214,7 +223,7 @@ class Prefetch:
         if self.is_away or self.gives_back:
             return
         with self._state.settling:  # another thread may start the connection
-            self._used = 0
+            self._used = min(0, self.size - len(self.buffer))
             missing = self.size - (self._granted - self._arrived) - len(self.buffer)
             if missing > 0:
                 self._grant(missing)
@@ -237,8 +246,14 @@ class Prefetch:
     def count_used(self, messages: int = 1) -> None:
         """Count messages taken from the buffer, and grant credit again when half of the prefetch is used."""
         self._used = used = self._used + messages
-        if used >= self._half and self.size and not self.is_away:
+        if used >= self._step and self.size and not self.is_away:
             self._used = 0
+            window = self._window
+            if window is not None:
+                used = window.refill(used, time.monotonic())
+                self.size, self._step = window.size, window.step
+                if not used:
+                    return
             with contextlib.suppress(ConnectionLostException):  # this message was received all the same
                 self._grant(used)
 
@@ -249,6 +264,28 @@ class Prefetch:
         if not self.size and self._state.running and not self.buffer and self._granted <= self._arrived:
             self._granted = self._arrived
             self._grant(1)
+
+    def falls_short(self, messages: int) -> bool:
+        """Whether one call takes more than is there and than was asked for, by a window that is still small."""
+        wanted = min(messages, self.most)
+        return self._window is not None and wanted > self.size and wanted > len(self.buffer) and self._state.running
+
+    def ask_for(self, messages: int, seconds: float) -> None:
+        """Have the broker send what one call takes, as far as it has that, beyond the window.
+
+        Args:
+            messages: the most that the call takes.
+            seconds: how long to wait for the broker.
+        """
+        self.reset()
+        if self.is_away or self.gives_back:
+            return
+        missing = min(messages, self.most) - (self._granted - self._arrived) - len(self.buffer)
+        if missing > 0:
+            with contextlib.suppress(ConnectionLostException):
+                self._grant(missing)
+                self._used -= missing
+        self.drain_if_there(seconds)
 
     def drain_if_there(self, seconds: float) -> bool:
         """Drain, unless there is nothing to drain because the network is away; returns whether that was done."""

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from ack_modes import Outcome, Settlement
 from broker_adapter import (
+    LARGEST_WINDOW,
     Credentials,
     Delivery,
     Failed,
@@ -63,7 +64,8 @@ class SpoolSource:
                 subscription = Subscription(options.subscription, durable=True, shared=options.client_id is None)
             spec = ReceiverSpec(_SESSION, source_of(options), options.selector, subscription=subscription)
             self._link = self._transport.attach(spec, self._on_deliveries, settings.request_timeout_seconds)
-            self._transport.credit(self._link, max(1, settings.prefetch_messages))
+            window = LARGEST_WINDOW if settings.prefetch_messages is None else max(1, settings.prefetch_messages)
+            self._transport.credit(self._link, window)
         except BaseException:
             self._transport.close(_CLOSE_SECONDS)
             raise

@@ -62,7 +62,7 @@ def test_auto_acknowledgements_that_never_arrived_are_repeated(
     connect: Connect, proxy: Proxy, direct: Connection, name: str, held: Direction
 ) -> None:
     fill(direct, name, 50)
-    client = connect()
+    client = connect("prefetch_messages=50")
     with client.connection.create_session() as session:
         consumer = session.create_consumer(session.create_queue(name))
         received = [consumer.receive(WAIT) for _ in range(10)]

@@ -81,7 +81,7 @@ def test_what_another_consumer_has_by_now_is_told(
     """The server notices the loss; the client reconnects when the other one has what it had acknowledged."""
     name = f"queue {uuid4()}"
     ids = fill(direct, name)
-    client = connect("reconnect_delay_seconds=0.01")
+    client = connect(f"prefetch_messages={COUNT}")
     session = acknowledged_into_the_void(client, proxy, name, mode)
     other = direct.create_session(AcknowledgeMode.CLIENT)
     taking = other.create_consumer(other.create_queue(name))
@@ -121,7 +121,7 @@ def test_nothing_is_reported_where_no_other_consumer_has_them(
 ) -> None:
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect()
+    client = connect(f"prefetch_messages={COUNT}")
     session = acknowledged_into_the_void(client, proxy, name, mode)
     lose_and_restore(client, proxy)
     consumer = session.create_consumer(session.create_queue(name))
@@ -137,7 +137,7 @@ def test_another_subscription_of_the_same_name_keeps_its_messages(
     proxy: Proxy, direct: Connection, connect: Connect, durable: bool
 ) -> None:
     """A durable subscription and one that is not may have the same name (Jakarta Messaging 3.1 section 8.3.3)."""
-    client = connect()
+    client = connect(f"prefetch_messages={COUNT}")
     session, other = client.connection.create_session(), direct.create_session(AcknowledgeMode.CLIENT)
     news = session.create_topic(f"topic {uuid4()}")
     kinds = {True: Session.create_shared_durable_consumer, False: Session.create_shared_consumer}
@@ -182,7 +182,7 @@ def test_what_will_not_be_acknowledged_any_more_is_reported_when_the_session_end
 ) -> None:
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect()
+    client = connect(f"prefetch_messages={COUNT}")
     session = acknowledged_into_the_void(client, proxy, name, AcknowledgeMode.CLIENT)
     other = direct.create_session(AcknowledgeMode.CLIENT)
     taking = other.create_consumer(other.create_queue(name))
@@ -278,7 +278,7 @@ def test_what_the_server_has_refused_to_hear_and_another_has_in_hand_is_told_wit
 ) -> None:
     name = f"queue {uuid4()}"
     ids = fill(direct, name)
-    client = connect("reconnect_delay_seconds=0.01")
+    client = connect(f"prefetch_messages={COUNT}")
     acknowledged_into_the_void(client, proxy, name, AcknowledgeMode.AUTO)
     other = direct.create_session(AcknowledgeMode.CLIENT)
     taking = other.create_consumer(other.create_queue(name))
@@ -305,7 +305,9 @@ def test_what_waits_for_the_confirmation_ends_with_its_session(
     """The connection lives, and the server says nothing."""
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect("synchronous_acknowledge=true&close_timeout_seconds=0.5&request_timeout_seconds=1000")
+    client = connect(
+        f"synchronous_acknowledge=true&close_timeout_seconds=0.5&request_timeout_seconds=1000&prefetch_messages={COUNT}"
+    )
     session = client.connection.create_session(mode)
     consumer = session.create_consumer(session.create_queue(name))
     assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
@@ -339,7 +341,7 @@ def test_a_receive_does_not_wait_for_the_network_with_a_message_that_it_has(
     """Meanwhile another consumer may get what comes behind that message."""
     name = f"queue {uuid4()}"
     fill(direct, name)
-    client = connect("synchronous_acknowledge=true&request_timeout_seconds=1000")
+    client = connect(f"synchronous_acknowledge=true&request_timeout_seconds=1000&prefetch_messages={COUNT}")
     session = client.connection.create_session()
     consumer = session.create_consumer(session.create_queue(name))
     assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)

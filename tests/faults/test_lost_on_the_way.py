@@ -66,7 +66,7 @@ def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(
     with direct.create_session() as sending:
         producer = sending.create_producer(sending.create_queue(name))
         producer.send("seen")
-        client = connect("reconnect_delay_seconds=0.01")
+        client = connect("prefetch_messages=500")
         with client.connection.create_session(AcknowledgeMode.CLIENT) as session:
             consumer = session.create_consumer(session.create_queue(name))
             assert str(received(consumer)) == "seen"

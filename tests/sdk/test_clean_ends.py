@@ -130,7 +130,7 @@ def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_messages_n
             connection = ConnectionFactory(url).create_connection()
             connection.start()
             session = connection.create_session(AcknowledgeMode.CLIENT)
-            consumer = session.create_consumer(session.create_queue("q"))
+            consumer = session.create_consumer(session.create_queue("q"), prefetch=COUNT)
             assert str(consumer.receive(timeout=WAIT)) == "0"
         connection.close()
     with serving("amqp", tmp_path) as url:

@@ -250,7 +250,7 @@ def test_what_comes_for_a_consumer_that_waits_to_be_closed_is_given_back(make: C
         assert closing.wait(WAIT)
 
         def receive() -> None:
-            consumer = session.create_consumer(session.create_queue(name))
+            consumer = session.create_consumer(session.create_queue(name), prefetch=20)
             assert consumer.receive(0) is None
             holder: list[Any] = [consumer]
             holder.append(holder)

@@ -193,7 +193,7 @@ def test_a_message_group_comes_in_order_although_its_listener_raises(
 def test_two_consumers_that_recover_in_turn_lose_and_double_nothing(connection: Connection) -> None:
     send(connection)
     sessions = [connection.create_session(AcknowledgeMode.CLIENT) for _ in range(2)]
-    consumers = [session.create_consumer(session.create_queue("q")) for session in sessions]
+    consumers = [session.create_consumer(session.create_queue("q"), prefetch=500) for session in sessions]
     for _ in range(4):
         for session, consumer in zip(sessions, consumers, strict=True):
             found = received(consumer, 3)

@@ -63,8 +63,8 @@ def filled(connection: Connection, count: int, name: str) -> None:
             producer.send(str(number))
 
 
-def consumer_of(session: Session, name: str) -> MessageConsumer:
-    return session.create_consumer(session.create_queue(name))
+def consumer_of(session: Session, name: str, prefetch: int | None = None) -> MessageConsumer:
+    return session.create_consumer(session.create_queue(name), prefetch=prefetch)
 
 
 def received(consumer: MessageConsumer, count: int, limit: int = 1_000) -> list[str]:
@@ -235,7 +235,7 @@ def test_what_is_lost_as_it_is_taken_does_not_use_up_the_limit(server: ServerPro
         restored = threading.Event()
         connection.event_listener = lambda event: restored.set() if isinstance(event, Restored) else None
         with connection.create_session(AUTO) as session:
-            consumer = consumer_of(session, "stale")
+            consumer = consumer_of(session, "stale", prefetch=10)
             assert wait_for(lambda: len(consumer._prefetch.buffer) == 5)
 
             def lose() -> None:
@@ -268,7 +268,7 @@ def test_what_was_taken_as_another_thread_closes_stays_in_the_queue(
 ) -> None:
     filled(embedded, 3, name)
     with embedded.create_session(mode) as session:
-        consumer = consumer_of(session, name)
+        consumer = consumer_of(session, name, prefetch=10)
         closing = threading.Thread(target=consumer.close)
 
         def close() -> None:
@@ -294,7 +294,7 @@ def test_a_loss_as_they_are_acknowledged_is_told_where_the_mode_tells_it(
         connection.start()
         filled(connection, 3, name)
         with connection.create_session(mode) as session:
-            consumer = consumer_of(session, name)
+            consumer = consumer_of(session, name, prefetch=10)
             assert wait_for(lambda: len(consumer._prefetch.buffer) == 3)
 
             def lost(_settlements: object) -> None:
