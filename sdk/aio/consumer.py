@@ -7,6 +7,9 @@ Theory of operation
     for is only that something has come.
 
     What may wait for the broker, such as a drain, is done by the session's worker.
+
+    Without prefetch a credit is there as long as a task receives.  The last one to leave, however it ends, gives it
+    back, with what came for it: nobody would read that.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any, Final
 import sdk
 from broker_adapter import Destination, IllegalStateException, JMSException
 from sdk.aio.loop_bridge import Attribute, Closing
-from sdk.aio.turns import Turns
+from sdk.aio.turns import Turns, idle
 from sdk.checks import check_timeout
 from sdk.messages.message import Message
 
@@ -39,7 +42,7 @@ class MessageConsumer(Closing):
     For any number of tasks of its loop.
     """
 
-    __slots__ = ("_at_once", "_sync", "_turns", "_worker")
+    __slots__ = ("_at_once", "_receiving", "_sync", "_turns", "_worker")
 
     destination: Attribute[Destination] = Attribute(sdk.MessageConsumer, "")
     selector: Attribute[str | None] = Attribute(sdk.MessageConsumer, "")
@@ -51,6 +54,7 @@ class MessageConsumer(Closing):
         self._turns = turns
         self._worker = turns.worker
         self._at_once = 0
+        self._receiving = 0  #: tasks that wait, or look whether there is something
         consumer._acknowledge = turns.acknowledge
 
     def __repr__(self) -> str:
@@ -130,8 +134,10 @@ class MessageConsumer(Closing):
         deadline = None if timeout is None else now + (timeout or state.settings.poll_timeout_seconds)
         asks_at = None if timeout is None else now if is_poll else now + timeout - min(timeout / 2, _DRAIN_SECONDS)
         is_over = False
+        self._receiving += 1
         try:
             while True:
+                is_so = idle
                 if not worker.pending:
                     if consumer._ended():
                         return []
@@ -160,24 +166,31 @@ class MessageConsumer(Closing):
                         if prefetch.gives_back or (prefetch.undrained and deadline is None):
                             await worker.run(functools.partial(prefetch.drain_if_there, left))
                             continue
+                    is_so = self._may_drain if timeout is None else self._may_pull if asks_at else consumer._something
                 elif deadline is not None and now >= deadline:
                     return []
                 later = asks_at if asks_at is not None and asks_at > now else deadline
-                await self._turns.wait(self._has_changed, later)
+                await self._turns.wait(is_so, later)
                 now = time.monotonic()
-        except asyncio.CancelledError:
-            if not prefetch.size and not self._turns.waits:
-                # The credit that this task asked for would hold a message that nobody asks for any more.
-                worker.submit(self._give_back)
-            raise
+        finally:
+            self._receiving -= 1
+            holds = not prefetch.size and (prefetch.has_credit or prefetch.buffer or worker.pending)
+            if holds and not self._receiving and not prefetch.closing:
+                worker.spare(self._give_back)
+            self._turns.check()
 
-    def _has_changed(self) -> bool:
-        return self._sync._something()
+    def _may_pull(self) -> bool:
+        return self._sync._something() or self._sync._prefetch.needs_pull
+
+    def _may_drain(self) -> bool:
+        prefetch = self._sync._prefetch
+        return self._may_pull() or (prefetch.undrained and not prefetch.is_away)
 
     def _give_back(self) -> None:
         prefetch = self._sync._prefetch
-        prefetch.stop_flow(time.monotonic() + self._turns.state.settings.poll_timeout_seconds)
-        prefetch.release_all()
+        if not self._receiving:  # else that task gets it
+            prefetch.stop_flow(time.monotonic() + self._turns.state.settings.poll_timeout_seconds)
+            prefetch.release_all()
 
     async def close(self) -> None:
         """Close; legal twice.  A receive that waits returns None.  See ``sdk.MessageConsumer.close``."""
@@ -220,7 +233,7 @@ class QueueBrowser(Closing):
                 if not found:
                     return
         finally:
-            self._worker.submit(messages.close)
+            self._worker.spare(messages.close)
 
     async def close(self) -> None:
         """Close; legal twice.  An iteration that is under way raises IllegalStateException at its next fetch."""

@@ -149,7 +149,21 @@ class Worker:
 
     async def run(self, act: Callable[[], _T], undo: Callable[[_T], object] | None = None) -> _T:
         """``submit``, and wait for the result."""
-        return await self.submit(act, undo)
+        future = self.submit(act, undo)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:  # it came in the same turn
+                self._undo(undo, future.result())
+            raise
+
+    def spare(self, act: Callable[[], object]) -> None:
+        """``submit`` what no task waits for; its error is logged."""
+        self.submit(act).add_done_callback(_log_error)
+
+    def _undo(self, undo: Callable[[_T], object] | None, made: _T | None) -> None:
+        if undo is not None and made is not None:
+            self.spare(functools.partial(undo, made))
 
     def _run(self) -> None:
         while True:
@@ -181,10 +195,16 @@ class Worker:
                 future.set_exception(error)
         elif error is not None:
             log.warning("! a call that was cancelled has failed: %s: %s", type(error).__name__, error)
-        elif job.undo is not None and result is not None:
-            self.submit(functools.partial(job.undo, result))
+        else:
+            self._undo(job.undo, result)
         if not self.pending:
             self.on_idle()
+
+
+def _log_error(future: asyncio.Future[Any]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        log.warning("! what no task waits for has failed: %s: %s", type(error).__name__, error)
 
 
 async def apart(name: str, inbox: Inbox, act: Callable[[], _T]) -> _T:

@@ -101,7 +101,7 @@ class Turns:
         answers: those to its sends.
         places: those of the send window that the connection has.
         waiters: threads and tasks that wait for something of the session.
-        waits: what tasks wait for, by their futures.
+        waits: the futures of the tasks that wait, by what they wait for; those of one kind in their order.
     """
 
     __slots__ = ("__weakref__", "answers", "inbox", "places", "session", "state", "waiters", "waits", "worker")
@@ -115,7 +115,7 @@ class Turns:
         self.answers = Answers(inbox.loop, state.settings.send_timeout_seconds)
         self.worker = Worker(f"holdfast-aio-{state.number}", inbox)
         self.worker.on_idle = changed = unowned(self.check)
-        self.waits: dict[asyncio.Future[bool], Callable[[], bool]] = {}
+        self.waits: dict[Callable[[], bool], dict[asyncio.Future[bool], None]] = {}
         self.waiters = state.waiters = LoopWaiters(inbox, changed)
         state.in_background = weakly(self._in_background)
 
@@ -129,7 +129,7 @@ class Turns:
     def _in_background(self, act: Callable[[], None]) -> None:
         """Do what waits for the broker, and let nothing of this session come ahead of it; returns at once."""
         if threading.get_ident() == self.inbox.thread:
-            self.worker.submit(act)
+            self.worker.spare(act)
         else:
             act()
 
@@ -137,14 +137,15 @@ class Turns:
         """Wait until something of the session is so, and its worker has nothing to do.
 
         Args:
-            is_so: called in the loop.
+            is_so: called in the loop; the same one, as of ``==``, for all tasks that wait for the same.
             deadline: in monotonic seconds; None: no limit.
 
         Returns:
-            Whether it is so; False when the deadline passed first.
+            Whether it is so; False when the deadline passed first.  Of those that wait for the same one task goes on,
+            which calls ``check`` when it has done what it waited for, or waits again.
         """
         future = self.inbox.future()
-        self.waits[future] = is_so
+        self.waits.setdefault(is_so, {})[future] = None
         timer = None
         if deadline is not None:
             timer = self.inbox.loop.call_later(max(0.0, deadline - time.monotonic()), _expire, future)
@@ -153,18 +154,35 @@ class Turns:
             reached: bool = await future
             return reached
         finally:
-            del self.waits[future]
+            futures = self.waits.get(is_so)
+            if futures is not None:
+                futures.pop(future, None)
+                if not futures:
+                    del self.waits[is_so]
             if timer is not None:
                 timer.cancel()
 
     def check(self) -> None:
-        """Let those tasks go on that wait for what is so; in the loop."""
+        """Let one task go on of those that wait for each thing that is so; in the loop.
+
+        One alone: a message is for one of them, and it costs much where a thousand look for it.
+        """
         if self.worker.pending or not self.waits:
             return  # the worker calls this when it has nothing to do
         self.waiters.is_armed = True  # first: what changes from here on has this called again
-        for future, is_so in self.waits.items():
-            if not future.done() and is_so():
-                future.set_result(True)
+        for is_so, futures in self.waits.items():
+            if is_so():
+                while futures:
+                    future = next(iter(futures))
+                    del futures[future]
+                    if not future.done():  # else its time is over, or it was cancelled
+                        future.set_result(True)
+                        break
+
+
+def idle() -> bool:
+    """What a task waits for that goes on as soon as the worker has nothing to do."""
+    return True
 
 
 def _expire(future: asyncio.Future[bool]) -> None:

@@ -257,11 +257,21 @@ class Prefetch:
             with contextlib.suppress(ConnectionLostException):  # this message was received all the same
                 self._grant(used)
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether the broker may send something."""
+        return self._granted > self._arrived
+
+    @property
+    def needs_pull(self) -> bool:
+        """Whether nothing comes, without prefetch, unless it is asked for."""
+        if self.size or self.buffer or self.has_credit or self._is_held or self.closing:
+            return False
+        return self._state.running and not (self.is_away or self.needs_reset or self.gives_back)
+
     def pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
-        if self.is_away or self.needs_reset or self.gives_back:
-            return
-        if not self.size and self._state.running and not self.buffer and self._granted <= self._arrived:
+        if self.needs_pull:
             self._granted = self._arrived
             self._grant(1)
 

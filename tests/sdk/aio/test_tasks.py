@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from sdk import (
     ResourceAllocationException,
     aio,
 )
+from sdk.aio.turns import Turns
 from tests.sdk.aio.conftest import WAIT, Run
 
 
@@ -185,6 +188,153 @@ def test_without_prefetch_a_cancelled_receive_leaves_the_message_to_others(run: 
                 async with session.create_consumer(queue, prefetch=0) as second:
                     message = await second.receive(WAIT)
                     assert message is not None
+
+    run(main)
+
+
+def test_a_receive_that_begins_beside_another_call_looks_at_the_queue(run: Run, url: str, name: str) -> None:
+    async def main() -> None:
+        async with (
+            aio.connect(f"{url}{'&' if '?' in url else '?'}poll_timeout_seconds={WAIT}") as connection,
+            connection.create_session() as session,
+            connection.create_session() as sending,
+        ):
+            queue = session.create_queue(name)
+            async with sending.create_producer(queue) as producer:
+                await producer.send_all(["0", "1"])
+            async with session.create_consumer(queue, prefetch=0) as consumer:
+                for receive, expected in ((consumer.receive, "0"), (consumer.receive_nowait, "1")):
+                    other = asyncio.create_task(session.create_temporary_queue())
+                    await asyncio.sleep(0)
+                    message = await receive()
+                    assert message is not None
+                    assert message.body == expected
+                    await other
+                other = asyncio.create_task(session.create_temporary_queue())
+                await asyncio.sleep(0)
+                assert await consumer.receive_nowait() is None
+                await other
+
+    run(main)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_without_prefetch_a_task_asks_again_where_another_ends_with_nothing(
+    run: Run, url: str, name: str, timeout: float
+) -> None:
+    async def main() -> None:
+        async with (
+            aio.connect(url) as connection,
+            connection.create_session() as session,
+            connection.create_session() as sending,
+        ):
+            queue = session.create_queue(name)
+            async with (
+                session.create_consumer(queue, prefetch=0) as consumer,
+                sending.create_producer(queue) as producer,
+            ):
+                receiving = asyncio.create_task(consumer.receive())
+                await asyncio.sleep(0)
+                assert await consumer.receive(timeout) is None
+                await producer.send("hello")
+                message = await receiving
+                assert message is not None
+
+    run(main)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "in time"])
+def test_without_prefetch_a_consumer_that_no_task_reads_holds_no_message(
+    run: Run, url: str, name: str, ends: str
+) -> None:
+    """Also where another consumer of the session is read, or another call is under way at the end of the time."""
+
+    async def main() -> None:
+        async with (
+            aio.connect(url) as connection,
+            connection.create_session() as session,
+            connection.create_session() as apart,
+        ):
+            queue = session.create_queue(name)
+            async with (
+                session.create_consumer(session.create_queue(f"{name} other")) as other,
+                session.create_consumer(queue, prefetch=0) as first,
+                apart.create_consumer(queue, prefetch=0) as second,
+                apart.create_producer(queue) as producer,
+            ):
+                beside = asyncio.create_task(other.receive())
+                receiving = asyncio.create_task(first.receive(None if ends == "cancelled" else 0.01))
+                await asyncio.sleep(0)
+                assert first._sync._prefetch.has_credit
+                go_on = threading.Event()
+                under_way = session._worker.submit(lambda: go_on.wait(WAIT))
+                if ends == "cancelled":
+                    receiving.cancel()
+                await asyncio.wait([receiving])
+                go_on.set()
+                await under_way
+                await producer.send("hello")
+                message = await second.receive(WAIT / 2)
+                assert message is not None
+                beside.cancel()
+
+    run(main)
+
+
+def test_a_message_wakes_one_of_the_tasks_that_wait(
+    run: Run, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = 0
+    wait = Turns.wait
+
+    async def counted(self: Turns, is_so: Callable[[], bool], deadline: float | None) -> bool:
+        nonlocal waits
+        waits += 1
+        return await wait(self, is_so, deadline)
+
+    monkeypatch.setattr(Turns, "wait", counted)
+
+    async def main() -> None:
+        async with (
+            aio.connect(url) as connection,
+            connection.create_session() as session,
+            connection.create_session() as sending,
+        ):
+            queue = session.create_queue(name)
+            async with session.create_consumer(queue) as consumer, sending.create_producer(queue) as producer:
+                tasks = {asyncio.create_task(consumer.receive()) for _ in range(100)}
+                await asyncio.sleep(0)
+                for _ in range(20):
+                    await producer.send("one")
+                    _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                assert len(tasks) == 80
+                await producer.send_all(["one of many"] * 80)
+                assert None not in await asyncio.gather(*tasks)
+                assert waits < 200
+
+    run(main)
+
+
+def test_a_task_that_is_cancelled_as_it_is_woken_wakes_the_next(run: Run, url: str, name: str) -> None:
+    async def main() -> None:
+        async with (
+            aio.connect(url) as connection,
+            connection.create_session() as session,
+            connection.create_session() as sending,
+        ):
+            queue = session.create_queue(name)
+            async with session.create_consumer(queue) as consumer, sending.create_producer(queue) as producer:
+                first, second = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+                await asyncio.sleep(0)
+                sent = sending._worker.submit(lambda: producer._sync.send("hello"))
+                while not consumer._sync._prefetch.buffer:
+                    time.sleep(0.001)  # noqa: ASYNC251  # the loop is to see it with the cancellation
+                session._turns.check()
+                first.cancel()
+                message = await second
+                assert message is not None
+                assert first.cancelled()
+                await sent
 
     run(main)
 
