@@ -72,7 +72,7 @@ def connect(
 class Connection(Closing):
     """A client's connection, for the tasks of one event loop.  Made by ``connect``, which starts it."""
 
-    __slots__ = ("__weakref__", "_inbox", "_is_closed", "_places", "_streams", "_sync", "_worker")
+    __slots__ = ("__weakref__", "_inbox", "_places", "_streams", "_sync", "_worker")
 
     client_id: Attribute[str] = Attribute(sdk.Connection, "")
     meta_data: Attribute[sdk.ConnectionMetaData] = Attribute(sdk.Connection, "")
@@ -85,7 +85,6 @@ class Connection(Closing):
         self._worker = worker
         self._places = Places(connection._settings.send_window_messages)
         self._streams: WeakSet[Events] = WeakSet()
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
@@ -120,10 +119,7 @@ class Connection(Closing):
             IllegalStateException: the connection is closed.
         """
         stream = Events(self._inbox)
-        if not self._streams:
-            listener = weakly(self._told)
-            self._sync.exception_listener = listener
-            self._sync.event_listener = listener
+        self._sync.exception_listener = self._sync.event_listener = weakly(self._told)  # raises where it is closed
         self._streams.add(stream)
         return stream
 
@@ -152,7 +148,6 @@ class Connection(Closing):
         try:
             await apart("holdfast-aio-close", self._inbox, close)
         finally:
-            self._is_closed = True
             for each in self._streams:
                 each._end()
 

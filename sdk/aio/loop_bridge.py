@@ -153,7 +153,7 @@ class Worker:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:  # it came in the same turn
+            if not unwanted(future) and future.exception() is None:  # it came in the same turn
                 self._undo(undo, future.result())
             raise
 
@@ -199,6 +199,14 @@ class Worker:
             self._undo(job.undo, result)
         if not self.pending:
             self.on_idle()
+
+
+def unwanted(future: asyncio.Future[Any]) -> bool:
+    """Wait no more for a future, whose error is then of no interest; returns whether it is cancelled by now."""
+    if future.cancel() or future.cancelled():
+        return True
+    future.exception()  # else asyncio logs that nobody has seen it
+    return False
 
 
 def _log_error(future: asyncio.Future[Any]) -> None:
@@ -270,12 +278,18 @@ class HasWorker(Protocol):
     _worker: Worker
 
 
-def in_worker(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
-    """A method of the SDK as one to be awaited: with its parameters and its documentation, called by the worker."""
+def in_worker(
+    method: Callable[Concatenate[Any, _P], _T], undo: Callable[[Any, _T], object] | None = None
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
+    """A method of the SDK as one to be awaited: with its parameters and its documentation, called by the worker.
+
+    ``undo`` takes the object of the SDK, and what was made for a task that is cancelled meanwhile.
+    """
 
     @functools.wraps(method)
     async def call(self: HasWorker, /, *arguments: _P.args, **options: _P.kwargs) -> _T:
-        return await self._worker.submit(functools.partial(method, self._sync, *arguments, **options))
+        act = functools.partial(method, self._sync, *arguments, **options)
+        return await self._worker.run(act, undo and functools.partial(undo, self._sync))
 
     return call
 

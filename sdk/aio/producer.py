@@ -24,7 +24,7 @@ from broker_adapter import (
     OperationTimedOutException,
     copied,
 )
-from sdk.aio.loop_bridge import Attribute, Closing, in_worker
+from sdk.aio.loop_bridge import Attribute, Closing, in_worker, unwanted
 from sdk.aio.turns import Places, Turns
 from sdk.session_state import unanswered
 
@@ -106,12 +106,16 @@ class MessageProducer(Closing):
         finally:
             if is_held:
                 places.give_back()
-        if has_answer is None:
-            on_sent = functools.partial(self._on_sent, future, None)
-            has_answer = await worker.submit(functools.partial(self._hand_over, on_sent, None, arguments, options))
-        if has_answer:
-            turns.answers.expect(future)
-            await future
+        try:
+            if has_answer is None:
+                on_sent = functools.partial(self._on_sent, future, None)
+                has_answer = await worker.run(functools.partial(self._hand_over, on_sent, None, arguments, options))
+            if has_answer:
+                turns.answers.expect(future)
+                await future
+        except asyncio.CancelledError:
+            unwanted(future)
+            raise
 
     def _hand_over(
         self,

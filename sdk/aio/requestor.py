@@ -14,7 +14,7 @@ from broker_adapter import (
     in_seconds,
 )
 from sdk.aio.consumer import MessageConsumer
-from sdk.aio.loop_bridge import Closing
+from sdk.aio.loop_bridge import Closing, unwanted
 from sdk.aio.producer import MessageProducer
 from sdk.aio.session import Session
 from sdk.checks import check_timeout
@@ -60,7 +60,7 @@ class Requestor(Closing):
         self._producer: MessageProducer | None = None
         self._replies: asyncio.Task[None] | None = None
         self._expected: dict[str | bytes, asyncio.Future[Message]] = {}
-        self._sending = 0  #: requests whose message id is not known yet
+        self._sending: set[asyncio.Future[Message]] = set()  #: of requests whose message id is not known yet
         self._early: dict[str | bytes, Message] = {}  #: replies that came meanwhile, and that nobody expected
         self._is_closed = False
 
@@ -92,11 +92,11 @@ class Requestor(Closing):
                 if request.correlation_id is not None:
                     names.append(request.correlation_id)
                     self._expected[request.correlation_id] = reply
-                self._sending += 1
+                self._sending.add(reply)
                 try:
                     await producer.send(request)
                 finally:
-                    self._sending -= 1
+                    self._sending.discard(reply)
                     early = self._early.pop(request.message_id or "", None)
                     if not self._sending:
                         self._early.clear()
@@ -115,6 +115,7 @@ class Requestor(Closing):
                 f"no reply to {request.message_id!r} within {in_seconds(timeout)}"
             ) from None
         finally:
+            unwanted(reply)
             for name in names:
                 if self._expected.get(name) is reply:
                     del self._expected[name]
@@ -150,7 +151,7 @@ class Requestor(Closing):
                     self._early[reply.correlation_id or ""] = reply
         except JMSException as raised:
             error = raised
-        for each in self._expected.values():
+        for each in (*self._expected.values(), *self._sending):
             if not each.done():
                 each.set_exception(error)
 

@@ -73,8 +73,8 @@ class Session(Closing, MessageFactory):
 
     create_queue = at_once(sdk.Session.create_queue)
     create_topic = at_once(sdk.Session.create_topic)
-    create_temporary_queue = in_worker(sdk.Session.create_temporary_queue)
-    create_temporary_topic = in_worker(sdk.Session.create_temporary_topic)
+    create_temporary_queue = in_worker(sdk.Session.create_temporary_queue, sdk.Session.delete_temporary)
+    create_temporary_topic = in_worker(sdk.Session.create_temporary_topic, sdk.Session.delete_temporary)
     delete_temporary = in_worker(sdk.Session.delete_temporary)
 
     create_producer = _opens(sdk.Session.create_producer, MessageProducer)

@@ -173,6 +173,33 @@ def test_what_a_cancelled_job_has_made_is_undone_ahead_of_what_is_asked_for_next
     run(main)
 
 
+def test_what_is_made_in_the_turn_in_which_its_task_is_cancelled_is_undone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = Worker._finished
+
+    async def main() -> None:
+        worker, seen = Worker("worker", Inbox()), list[str]()
+
+        def and_cancelled(self: Worker, *arguments: Any) -> None:
+            finished(self, *arguments)
+            for each in tasks:
+                each.cancel()
+
+        monkeypatch.setattr(Worker, "_finished", and_cancelled)
+        tasks = {asyncio.create_task(worker.run(lambda: "made", undo=lambda made: (seen.append(made), 1 // 0)))}
+        await asyncio.wait(tasks)
+        assert tasks.pop().cancelled()
+        await worker.run(int)  # behind what undoes it
+        assert seen == ["made"]
+        tasks = {asyncio.create_task(worker.run(lambda: 1 // 0))}
+        await asyncio.wait(tasks)
+        assert tasks.pop().cancelled()
+        gc.collect()
+
+    run(main)
+
+
 def test_the_error_of_a_job_that_nobody_waits_for_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         worker, began, go_on = Worker("worker", Inbox()), threading.Event(), threading.Event()

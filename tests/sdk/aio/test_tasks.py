@@ -26,6 +26,8 @@ from sdk import (
     ResourceAllocationException,
     aio,
 )
+from sdk.aio.loop_bridge import Worker
+from sdk.aio.producer import _answered
 from sdk.aio.turns import Turns
 from tests.sdk.aio.conftest import WAIT, Run
 
@@ -467,6 +469,70 @@ def test_browsers_subscriptions_and_temporary_destinations_work(run: Run, url: s
     run(main)
 
 
+def test_a_temporary_queue_whose_task_is_cancelled_is_deleted(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = Worker._finished
+
+    async def main() -> None:
+        async with aio.connect(url) as connection, connection.create_session() as session:
+            own = await session.create_temporary_queue()
+
+            async def others() -> list[str]:
+                kinds = [each.name for each in (await connection.statistics()).queues]
+                assert own.name in kinds
+                return [each for each in kinds if each != own.name]
+
+            before = await others()
+
+            def and_cancelled(self: Worker, *arguments: Any) -> None:
+                finished(self, *arguments)
+                making.cancel()
+
+            monkeypatch.setattr(Worker, "_finished", and_cancelled)
+            making = asyncio.create_task(session.create_temporary_queue())
+            await asyncio.wait([making])
+            assert making.cancelled()
+            await session.delete_temporary(await session.create_temporary_queue())  # behind what undoes the other
+            assert await others() == before
+
+    run(main)
+
+
+def test_the_answer_to_a_send_whose_task_is_cancelled_is_no_error_of_the_loop(
+    run: Run, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def refused(self: aio.MessageProducer, on_sent: Any, *_: Any) -> bool:
+        self._turns.inbox.put(began.set)
+        go_on.wait(WAIT)
+        self._turns.inbox.put(_answered, *on_sent.args, JMSException("refused"))
+        return True
+
+    began: asyncio.Event
+
+    async def main() -> None:
+        nonlocal began
+        began = asyncio.Event()
+        async with aio.connect(url) as connection, connection.create_session() as session:
+            async with session.create_producer(session.create_queue(name)) as producer:
+                monkeypatch.setattr(aio.MessageProducer, "_hand_over", refused)
+                other = asyncio.create_task(session.create_temporary_queue())
+                await asyncio.sleep(0)
+                sending = asyncio.create_task(producer.send("x"))
+                await began.wait()
+                sending.cancel()
+                await asyncio.wait([sending])
+                go_on.set()
+                await other
+            assert sending.cancelled()
+            del sending
+            gc.collect()
+
+    run(main)
+
+
 def test_requests_of_many_tasks_are_under_way_together(run: Run, url: str, name: str) -> None:
     async def main() -> None:
         async with aio.connect(url) as connection, connection.create_session(AcknowledgeMode.CLIENT) as session:
@@ -529,6 +595,34 @@ def test_a_reply_may_come_before_the_answer_to_its_request(
                 replies = await asyncio.gather(*requests)
                 assert [reply.body for reply in replies] == ["re 0", "re 1", "re 2"]
                 assert requestor._early == {}
+
+    run(main)
+
+
+def test_a_request_ends_where_the_replies_end_while_it_is_sent(
+    run: Run, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with aio.connect(url) as connection, connection.create_session() as session:
+            send = aio.MessageProducer.send
+            sent, ended = asyncio.Event(), asyncio.Event()
+
+            async def late(self: aio.MessageProducer, *arguments: Any, **options: Any) -> None:
+                await send(self, *arguments, **options)
+                sent.set()
+                await ended.wait()
+
+            monkeypatch.setattr(aio.MessageProducer, "send", late)
+            async with aio.Requestor(session, session.create_queue(name)) as requestor:
+                requesting = asyncio.create_task(requestor.request("x"))
+                await sent.wait()
+                assert requestor._consumer is not None
+                assert requestor._replies is not None
+                await requestor._consumer.close()
+                await asyncio.wait([requestor._replies])
+                ended.set()
+                with pytest.raises(IllegalStateException, match="closed while it waited"):
+                    await requesting
 
     run(main)
 
@@ -642,6 +736,8 @@ def test_events_tell_what_no_call_raises_and_end_with_the_connection(run: Run, u
                 await consumer.receive(WAIT)
         rest = [event async for event in events]
         assert len(rest) < 10
+        with pytest.raises(IllegalStateException):
+            connection.events()
 
     run(main)
 
