@@ -79,7 +79,11 @@ class Work:
         mode, account = self.account.mode, self.account
         async with self._connection.create_session(mode) as session:
             queue = session.create_queue(self._name)
-            async with session.create_producer(queue) as producer, session.create_consumer(queue) as consumer:
+            prefetch = self._chance.choice([0, 1, None])
+            async with (
+                session.create_producer(queue) as producer,
+                session.create_consumer(queue, prefetch=prefetch) as consumer,
+            ):
                 if mode is AcknowledgeMode.TRANSACTED:
                     await self._in_transactions(session, producer, consumer)
                 else:
