@@ -190,7 +190,8 @@ def test_a_send_during_an_outage_ends_with_its_time(run: Run, url: str, proxy: P
         async with aio.connect(f"{url}&send_timeout_seconds=0.1") as connection:
             events = connection.events()
             session = connection.create_session()
-            producer = await session.create_producer(session.create_queue(name))
+            queue = session.create_queue(name)
+            producer, consumer = await session.create_producer(queue), await session.create_consumer(queue)
             proxy.refuse(True)
             proxy.cut()
             await until(events, Interrupted)
@@ -198,7 +199,11 @@ def test_a_send_during_an_outage_ends_with_its_time(run: Run, url: str, proxy: P
                 await producer.send("x")
             proxy.refuse(False)
             await until(events, Restored)
-            await producer.send("y")
+            async with aio.connect(url) as other, other.create_session() as sending:
+                await (await sending.create_producer(queue)).send("y")
+            message = await consumer.receive(WAIT)
+            assert message is not None
+            assert message.body == "y"
 
     run(main)
 

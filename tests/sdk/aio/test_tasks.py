@@ -32,6 +32,12 @@ from sdk.aio.turns import Turns
 from tests.sdk.aio.conftest import WAIT, Run
 
 
+async def fill(url: str, name: str) -> None:
+    """Send as much to a queue as it takes."""
+    async with aio.connect(url) as connection, connection.create_session() as session:
+        await (await session.create_producer(session.create_queue(name))).send_all(["x"] * 200)
+
+
 def test_a_message_is_sent_and_received(run: Run, url: str, name: str) -> None:
     async def main() -> None:
         async with aio.connect(url) as connection, connection.create_session() as session:
@@ -120,13 +126,12 @@ def test_a_full_queue_holds_up_its_senders_alone(run: Run, url: str, name: str) 
 
 def test_a_send_to_a_full_queue_ends_with_its_time(run: Run, url: str, name: str) -> None:
     async def main() -> None:
+        await fill(url, name)
         async with (
             aio.connect(f"{url}{'&' if '?' in url else '?'}send_timeout_seconds=0.05") as connection,
             connection.create_session() as session,
             session.create_producer(session.create_queue(name)) as producer,
         ):
-            for number in range(4):
-                await asyncio.gather(*[producer.send(str(number)) for _ in range(50)], return_exceptions=True)
             answers = await asyncio.gather(*[producer.send("x") for _ in range(10)], return_exceptions=True)
             assert {type(each) for each in answers} <= {OperationTimedOutException, ResourceAllocationException}
             await connection.request("purge", {"destination": name})  # what is blocked has room
@@ -629,14 +634,12 @@ def test_a_request_ends_where_the_replies_end_while_it_is_sent(
 
 def test_a_request_that_cannot_be_sent_says_so(run: Run, url: str, name: str) -> None:
     async def main() -> None:
+        await fill(url, name)
         async with (
             aio.connect(f"{url}{'&' if '?' in url else '?'}send_timeout_seconds=0.05") as connection,
             connection.create_session() as session,
-            session.create_producer(session.create_queue(name)) as producer,
             aio.Requestor(session, session.create_queue(name)) as requestor,
         ):
-            for _ in range(2):
-                await asyncio.gather(*[producer.send("x") for _ in range(100)], return_exceptions=True)
             with pytest.raises((OperationTimedOutException, ResourceAllocationException), match=r"send|full"):
                 await requestor.request("x")
             await connection.request("purge", {"destination": name})  # what is blocked has room
