@@ -298,6 +298,12 @@ class EngineSettings:
     min_free_disk_bytes: int = _option(
         256 * MIB, "free disk space that producers leave, so that consumers can continue", least=0
     )
+    consumer_timeout_seconds: float | None = _option(
+        None,
+        "time for which a consumer may hold a message that it does not settle; then its link is closed and all that it"
+        " holds goes to others; none: any time",
+        least=1,
+    )
     max_destinations: int = _option(10_000, "queues, topics and subscriptions", least=1)
     delete_idle_queues_seconds: float | None = _option(
         None,
@@ -394,6 +400,7 @@ class PolicySettings:
         choices=("block", "refuse", "drop_oldest"),
     )
     delete_idle_seconds: float | None = _as_option("delete_idle_queues_seconds")
+    consumer_timeout_seconds: float | None = _as_option("consumer_timeout_seconds")
 
 
 @attrs.frozen(kw_only=True)

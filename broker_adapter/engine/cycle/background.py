@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from broker_adapter.engine.check.schedule_lines import delivery_ms, in_words, right_line
 from broker_adapter.engine.commands import messaging as c
@@ -28,8 +29,9 @@ from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.rules.staged_batches import StagedBatches
 from broker_adapter.engine.store.port import DurableStore
 from broker_adapter.engine.store.stores import Stores
-from broker_adapter.errors import JMSException
+from broker_adapter.errors import JMSException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
+from broker_adapter.wording import in_seconds
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -42,6 +44,8 @@ _SWEEP_MS: Final = 60_000
 _NOTE_AGE_MS: Final = 10_000
 #: How often a part of the queues is checked for idle ones.
 _IDLE_CHECK_MS: Final = 1000
+#: How often consumers are asked whether they hold messages for too long.
+_HOLDERS_CHECK_MS: Final = 1000
 #: Durable clients that are behind for which events are read in one cycle.
 READERS: Final = 8
 #: How often events that no client needs any more are removed, and of how many streams in one cycle.
@@ -98,6 +102,7 @@ class Background:
         self._sweep_ms = 0
         self._note_age_ms = 0
         self._idle_check_ms = 0
+        self._holders_check_ms = 0
         self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
 
     @property
@@ -134,6 +139,8 @@ class Background:
             due.append(self._staged_check_ms)
         if self._deletes_idle:
             due.append(self._idle_check_ms)
+        if self._directory.policies.has_consumer_timeouts and self._directory.consumers:
+            due.append(self._holders_check_ms)
         if self._events.events is not None or self._events.clients.clients:
             due.append(self.next_event_check_ms())
         return min((each for each in due if each is not None), default=None) if due else None
@@ -225,6 +232,9 @@ class Background:
         if self._deletes_idle and self._idle_check_ms <= elapsed_ms:
             self._idle_check_ms = elapsed_ms + _IDLE_CHECK_MS
             commands.append(c.DeleteIdle(self._log_deleted))
+        if self._directory.policies.has_consumer_timeouts and self._holders_check_ms <= elapsed_ms:
+            self._holders_check_ms = elapsed_ms + _HOLDERS_CHECK_MS
+            commands += self._ends_of_holders(elapsed_ms)
         if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
             commands += self._sweep(self._stores.disk, self._time.age_at(elapsed_ms))
@@ -258,6 +268,20 @@ class Background:
             return None
         (message,) = self._stores.bodies([(entry.number, entry.flags)])
         return right_line(entry, delivery_ms(self._rules.matching.formats, message))
+
+    def _ends_of_holders(self, elapsed_ms: int) -> Iterator[c.Command]:
+        """Yield the ends of consumers that hold messages for too long: their clients are told, and may attach again."""
+        for consumer in self._directory.consumers.values():
+            settings = consumer.queue.settings
+            limit = settings.consumer_timeout_seconds
+            if limit is None or not consumer.attached or not consumer.holds_too_long(elapsed_ms, int(limit * 1000)):
+                continue
+            reason = (
+                f"a message of {consumer.queue.called()[0]} was held for more than {in_seconds(limit)} and not settled"
+                f" ({settings.named('consumer_timeout_seconds')}): all that the consumer held goes to others"
+            )
+            _log.warning("! %s", reason)
+            yield c.Detach(consumer.id, give_back=True, reply=partial(_tell_holder, consumer.ended, reason))
 
     def _log_deleted(self, deleted: list[tuple[str, str, int, str]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -340,3 +364,8 @@ def _in_words(right: tuple[bytes, bytes] | None) -> str:
     if right is None:
         return "and it is not known what it was for"
     return f"and entry {entry_of_line(right[0]).hex()} that it names becomes due {in_words(due_of(right[0]))}"
+
+
+def _tell_holder(ended: c.Reply | None, reason: str, result: Any) -> None:
+    if ended is not None and not isinstance(result, JMSException):
+        ended(ResourceAllocationException(reason))

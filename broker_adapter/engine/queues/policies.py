@@ -156,6 +156,7 @@ class Policies:
         has_limits: whether a queue may have a limit.
         has_expiry_queues: whether a queue may have an expiry queue.
         deletes_idle: whether a queue may be deleted that is not used.
+        has_consumer_timeouts: whether a consumer may be ended that holds messages for too long.
     """
 
     def __init__(self, engine: EngineSettings, policies: Sequence[Policy] = ()) -> None:
@@ -166,6 +167,7 @@ class Policies:
         self.has_limits = bool(self._given(named, "max_messages") | self._given(named, "max_bytes"))
         self.has_expiry_queues = bool(self._given(named, "expiry_queue"))
         self.deletes_idle = bool(self._given(named, "delete_idle_seconds"))
+        self.has_consumer_timeouts = bool(self._given(named, "consumer_timeout_seconds"))
         #: by the first word of their patterns, or none where it has a ``*`` or ``>``; the shortest first
         self._by_first_word: dict[str | None, list[Policy]] = {}
         for each in sorted(policies, key=lambda each: each.length):

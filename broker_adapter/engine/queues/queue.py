@@ -74,6 +74,7 @@ class Consumer:
         "groups",
         "id",
         "keeps_order",
+        "marks",
         "moving",
         "never_delivered",
         "next_number",
@@ -114,7 +115,8 @@ class Consumer:
         self.room_bytes = self.slice_bytes  #: what is left of the slice; below 0 by a part of the last message
         self.next_number = 1
         self.began_at = queue.next_position  #: the position of the first message that came when it was there
-        self.unsettled: dict[int, Entry] = {}
+        self.unsettled: dict[int, Entry] = {}  #: by number, in the order in which they were handed out
+        self.marks: deque[tuple[int, int]] = deque()  #: time → ``next_number`` then; see ``holds_too_long``
         self.attached = True
         self.exclusive = exclusive
         self.keeps_order = keep_order or exclusive  #: whether it waits for what it has failed on
@@ -128,6 +130,22 @@ class Consumer:
         self.owing: dict[Group, None] = {}  #: those that keep messages for it
         self.moving: dict[Group, None] = {}  #: those of which it holds the last messages, and that are others' by now
         self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
+
+    def holds_too_long(self, now_ms: int, limit_ms: int) -> bool:
+        """Return whether it has held a delivery for so long; to be asked now and then, by the clock that is never set.
+
+        It is late by an eighth of the limit, and by the time between two questions.
+        """
+        marks = self.marks
+        if not self.unsettled:
+            marks.clear()
+            return False
+        if not marks or now_ms - marks[-1][0] >= limit_ms // 8:
+            marks.append((now_ms, self.next_number))
+        while len(marks) > 1 and now_ms - marks[1][0] >= limit_ms:
+            marks.popleft()
+        marked_ms, next_number = marks[0]
+        return now_ms - marked_ms >= limit_ms and next(iter(self.unsettled)) < next_number
 
     def has_not_seen(self, number: int) -> bool:
         """Return whether a delivery did not reach the application before the consumer went."""

@@ -104,6 +104,7 @@ def test_for_each_setting_the_longest_pattern_that_gives_it_wins(*, turned: bool
         "max_bytes": (5, "option max_queue_bytes"),
         "when_full": ("refuse", "policy '*.us.*'"),
         "delete_idle_seconds": (None, "default"),
+        "consumer_timeout_seconds": (None, "default"),
     }
     assert shown[4].shown()["max_deliveries"] == (None, "dead-letter queue")
 
