@@ -173,7 +173,7 @@ def test_a_batch_that_is_due_while_it_is_given_back_is_settled_once(monkeypatch:
         received(consumer)
         session._state.policy.delivered(consumer._prefetch.buffer.popleft().tag)  # a receive that was interrupted
         session.recover()
-        assert broker.outcomes() == [Outcome.ACCEPTED, Outcome.MODIFIED]
+        assert broker.outcomes() == [Outcome.ACCEPTED, Outcome.FAILED]
 
 
 def test_producers_that_closed_in_a_transaction_have_one_time_out_for_all_of_them(
