@@ -258,7 +258,7 @@ other = ConnectionFactory(sys.argv[1]).create_connection()
 other.start()
 first = session_of()  # which the connection closes before the other one
 session = session_of("CLIENT")
-consumer = session.create_consumer(queue)
+consumer = session.create_consumer(queue, prefetch=10)
 for _ in range(2): consumer.receive(10)
 end = time.monotonic() + 30
 while len(consumer._prefetch.buffer) < 6 and time.monotonic() < end: time.sleep(0.01)
