@@ -106,7 +106,10 @@ class MessageConsumer(Closing):
         check_timeout(timeout)
         prefetch = self._sync._prefetch
         if prefetch.falls_short(limit):
-            await self._worker.run(functools.partial(prefetch.ask_for, limit, _DRAIN_SECONDS))
+            deadline = time.monotonic() + (timeout or 0.0)
+            await self._worker.run(functools.partial(self._sync._ask_for, limit, timeout or None))
+            if timeout:
+                timeout = max(0.001, deadline - time.monotonic())
         return self._take_now(limit) or await self._receive(limit, timeout)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -128,6 +131,7 @@ class MessageConsumer(Closing):
         if self._at_once >= _AT_ONCE:
             await asyncio.sleep(0)
         self._at_once = 0
+        prefetch.begin_wait()
         now = time.monotonic()
         # Asks the broker whether there is nothing: at once where nothing is to be waited for, else ahead of the end.
         is_poll = timeout == 0
@@ -163,7 +167,7 @@ class MessageConsumer(Closing):
                             if is_poll and not is_over:
                                 asks_at = now
                             continue
-                        if prefetch.gives_back or (prefetch.undrained and deadline is None):
+                        if prefetch.undrained:  # so the credit may be gone
                             await worker.run(functools.partial(prefetch.drain_if_there, left))
                             continue
                     is_so = self._may_drain if timeout is None else self._may_pull if asks_at else consumer._something

@@ -45,6 +45,8 @@ Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
 #: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
 #: that is away.
 _DRAIN_SECONDS = 0.1
+#: What is left, at least, of the time-out of a call that has asked the broker for more.
+_LEAST_SECONDS = 0.001
 #: How long a listener waits for the answer to a drain before others of its session have their turn, in seconds.
 _LISTENER_DRAIN_SECONDS = 0.5
 #: The usual types of time-outs.
@@ -267,16 +269,21 @@ class MessageConsumer:
             raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
         if self._prefetch.falls_short(limit):
             check_timeout(timeout)
-            self._state.in_one_call(self._ask_for, limit)
+            deadline = monotonic() + (timeout or 0.0)
+            self._state.in_one_call(self._ask_for, limit, timeout or None)
+            if timeout:
+                timeout = max(_LEAST_SECONDS, deadline - monotonic())
         several: list[Message] = []
         self._receive(timeout, None, several, limit)
         return several
 
-    def _ask_for(self, messages: int) -> None:
+    def _ask_for(self, messages: int, timeout: float | None) -> None:
         """Have what a call takes that takes more than the window; as far as the broker has it."""
         if self._state.listening or self._state.dispatching or self._ended():
             return  # the call itself says so
-        self._prefetch.ask_for(messages, _DRAIN_SECONDS)
+        longest = self._state.settings.poll_timeout_seconds
+        self._prefetch.begin_wait()
+        self._prefetch.ask_for(messages, longest if timeout is None else min(timeout, longest))
 
     def _receive_ready(self, limit: int | None, *, pulls: bool) -> list[Message]:
         """What has come, in one call that waits for nothing; for :mod:`sdk.aio`.
@@ -316,6 +323,7 @@ class MessageConsumer:
         if self._state.listening or self._state.dispatching:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
+        prefetch.begin_wait()
         deadline = monotonic() + (timeout or 0)
         if self._state.is_unstarted:
             patience = UNSTARTED_SECONDS if timeout is None else min(timeout, UNSTARTED_SECONDS)
@@ -364,7 +372,7 @@ class MessageConsumer:
         state, prefetch = self._state, self._prefetch
         while True:
             prefetch.reset()
-            if prefetch.undrained and (deadline is None or prefetch.gives_back):
+            if prefetch.undrained:  # so the credit may be gone
                 limit = state.settings.request_timeout_seconds
                 prefetch.drain_if_there(limit if deadline is None else max(0.0, min(limit, deadline - monotonic())))
             prefetch.pull()
@@ -665,6 +673,8 @@ class MessageConsumer:
             if policy.due_at is not None:
                 state.keep_time(policy.due_at)
             prefetch.count_used()
+            if not prefetch.buffer:
+                prefetch.begin_wait()
             if failed:
                 redeliver(self, failed)
             if failed and not state.is_holdfast:

@@ -81,6 +81,7 @@ class Prefetch:
         "_state",
         "_step",
         "_used",
+        "_waits_since",
         "_window",
         "buffer",
         "closing",
@@ -114,6 +115,7 @@ class Prefetch:
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again; below 0: it holds too many
+        self._waits_since: float | None = None  #: when the consumer began to have nothing to do
         self.undrained = False
         self._is_held = False  #: something is being given back: no credit is granted
         self.gives_back = False
@@ -223,8 +225,8 @@ class Prefetch:
         if self.is_away or self.gives_back:
             return
         with self._state.settling:  # another thread may start the connection
-            self._used = min(0, self.size - len(self.buffer))
             missing = self.size - (self._granted - self._arrived) - len(self.buffer)
+            self._used = min(0, missing)
             if missing > 0:
                 self._grant(missing)
 
@@ -245,6 +247,9 @@ class Prefetch:
 
     def count_used(self, messages: int = 1) -> None:
         """Count messages taken from the buffer, and grant credit again when half of the prefetch is used."""
+        if self._waits_since is not None and self._window is not None:
+            self._window.waited(time.monotonic() - self._waits_since)
+            self._waits_since = None
         self._used = used = self._used + messages
         if used >= self._step and self.size and not self.is_away:
             self._used = 0
@@ -256,6 +261,11 @@ class Prefetch:
                     return
             with contextlib.suppress(ConnectionLostException):  # this message was received all the same
                 self._grant(used)
+
+    def begin_wait(self) -> None:
+        """Note that the consumer has nothing to do until the next message is taken."""
+        if self._window is not None and self._waits_since is None:
+            self._waits_since = time.monotonic()
 
     @property
     def has_credit(self) -> bool:

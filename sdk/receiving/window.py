@@ -6,8 +6,7 @@ Theory of operation
     begins with one message.  It becomes what the consumer has lately used in half a second, at most twice as large at a
     time, and smaller by not asking again for what is used.
 
-    The time for which a consumer had nothing to do counts as well: that makes the window smaller than it could be, at
-    the cost of a few more requests when messages come again.
+    The time for which a consumer waits for messages is no work: where the network is slow, it is much longer than that.
 """
 
 from __future__ import annotations
@@ -29,13 +28,18 @@ class Window:
         step: how many of them are used before more are asked for.
     """
 
-    __slots__ = ("_goal", "_since", "_used", "size", "step")
+    __slots__ = ("_goal", "_since", "_used", "_waited", "size", "step")
 
     def __init__(self) -> None:
         """The window of a consumer of which nothing is known."""
         self.size = self.step = self._goal = 1
         self._since: float | None = None  #: when what follows was zero
         self._used = 0
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """The consumer had nothing to do for so long."""
+        self._waited += seconds
 
     def refill(self, used: int, now: float) -> int:
         """Fit the size to what was used; returns how many messages to ask for, which may be none.
@@ -45,14 +49,14 @@ class Window:
             now: the time.
         """
         if self._since is None:  # what the application does with the first message, ``receive`` cannot know yet
-            self._since = now
+            self._since, self._waited = now, 0.0
             return used
         self._used += used
-        seconds = now - self._since
+        seconds = now - self._since - self._waited
         if self._used >= self.size or seconds >= _WORK_SECONDS:
             fitting = LARGEST_WINDOW if seconds <= 0 else int(self._used / seconds * _WORK_SECONDS)
             self._goal = max(1, min(fitting, 2 * self.size, LARGEST_WINDOW))
-            self._since, self._used = now, 0
+            self._since, self._used, self._waited = now, 0, 0.0
         size = max(self._goal, self.size - used)
         more = used + size - self.size
         self.size = size

@@ -77,7 +77,7 @@ def test_receiving_ends_in_time_while_nothing_may_be_given_out(proxy: Proxy, con
     assert consumer.receive(timeout=0.2) is None
     proxy.hold()
     assert wait_for(lambda: consumer._prefetch.buffer)  # what was on its way
-    assert [int(str(consumer.receive_nowait())) for _ in NUMBERS] == NUMBERS
+    assert received(consumer, len(NUMBERS)) == NUMBERS
 
 
 @pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)

@@ -244,7 +244,7 @@ def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_messa
 
 
 @pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
-def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drained_by_a_recover(
+def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drained(
     broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
 ) -> None:
     session, consumer = with_messages(connection, mode, 40)
@@ -262,10 +262,10 @@ def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drain
     broker.credit = late  # type: ignore[method-assign]
     assert [str(received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
     (restored,) = waiting
+    drains = broker.drains
     listener(restored)
     for _ in range(10):
         received(consumer)
-    drains = broker.drains
     session.recover() if mode is AcknowledgeMode.CLIENT else session.rollback()
     assert broker.drains > drains
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
 
 from holdfast import aio
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, MessageConsumer, Session
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    JMSException,
+    MessageConsumer,
+    OperationTimedOutException,
+    Session,
+)
+from sdk.receiving.prefetch import Prefetch
 from sdk.receiving.window import Window
 from tests.server_process import ServerProcess
 
@@ -28,6 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     refill = Window.refill
     monkeypatch.setattr(Window, "refill", lambda window, used, _now: refill(window, used, clock.now))
+    monkeypatch.setattr(Window, "waited", lambda window, seconds: None)
     return clock
 
 
@@ -171,3 +182,45 @@ def test_what_is_rejected_here_does_not_hide_what_is_behind_it(
         with ConnectionFactory(rejecting).create_connection() as connection:
             connection.start()
             assert str(worker_of(connection, name).receive(0)) == "4"
+
+
+@pytest.mark.parametrize("prefetch", [0, None, 5])
+@pytest.mark.parametrize("is_task", [False, True], ids=["thread", "task"])
+def test_a_receive_whose_drain_was_answered_too_late_takes_nothing_from_the_next_one(
+    connect: Callable[..., Connection],
+    url: str,
+    name: str,
+    prefetch: int | None,
+    is_task: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drain = Prefetch._end_flow
+
+    def drain_late(self: Prefetch, seconds: float) -> bool:
+        with contextlib.suppress(JMSException):
+            drain(self, WAIT)
+        self.undrained = True
+        self._granted += 1  # as if the answer, which took the credit away, were still on its way
+        raise OperationTimedOutException("no answer in time")
+
+    async def take() -> str:
+        async with aio.connect(url) as connection, connection.create_session() as session:
+            consumer = await session.create_consumer(session.create_queue(name), prefetch=prefetch)
+            with monkeypatch.context() as patched:
+                patched.setattr(Prefetch, "_end_flow", drain_late)
+                assert await consumer.receive(0.1) is None
+            await (await session.create_producer(session.create_queue(name))).send("x")
+            return str(await consumer.receive(WAIT))
+
+    began = time.monotonic()
+    if is_task:
+        assert asyncio.run(take()) == "x"
+    else:
+        session = connect().create_session()
+        consumer = session.create_consumer(session.create_queue(name), prefetch=prefetch)
+        with monkeypatch.context() as patched:
+            patched.setattr(Prefetch, "_end_flow", drain_late)
+            assert consumer.receive(0.1) is None
+        session.create_producer(session.create_queue(name)).send("x")
+        assert str(consumer.receive(WAIT)) == "x"
+    assert time.monotonic() - began < WAIT / 2

@@ -106,6 +106,17 @@ def test_a_window_grows_again_after_a_pause() -> None:
     assert consumer.window.size == 500
 
 
+@pytest.mark.parametrize(("seconds", "size"), [(0.0, 500), (0.001, 500), (1 / 8, 4), (1.0, 1)])
+@pytest.mark.parametrize("round_trip", [0.001, 0.3, 1.0, 5.0])
+def test_the_time_that_a_consumer_waits_for_messages_is_no_work(seconds: float, size: int, round_trip: float) -> None:
+    consumer = Consumer()
+    for _ in range(2_000):
+        consumer.now += round_trip
+        consumer.window.waited(round_trip)
+        consumer.use(1, seconds)
+    assert consumer.window.size == pytest.approx(size, abs=1)
+
+
 def test_messages_in_bursts_leave_a_window_no_larger_than_two_of_them() -> None:
     consumer = Consumer()
     for _ in range(50):
