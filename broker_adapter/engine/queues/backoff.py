@@ -14,8 +14,9 @@ A consumer whose last few *different* messages all failed rests as well, each ti
 Meanwhile a message that waits alone is not counted as delivered again, so that none becomes a dead letter because a
 database is away.  What keeps others waiting is always counted, since else it could keep them waiting for ever.
 
-What has waited alone is then on the *shelf*: it goes to consumers whose last message did not fail.  The others get it
-if nothing else is there, so that a few bad messages keep nobody from the good ones.
+What has waited alone is then on the *shelf*, where selectors find it as well: it goes to consumers whose last message
+did not fail.  The others get it if nothing else is there for them, so that a few bad messages keep nobody from the good
+ones.
 
 A lost connection is no failure here.  Nothing of this is stored, and what keeps a consumer waiting ends with it.
 """
@@ -171,10 +172,9 @@ class Backoff(Generic[E, H]):
         self._by_position[entry.position] = _Delayed(0, entry, ())
         self.shelf[entry.position] = None
 
-    def take_for_trial(self) -> E | None:
-        """Take out the first message of the shelf."""
-        position = next(iter(self.shelf), -1)
-        entry = self.take(position)
+    def take_for_trial(self, position: int) -> E | None:
+        """Take a message from the shelf; None where it is not there."""
+        entry = self.take(position) if position in self.shelf else None
         if entry is not None:
             self.on_trial.add(position)
         return entry
@@ -242,7 +242,7 @@ class Backoff(Generic[E, H]):
         return found is not None and found.due_ms == due_ms
 
     def due(self, now_ms: int) -> list[tuple[E, tuple[H, ...]]]:
-        """Take out what is due, each with who has waited for it; what waited alone goes onto the shelf.
+        """Take out what is due, each with who has waited for it; what waited alone (nobody) goes onto the shelf.
 
         The consumers that have rested may go on.
         """
@@ -255,9 +255,9 @@ class Backoff(Generic[E, H]):
             if not self._is_delayed(due_ms, position):
                 continue
             entry, holders = self._by_position[position][1:]
+            found.append((entry, holders))
             if holders:
                 self.take(position)
-                found.append((entry, holders))
             else:
                 self.shelf[position] = None
         return found

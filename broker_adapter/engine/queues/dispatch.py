@@ -184,13 +184,11 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
             queue.give_back(refused, turn.effects)
     if not backoff.shelf:
         return
-    if queue.searching or queue.exclusive:  # one at a time, which they find, or which comes at its place
-        fails = any(consumer.failed_on for consumer in queue.exclusive[:1] or queue.consumers)
-        if not backoff.on_trial and not (fails and queue.has_ready):
-            entry = backoff.take(next(iter(backoff.shelf)))
+    if queue.exclusive:  # each comes at its place
+        for position in list(backoff.shelf):
+            entry = backoff.take(position)
             if entry is not None:
                 queue.give_back(entry, turn.effects)
-                backoff.on_trial.add(entry.position)
         return
     for _ in range(len(queue.takers)):
         consumer = queue.takers[0]
@@ -198,9 +196,13 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
         while backoff.shelf and turn.left > 0 and turn.room_of(consumer) > 0:
             if consumer.failed_on and (queue.has_ready or consumer.reserved or consumer.owing):
                 break
-            entry = backoff.take_for_trial()
-            if entry is not None:
+            position = next(iter(backoff.shelf))
+            entry = backoff.take_for_trial(position)
+            if entry is not None and not entry.group:
                 turn.give_unless_expired(consumer, entry)
+            elif entry is not None:  # a selector had found it: now it comes with its group
+                backoff.on_trial.discard(position)
+                queue.give_back(entry, turn.effects)
 
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:
@@ -300,6 +302,8 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
     effects, refusers = turn.effects, queue.undeliverable.refusers
     first = consumer.next_number
     last = first + min(room, turn.left)
+    if search.shelved and not consumer.failed_on:
+        _hand_out_shelved(queue, consumer, search, last, turn)
     for lane in queue.lanes:
         looking = search.lane(lane.number)
         while consumer.next_number < last and consumer.room_bytes > 0:
@@ -325,7 +329,21 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
                 looking.scanning = True
                 effects.scans.append(Scan(consumer.id, queue.id, lane.number, looking.through, queue.memory.window))
             break
+    else:
+        if search.shelved:
+            _hand_out_shelved(queue, consumer, search, last, turn)
     return consumer.next_number - first
+
+
+def _hand_out_shelved(queue: QueueState, consumer: Consumer, search: Search, last: int, turn: _Turn) -> None:
+    """Hand out what a selector has found on the shelf, before the delivery of this number."""
+    while search.shelved and consumer.next_number < last and consumer.room_bytes > 0:
+        position = search.shelved.popitem(last=False)[0]
+        entry = queue.backoff.get(position)
+        if entry is None or (entry.group and not queue.may_find(consumer, search, entry)):
+            continue
+        if queue.backoff.take_for_trial(position) is not None:
+            turn.give_unless_expired(consumer, entry)
 
 
 def _groups_at_work(consumer: Consumer) -> tuple[int, int]:

@@ -193,7 +193,7 @@ class Endings:
         """Have a message delivered again, at once or after a while."""
         backoff, most = queue.backoff, self._settings.max_delayed_redeliveries
         if by is not None and by in backoff.rests and waits is Waits.MESSAGE:
-            failures = max(2, backoff.failures.setdefault(entry.position, 1))
+            failures = max(2, backoff.failures.get(entry.position) or backoff.failed(entry.position, most))
         else:
             failures = backoff.failed(entry.position, most)
         delay_ms = redelivery_delay_ms(failures, self._settings, queue.settings.redelivery_delay_seconds)
@@ -251,6 +251,9 @@ class Endings:
             del self._due_ms[number]
             queue = self._directory.queues[number]
             for entry, holders in queue.backoff.due(self._time.elapsed_ms):
+                if not holders:
+                    queue.show_on_shelf(entry, effects)
+                    continue
                 queue.give_back_to(entry, holders[0] if isinstance(holders[0], Consumer) else None, effects)
             self._changed[queue.id] = queue
             self._end_waiting(queue, effects)

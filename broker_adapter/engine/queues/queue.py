@@ -20,7 +20,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
 from itertools import groupby
@@ -715,8 +715,10 @@ class QueueState(QueueEntries):
 
     @property
     def has_ready(self) -> bool:
-        """Whether there is a message that is neither in hand nor kept for somebody."""
-        return len(self.ready) > self.kept
+        """Whether there is a message that is neither in hand nor kept for somebody, and that nobody has refused."""
+        ready, kept_for = self.ready, self.kept_for
+        refused = sum(each in ready and each not in kept_for for each in self.undeliverable.refusers)
+        return len(ready) > self.kept + refused
 
     # Selectors.
 
@@ -734,7 +736,7 @@ class QueueState(QueueEntries):
             Whether all were asked.
         """
         entry = candidate.entry
-        if entry.position not in self.ready:
+        if entry.position not in self.ready and entry.position not in self.backoff.shelf:
             return True
         window = self.memory.window
         lane = entry.lane.number
@@ -757,7 +759,7 @@ class QueueState(QueueEntries):
                     return False
                 wanted = answers[text] = wants(search.selector)
             if wanted:
-                search.add(lane, entry.position)
+                self._found(search, lane, entry.position)
                 self.offer(consumer)
             candidate.through = consumer.id
         return True
@@ -783,9 +785,23 @@ class QueueState(QueueEntries):
             if raw.position > lane.loaded_through and raw.position not in lane.early:
                 self._bring_in(raw, lane)
                 lane.early.add(raw.position)
-            if raw.position in self.ready:
-                search.add(lane_number, raw.position)
+            self._found(search, lane_number, raw.position)
         self.offer(consumer)
+
+    def _found(self, search: Search, lane: int, position: int) -> None:
+        """Note what a selector has found, if it is there for a consumer."""
+        if position in self.ready:
+            search.add(lane, position)
+        elif position in self.backoff.shelf:
+            if len(search.shelved) > 2 * len(self.backoff.shelf) + 64:  # most are gone
+                search.shelved = OrderedDict((each, None) for each in search.shelved if each in self.backoff.shelf)
+            search.shelved[position] = None
+
+    def show_on_shelf(self, entry: Entry, effects: Effects) -> None:
+        """What waited alone is on the shelf now: it is a candidate for the consumers that search."""
+        if self.searching:
+            self.pending_candidates += 1
+            effects.candidates.append(Candidate(self, entry))
 
     def in_memory(self, lane: int, position: int) -> Entry | None:
         """The entry at a position, where it waits in memory or a consumer holds it."""
@@ -800,6 +816,7 @@ class QueueState(QueueEntries):
         """Make a message available again, at its original position."""
         if entry.position in self.backoff.on_trial:
             self.backoff.put_back(entry)
+            self.show_on_shelf(entry, effects)
             return
         self.ready[entry.position] = entry
         group = self.groups.get(entry.group) if entry.group else None

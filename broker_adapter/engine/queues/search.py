@@ -13,6 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from heapq import heappush
 
 from broker_adapter.selectors.language import Selector
@@ -74,13 +75,19 @@ class LaneSearch:
 
 
 class Search:
-    """The search of one consumer."""
+    """The search of one consumer.
 
-    __slots__ = ("_lanes", "selector")
+    Attributes:
+        selector: what it looks for.
+        shelved: the positions that it has found on the shelf of the back-off, the first one first.
+    """
+
+    __slots__ = ("_lanes", "selector", "shelved")
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
         self._lanes: dict[int, LaneSearch] = {}
+        self.shelved: OrderedDict[int, None] = OrderedDict()
 
     def lane(self, number: int) -> LaneSearch:
         """The search of a lane; begun where it was not."""

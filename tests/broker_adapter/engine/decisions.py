@@ -10,6 +10,8 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.commands.selection import Selectable
+from broker_adapter.engine.queues.pending import raw_entry
 from broker_adapter.engine.queues.policies import Policies, Policy
 from broker_adapter.engine.records.layout import decode_annotations
 from broker_adapter.engine.store.room import Room
@@ -40,6 +42,7 @@ class Rules:
         self.effects = Effects()
         self.delivered: dict[int, list[tuple[int, int]]] = {}  #: consumer → (number, delivery count)
         self.placed: dict[int, list[tuple[int, int]]] = {}  #: consumer → (position, number)
+        self.messages: dict[int, c.NewMessage] = {}  #: all that were sent, by number
 
     def do(self, *commands: Any) -> Any:
         """Decide; the reply to the last command, or raise it."""
@@ -79,9 +82,30 @@ class Rules:
         self.effects = self.state.decide(commands, self.now_ms)
         for batch in (self.effects.durable, self.effects.volatile):
             self.annotations.update(batch.tables.get("annotations", {}))
+            self.messages.update(batch.messages)
+        while self.effects.scans or self.effects.candidates:
+            self._match()
         for consumer, messages in self.effects.deliveries:
             self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
             self.placed.setdefault(consumer.id, []).extend((each.position, each.number) for each in messages)
+
+    def _match(self) -> None:
+        """Ask the selectors of consumers, as the cycle does; all messages are in memory."""
+        matching, queues = self.state.matching, self.state.directory.queues
+        scans, self.effects.scans = self.effects.scans, []
+        candidates, self.effects.candidates = self.effects.candidates, []
+        for scan in scans:
+            behind = range(scan.after + 1, queues[scan.queue].next_position)
+            entries = [each for _, each in sorted(queues[scan.queue].all_in_memory(behind).items())]
+            found = [(raw_entry(scan.queue, e), self._body(e.number)) for e in entries if e.lane.number == scan.lane]
+            matching.scanned(scan, found, max(behind.stop - 1, scan.after), complete=True)
+        for candidate in candidates:
+            assert matching.match_candidate(candidate, self._body(candidate.entry.number))
+        self.state.settle_down(self.now_ms, self.effects)
+
+    def _body(self, number: int) -> Selectable:
+        message = self.messages[number]
+        return Selectable(self.state.matching.formats, message.format, message.payload)
 
     def connect(self, client_id: str | None = None) -> int:
         number: int = self.do(c.Connect(client_id))

@@ -130,8 +130,10 @@ def test_what_waited_alone_is_on_the_shelf_until_it_is_tried() -> None:
     backoff: Backoff[Placed, str] = Backoff()
     for position, due_ms in ((1, 200), (2, 100), (3, 300)):
         backoff.add(Placed(position), due_ms)
-    assert (backoff.due(200), list(backoff.shelf), len(backoff)) == ([], [2, 1], 3)
-    tried = backoff.take_for_trial()
+    assert [each.position for each, _ in backoff.due(200)] == [2, 1]
+    assert (list(backoff.shelf), len(backoff)) == ([2, 1], 3)
+    assert backoff.take_for_trial(3) is None, "it is not due"
+    tried = backoff.take_for_trial(2)
     assert tried is not None
     assert (tried.position, list(backoff.shelf), backoff.on_trial) == (2, [1], {2})
     backoff.put_back(tried)
@@ -515,3 +517,181 @@ def test_what_an_exclusive_consumer_failed_on_comes_at_its_place_beside_groups()
         rules.do(c.Settle(consumer, numbers, Outcome.MODIFIED), c.Credit(consumer, 2))
     rules.pass_time(1000)
     assert positions(rules, consumer) == [1, 2] * 3
+
+
+A, B = "kind = 'a'", "kind = 'b'"
+ALWAYS = 1000
+
+
+def send_kinds(rules: Rules, client: int, kinds: str, **fields: Any) -> None:
+    """Send messages that selectors tell apart, one for each letter."""
+    bodies = [pack(Envelope(Q, properties={"kind": kind})) for kind in kinds]
+    rules.do(c.Enqueue(client, Q, [c.NewMessage(ENVELOPE_FORMAT, body, **fields) for body in bodies]))
+
+
+def fail_twice(rules: Rules, consumer: int, messages: int, credit: int = 0) -> None:
+    """Fail on the first messages, each twice, with a credit of 1."""
+    for number in range(1, 2 * messages + 1):
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+        rules.do(c.Credit(consumer, 1 if number < 2 * messages else credit))
+
+
+def work(rules: Rules, consumers: list[int], failures: dict[int, int], seconds: int = 30) -> list[int]:
+    """Have consumers process one message after the other.
+
+    Args:
+        rules: with the queue.
+        consumers: they have a credit of 1.
+        failures: position → how often processing fails.
+        seconds: for so long.
+
+    Returns:
+        What was processed.
+    """
+    processed = []
+    left, seen = dict(failures), dict.fromkeys(consumers, 0)
+    for _ in range(8 * seconds):
+        for consumer in consumers:
+            for position, number in rules.placed.get(consumer, [])[seen[consumer] :]:
+                seen[consumer] += 1
+                fails = left.get(position, 0) > 0
+                left[position] = left.get(position, 0) - fails
+                processed += [] if fails else [position]
+                ending = Outcome.FAILED if fails else Outcome.ACCEPTED
+                rules.do(c.Settle(consumer, [number], ending), c.Credit(consumer, 1))
+        rules.pass_time(125)
+    return processed
+
+
+@pytest.mark.parametrize(
+    ("selectors", "kinds", "failures"),
+    [
+        ([A], "a", {1: 3}),
+        ([A], "ba", {2: 3}),
+        ([A, B], "ba", {2: 3}),
+        ([A, B], "aba", {1: 3, 2: ALWAYS, 3: 3}),
+        ([A], "aaaab", {1: ALWAYS, 2: ALWAYS, 3: ALWAYS}),
+        ([A, B], "aaaab", {1: ALWAYS, 2: ALWAYS, 3: ALWAYS, 5: 3}),
+        ([None, A], "aaaab", {1: ALWAYS, 2: ALWAYS, 3: ALWAYS, 5: 3}),
+        ([None, A, B], "aaabbb", {1: 3, 2: 2, 3: 4, 4: 3, 5: 2}),
+        ([None], "ab", {1: 4, 2: 4}),
+    ],
+)
+def test_what_a_consumer_wants_comes_until_it_is_processed_and_bad_ones_hold_up_no_good_ones(
+    selectors: list[str | None], kinds: str, failures: dict[int, int]
+) -> None:
+    rules = Rules(max_deliveries=None)
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, 1, selector=selector) for selector in selectors]
+    send_kinds(rules, client, kinds)
+    processed = work(rules, consumers, failures, 90)
+    wanted = [position for position, kind in enumerate(kinds, 1) if {None, f"kind = '{kind}'"} & {*selectors}]
+    assert sorted(processed) == [position for position in wanted if failures.get(position) != ALWAYS]
+
+
+def test_what_waited_alone_and_nobody_wants_holds_up_nothing_else() -> None:
+    rules = Rules()
+    client = rules.connect()
+    leaving = rules.attach(client, Q, 1, selector="kind = 'c'")
+    send_kinds(rules, client, "cc")
+    fail_twice(rules, leaving, 2)
+    rules.do(c.Detach(leaving))
+    rules.pass_time(250)
+    consumers = [rules.attach(client, Q, 1, selector=selector) for selector in (A, B)]
+    send_kinds(rules, client, "ab")
+    assert sorted(work(rules, consumers, {3: 3, 4: 3})) == [3, 4]
+
+
+def test_a_consumer_that_holds_what_waited_alone_delays_no_other_message() -> None:
+    rules = Rules()
+    client = rules.connect()
+    first = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "aa")
+    fail_twice(rules, first, 2)
+    rules.do(c.Detach(first))
+    consumers = [rules.attach(client, Q, 1, selector=A) for _ in range(2)]
+    rules.pass_time(250)
+    assert [positions(rules, each) for each in consumers] == [[1], [2]]
+
+
+@pytest.mark.parametrize("selector", [None, A])
+def test_what_waited_alone_is_found_by_a_consumer_that_comes_later(selector: str | None) -> None:
+    rules = Rules()
+    client = rules.connect()
+    first = rules.attach(client, Q, 1)
+    send_kinds(rules, client, "ab")
+    fail_twice(rules, first, 1)
+    rules.do(c.Detach(first))
+    rules.pass_time(250)
+    assert positions(rules, rules.attach(client, Q, 5, selector=selector))[0] == 1
+
+
+def test_what_comes_back_unseen_of_what_waited_alone_is_behind_good_ones_where_its_consumer_fails() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "aa")
+    fail_twice(rules, consumer, 2, credit=2)
+    rules.pass_time(250)
+    assert positions(rules, consumer, 4) == [1, 2]
+    rules.do(c.Settle(consumer, [5], Outcome.FAILED), c.Settle(consumer, [6], Outcome.RELEASED))
+    send_kinds(rules, client, "a")
+    rules.do(c.Credit(consumer, 2))
+    assert positions(rules, consumer, 6) == [3, 2]
+
+
+def test_a_lone_consumer_that_fails_gets_what_waited_alone_beside_what_it_has_refused() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 1)
+    rules.send(client, Q, b"refused", b"fails")
+    rules.do(c.Settle(consumer, [1], c.Modified(Outcome.RELEASED, undeliverable=True)), c.Credit(consumer, 1))
+    for number in (2, 3):
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED), c.Credit(consumer, 1))
+    rules.pass_time(250)
+    assert positions(rules, consumer) == [1, 2, 2, 2]
+
+
+def test_what_waited_alone_comes_to_an_exclusive_consumer_in_order() -> None:
+    rules = Rules()
+    client = rules.connect()
+    plain = rules.attach(client, Q, 1)
+    rules.send(client, Q, b"1", b"2", b"3")
+    fail_twice(rules, plain, 2)
+    rules.do(c.Detach(plain))
+    rules.pass_time(250)
+    assert positions(rules, rules.attach(client, Q, 9, exclusive=True)) == [1, 2, 3]
+
+
+def test_what_a_selector_found_of_a_group_and_waited_alone_comes_with_its_group() -> None:
+    rules = Rules()
+    client = rules.connect()
+    searching = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "ab", group=c.group_number("g"))
+    fail_twice(rules, searching, 1)
+    rules.do(c.Detach(searching))
+    rules.pass_time(250)
+    assert [positions(rules, rules.attach(client, Q, 1)) for _ in range(2)] == [[1], []]
+
+
+def test_no_more_messages_are_counted_than_may_be_delayed_where_a_consumer_fails_on_all() -> None:
+    rules = Rules(max_delayed_redeliveries=4)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 1)
+    rules.send(client, Q, *[b"bad"] * 20)
+    work(rules, [consumer], dict.fromkeys(range(1, 21), ALWAYS), 600)
+    assert len(rules.state.directory.by_destination[Q].backoff.failures) == 4
+
+
+def test_a_consumer_without_credit_notes_few_messages_that_are_gone() -> None:
+    rules = Rules()
+    client = rules.connect()
+    idle = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "a")
+    consumer = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "a" * 200)
+    work(rules, [consumer], dict.fromkeys(range(2, 202, 2), 2), 60)
+    search = rules.state.directory.consumers[idle].search
+    assert rules.depth("q") == 1
+    assert search is not None
+    assert 0 < len(search.shelved) <= 65
