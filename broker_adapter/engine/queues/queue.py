@@ -644,8 +644,8 @@ class QueueState(QueueEntries):
             consumer.groups.add(number)
         elif group.holder is not None or number in self.backoff.holders:
             return None
-        elif len(group.owner.groups) > 1 and not self.exclusive:
-            other = least_busy()
+        elif len(group.owner.groups) > 1 and not self.exclusive and is_for_other(group.owner, consumer):
+            other = least_busy()  # it asks all of them: only where one whose turn it is has less to do
             if other is not None and is_for_other(group.owner, other):
                 self.move(group, other)
         return None if group.kept or group.holder is not None or number in self.backoff.holders else group.owner

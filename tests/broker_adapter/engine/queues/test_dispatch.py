@@ -10,6 +10,7 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.queue import Consumer
 from tests.broker_adapter.engine.decisions import Q, Rules
 
 
@@ -68,3 +69,28 @@ def test_a_consumer_holds_no_more_than_its_limit() -> None:
     assert len(rules.delivered[consumer]) == 2
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
     assert len(rules.delivered[consumer]) == 3
+
+
+def test_consumers_are_compared_only_where_the_one_whose_turn_it_is_has_less_to_do() -> None:
+    """With hundreds of consumers it costs more than all the rest of a delivery."""
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(3):
+        rules.attach(client, Q, 10)
+    for group in range(1, 7):
+        rules.send(client, Q, b"x", group=group)
+    state = rules.state.directory.by_destination[Q]
+    first, second, third = state.consumers
+    assert [each.busy for each in state.consumers] == [2, 2, 2]
+    entry = next(iter(first.unsettled.values()))
+    asked: list[Consumer] = []
+
+    def least_busy() -> Consumer:
+        asked.append(third)
+        return third
+
+    assert state.owner_of(entry, second, least_busy) is first
+    assert asked == []
+    rules.do(c.Settle(second.id, list(second.unsettled), Outcome.ACCEPTED))
+    assert state.owner_of(entry, second, least_busy) is first
+    assert asked == [third], "it has no less to do than the owner: the group stays"
