@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ack_modes import Outcome
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.backoff import redelivery_delay_ms
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.decisions import Q, Rules
 
@@ -33,6 +34,8 @@ OUTAGES_MS = 6000
 SINGLE_FAILURES = 3
 #: Messages that wait at most: all are in memory, since these rules are driven without a store.
 MOST = 400
+
+_BODY = pack(Envelope(Q))
 
 
 class Held(NamedTuple):
@@ -66,6 +69,7 @@ class Shift:
         self.kills = seed % 2 == 0  #: whether deliveries are lost with their consumers, which counts as a failure
         self.rules = Rules(max_deliveries=None if self.kills else 10)
         self.settings = EngineSettings()
+        self.searches = seed % 3 == 1  #: whether some workers have a selector; groups are then of no use
         self.prefetch = self.chance.choice((1, 3, 10))
         self.workers: list[Worker] = []
         self.group_of = [0]  #: by position; 0: none
@@ -86,7 +90,8 @@ class Shift:
     def send(self) -> None:
         if sum(map(len, self.left.values())) > MOST:
             return
-        groups = [self.chance.choice((0, 0, *range(1, 9))) for _ in range(self.chance.randrange(1, 15))]
+        some = (0,) if self.searches else (0, 0, *range(1, 9))
+        groups = [self.chance.choice(some) for _ in range(self.chance.randrange(1, 15))]
         for position in range(len(self.group_of), len(self.group_of) + len(groups)):
             if not self.kills and len(self.poison) < 4 and self.chance.random() < 0.02:
                 self.poison.add(position)
@@ -96,14 +101,19 @@ class Shift:
         for group in groups:
             self.left.setdefault(group, []).append(len(self.group_of))
             self.group_of.append(group)
-        self.rules.do(c.Enqueue(self.client, Q, [c.NewMessage(0, b"x", group=group) for group in groups]))
+        self.rules.do(
+            c.Enqueue(self.client, Q, [c.NewMessage(ENVELOPE_FORMAT, _BODY, group=group) for group in groups])
+        )
 
     def join(self) -> None:
         if len(self.workers) >= 5:
             return
         client = self.rules.connect()
         undoes, keeps_order = self.chance.random() < 0.3, self.chance.random() < 0.3
-        consumer = self.rules.attach(client, Q, self.prefetch, exclusive=self.exclusive, keep_order=keeps_order)
+        selector = "JMSPriority >= 0" if self.searches and self.chance.random() < 0.5 else None
+        consumer = self.rules.attach(
+            client, Q, self.prefetch, exclusive=self.exclusive, keep_order=keeps_order, selector=selector
+        )
         self.workers.append(Worker(client, consumer, undoes=undoes, keeps_order=keeps_order or self.exclusive))
 
     def leave(self) -> None:
