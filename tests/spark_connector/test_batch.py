@@ -266,5 +266,5 @@ def test_what_spark_says_without_register_is_in_the_documentation(spark: SparkSe
         load(spark.newSession(), "amqp://127.0.0.1:1", "in")
     sentence = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: jms"
     assert sentence in str(unknown.value)
-    for page in ("README.md", "docs/faq.md", "docs/spark.md"):
+    for page in ("docs/faq.md", "docs/spark.md"):
         assert sentence in " ".join(Path(page).read_text(encoding="utf-8").split())

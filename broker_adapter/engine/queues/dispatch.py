@@ -51,8 +51,10 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             # A candidate may be ahead of what the finders have found.
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
-            if not progress and not queue.owed and not (queue.kept and takers and _share_out(queue, turn)):
-                break
+            if not progress and not queue.owed:
+                if not (queue.kept and takers and _share_out(queue, turn)):
+                    break
+                dry = False
     if queue.backoff.shelf and not queue.has_ready:
         _hand_out_shelf(queue, turn)
     for consumer, messages in turn.out.items():
@@ -77,16 +79,32 @@ def _serve(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
 
 
 def _share_out(queue: QueueState, turn: _Turn) -> bool:
-    """Give one group, of which something is kept, to a consumer that has less to do; returns False where none is."""
+    """Give something that is kept to a consumer that has less to do; returns False where there is nothing for it.
+
+    It gets a group; or, if it has nothing to do and the other one no room, also the last group of that, or what that
+    has failed on.
+    """
     other = turn.least_busy()
     if other is None:
         return False
+    waiting = queue.backoff.holders
     owner = max(queue.consumers, key=_groups_at_work)
-    if not is_for_other(owner, other):
+    if is_for_other(owner, other):
+        for group in owner.owing:
+            if group.holder is None and group.number not in waiting:
+                queue.move(group, other)
+                return True
+    if other.busy or other.owing:
         return False
-    for group in owner.owing:
-        if group.holder is None and group.number not in queue.backoff.holders:
-            queue.move(group, other)
+    for each in queue.consumers:
+        if each in waiting or turn.room_of(each) > 0 or (each.failed_on and not each.unsettled):
+            continue  # what a listener failed on comes to it again, at once
+        for group in each.owing:
+            if group.holder is None and not group.in_hand and group.number not in waiting:
+                queue.move(group, other)
+                return True
+        if each.reserved and not each.keeps_order:
+            queue.give_to_others(each, turn.effects)
             return True
     return False
 

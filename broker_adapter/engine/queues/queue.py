@@ -21,7 +21,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappush
 from itertools import groupby
 from math import inf
@@ -584,19 +584,26 @@ class QueueState(QueueEntries):
             holder.owing[group] = None
             self.offer(holder)
         consumer.busy = 0
-        for lane_number, position in reserved:
-            self.kept_for.pop(position, None)
-            self._give_turn(lane_number, position)
-        self.kept -= len(reserved)
+        self._give_turns(reserved, effects)
         if groups and selector is not None:
             for other in self.searching:
                 if other.search is not None and other.search.selector.text == selector:
                     other.search.restart()  # it passed over what was in these groups
                     self.offer(other)
-        if self.searching:
-            for _, position in reserved:  # it was a candidate for no other consumer
-                if position in self.ready:
-                    self._arrived(self.ready[position], effects)
+
+    def give_to_others(self, consumer: Consumer, effects: Effects) -> None:
+        """Give what a consumer has failed on, which was kept for it, to any that has room."""
+        reserved, consumer.reserved = consumer.reserved, []
+        self._give_turns(reserved, effects)
+
+    def _give_turns(self, places: Sequence[tuple[int, int]], effects: Effects) -> None:
+        """Have what was kept, at these (lane, position), be for any consumer."""
+        for lane_number, position in places:
+            self.kept_for.pop(position, None)
+            self._give_turn(lane_number, position)
+            if self.searching and position in self.ready:  # it was a candidate for no other consumer
+                self._arrived(self.ready[position], effects)
+        self.kept -= len(places)
 
     def drop_window(self) -> None:
         """Keep nothing in memory that is ready: there is no consumer.  A later load brings it again."""

@@ -129,7 +129,7 @@ def test_we_read_what_proton_writes_or_say_why_not(payload: bytes) -> None:
     message = proton.Message()
     try:
         message.decode(payload)
-    except TypeError:  # proton writes a described null in a map such that it cannot read it itself
+    except (TypeError, ValueError):  # proton cannot read all that it writes: a described null or binary in a map
         return
     assert as_c(envelope.destination.name) == (message.address or "")
     assert (as_c(envelope.type), as_c(envelope.group_id)) == (message.subject, message.group_id)

@@ -11,7 +11,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.queue import Consumer
-from tests.broker_adapter.engine.decisions import Q, Rules
+from tests.broker_adapter.engine.decisions import Q, Rules, positions
 
 
 def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
@@ -94,3 +94,39 @@ def test_consumers_are_compared_only_where_the_one_whose_turn_it_is_has_less_to_
     rules.do(c.Settle(second.id, list(second.unsettled), Outcome.ACCEPTED))
     assert state.owner_of(entry, second, least_busy) is first
     assert asked == [third], "it has no less to do than the owner: the group stays"
+
+
+def test_an_idle_consumer_gets_a_group_of_which_a_busy_one_has_nothing_in_hand() -> None:
+    rules = Rules()
+    client = rules.connect()
+    busy, idle = rules.attach(client, Q, 1), rules.attach(client, Q)
+    for group in "abcab":
+        rules.send(client, Q, b"x", group=ord(group))
+    assert len(rules.delivered[busy]) == 1
+    for _ in range(3):
+        rules.do(c.Credit(idle, 1))
+        (number, _), *_ = reversed(rules.delivered[idle])
+        rules.do(c.Settle(idle, [number], Outcome.ACCEPTED))
+    assert positions(rules, idle) == [2, 3, 5], "of the groups b and c; a is in hand"
+    rules.do(c.Credit(idle, 1))
+    assert positions(rules, idle) == [2, 3, 5]
+    rules.do(c.Settle(busy, [1], Outcome.ACCEPTED))
+    assert positions(rules, idle) == [2, 3, 5, 4]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.MODIFIED])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_consumer_failed_on_is_for_others_while_it_works_on_something(outcome: Outcome, times: int) -> None:
+    rules = Rules(redelivery_delay_seconds=0)
+    client = rules.connect()
+    busy = rules.attach(client, Q)
+    rules.send(client, Q, *[b"x"] * 2)
+    number = 0
+    for _ in range(times):
+        rules.do(c.Credit(busy, 2))
+        rules.do(c.Settle(busy, [number + 1, number + 2], outcome))
+        number += 2
+    rules.do(c.Credit(busy, 1))
+    assert positions(rules, busy)[-1] == 1
+    idle = rules.attach(client, Q, 10)
+    assert positions(rules, idle) == [2]
