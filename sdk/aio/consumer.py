@@ -106,10 +106,7 @@ class MessageConsumer(Closing):
         check_timeout(timeout)
         prefetch = self._sync._prefetch
         if prefetch.falls_short(limit):
-            deadline = time.monotonic() + (timeout or 0.0)
-            await self._worker.run(functools.partial(self._sync._ask_for, limit, timeout or None))
-            if timeout:
-                timeout = max(0.001, deadline - time.monotonic())
+            timeout = await self._worker.run(functools.partial(self._sync._ask_for, limit, timeout))
         return self._take_now(limit) or await self._receive(limit, timeout)
 
     async def __aiter__(self) -> AsyncIterator[Message]:

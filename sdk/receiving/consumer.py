@@ -269,21 +269,23 @@ class MessageConsumer:
             raise ValueError(f"limit={limit!r}: a whole number from 1 on, the most messages that are returned")
         if self._prefetch.falls_short(limit):
             check_timeout(timeout)
-            deadline = monotonic() + (timeout or 0.0)
-            self._state.in_one_call(self._ask_for, limit, timeout or None)
-            if timeout:
-                timeout = max(_LEAST_SECONDS, deadline - monotonic())
+            timeout = self._state.in_one_call(self._ask_for, limit, timeout)
         several: list[Message] = []
         self._receive(timeout, None, several, limit)
         return several
 
-    def _ask_for(self, messages: int, timeout: float | None) -> None:
-        """Have what a call takes that takes more than the window; as far as the broker has it."""
+    def _ask_for(self, messages: int, timeout: float | None) -> float | None:
+        """Have what a call takes that takes more than the window, as far as the broker has it; for :mod:`sdk.aio` too.
+
+        Returns:
+            What is left of the call's time-out.
+        """
         if self._state.listening or self._state.dispatching or self._ended():
-            return  # the call itself says so
-        longest = self._state.settings.poll_timeout_seconds
+            return timeout  # the call itself says so
+        began, longest = monotonic(), self._state.settings.poll_timeout_seconds
         self._prefetch.begin_wait()
-        self._prefetch.ask_for(messages, longest if timeout is None else min(timeout, longest))
+        self._prefetch.ask_for(messages, min(timeout, longest) if timeout else longest)
+        return max(_LEAST_SECONDS, timeout - (monotonic() - began)) if timeout else timeout
 
     def _receive_ready(self, limit: int | None, *, pulls: bool) -> list[Message]:
         """What has come, in one call that waits for nothing; for :mod:`sdk.aio`.
