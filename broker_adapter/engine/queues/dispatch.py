@@ -52,7 +52,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
             if not progress and not queue.owed:
-                if not (queue.kept and takers and _share_out(queue, turn)):
+                if not (queue.kept and takers and not queue.is_loading and _share_out(queue, turn)):
                     break
                 dry = False
     if queue.backoff.shelf and not queue.has_ready:

@@ -130,3 +130,13 @@ def test_what_a_consumer_failed_on_is_for_others_while_it_works_on_something(out
     assert positions(rules, busy)[-1] == 1
     idle = rules.attach(client, Q, 10)
     assert positions(rules, idle) == [2]
+
+
+def test_what_a_consumer_failed_on_is_not_for_others_while_more_is_on_its_way_into_memory() -> None:
+    rules = Rules(window_messages=10)
+    client = rules.connect()
+    busy = rules.attach(client, Q, 2)
+    rules.send(client, Q, *[b"x"] * 30)
+    rules.do(c.Settle(busy, [1], Outcome.FAILED))
+    idle = rules.attach(client, Q, 20)
+    assert positions(rules, idle) == list(range(3, 11)), "11 and those behind it come first"
