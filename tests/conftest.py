@@ -24,7 +24,9 @@ from tests.workers import ByFile, load_share, put_long_ones_first
 
 # Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("holdfast")
 
 

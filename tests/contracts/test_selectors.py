@@ -9,7 +9,6 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.errors import InvalidSelectorException
-from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Delivery, Subscription
 from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
@@ -39,8 +38,10 @@ def test_what_arrives_later_is_matched_on_arrival(client: Client) -> None:
 
 
 def test_a_selector_finds_what_stands_behind_the_window(make_engine: MakeEngine) -> None:
-    behind = EngineSettings().window_messages
-    client = make_engine("").open()
+    behind = 50
+    engine = make_engine()
+    engine.broker._state.directory.memory._most_each = behind
+    client = engine.open()
     send(client, *["blue"] * behind, "red", *["blue"] * 20, "red")
     plain = client.receiver(queue("q"), 5)
     plain.wait_for(5)
