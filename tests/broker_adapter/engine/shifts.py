@@ -282,7 +282,8 @@ class Shift:
                     self._work(worker, fails_once=False)
                     self.look()
             if self.poison and self.poison.issuperset(each for positions in self.left.values() for each in positions):
-                self._send([0] * len(self.workers))  # else those on which all have failed are tried for ever
+                # Else those on which all have failed are tried for ever.
+                self._send([0] * len(self.workers) * self.prefetch)
             self.rules.pass_time(1000)
             self.look()
         left = [position for positions in self.left.values() for position in positions]
