@@ -422,12 +422,13 @@ class QueueState(QueueEntries):
         latest_ms = min(from_ms + round(seconds * 1000), LATEST_EXPIRY_MS)
         return min(expires_at_ms or latest_ms, latest_ms)
 
-    def append_run(self, number: int, run: MessageRun, batch: StoreBatch) -> None:
+    def append_run(self, number: int, run: MessageRun, shared: bool, batch: StoreBatch) -> None:
         """Take new messages at the end of their lane; see ``takes_runs``.
 
         Args:
             number: of the first one; those of the others follow it.
             run: the messages.
+            shared: whether other queues of the same store have them as well.
             batch: of the decision, for the store of theirs.
         """
         lane_number = 9 - run.priority
@@ -435,6 +436,8 @@ class QueueState(QueueEntries):
         position = self.next_position
         self.next_position = position + len(run.messages)
         flags = FLAG_PERSISTENT if run.persistent and self.durable else 0
+        if shared:
+            flags |= FLAG_SHARED
         queue = self.id
         self._add_all(
             lane,

@@ -107,21 +107,26 @@ class Intake:
             queue.append(number, message, is_shared, now_ms, effects, added)
 
     def take_run(
-        self, run: MessageRun, destination: Destination, queue: QueueState, now_ms: int, effects: Effects
+        self,
+        run: MessageRun,
+        destination: Destination,
+        queues: Sequence[QueueState],
+        now_ms: int,
+        effects: Effects,
     ) -> bool:
-        """Take messages for one queue in one step.
+        """Take messages in one step.
 
         Args:
             run: the messages, for which there is room.
             destination: that they are sent to.
-            queue: that gets them.
+            queues: that get all of them.
             now_ms: the time of the day.
             effects: of the decision.
 
         Returns:
             False where they have to be taken one by one; nothing was changed.
         """
-        if not queue.takes_runs(persistent=run.persistent):
+        if not queues or not all(queue.takes_runs(persistent=run.persistent) for queue in queues):
             return False
         identity = run.identity
         if identity is not None:
@@ -132,11 +137,18 @@ class Intake:
             elif not seen.add_run(identity.sequence, run.last_sequence):
                 return False
             self.note_stream(stream, seen, now_ms, effects)
-        number = self.next_message
-        self.next_message = number + len(run.messages)
-        store = effects.durable if run.persistent and queue.durable else effects.volatile
-        store.messages.update(zip(range(number, self.next_message), run.messages, strict=True))
-        queue.append_run(number, run, store)
+        numbers = range(self.next_message, self.next_message + len(run.messages))
+        self.next_message = numbers.stop
+        durable = [queue for queue in queues if run.persistent and queue.durable]
+        volatile = [queue for queue in queues if not (run.persistent and queue.durable)]
+        for batch, those in ((effects.durable, durable), (effects.volatile, volatile)):
+            if not those:
+                continue
+            batch.messages.update(zip(numbers, run.messages, strict=True))
+            if len(those) > 1:
+                batch.references += [(number, len(those)) for number in numbers]
+            for queue in those:
+                queue.append_run(numbers.start, run, len(those) > 1, batch)
         self._totals.enqueued += len(run.messages)
         return True
 

@@ -186,30 +186,34 @@ class Sends:
         command = blocked.command
         assert isinstance(command, c.Enqueue)
         admission = self._admission
-        if len(targets) != 1 or admission.publishing or command.destination.is_topic:
+        queues = self._remote(targets, command.client)
+        if admission.publishing or any(queue.selector is not None for queue in queues):
             return False
         run = run_of(command.messages[blocked.index :] if blocked.index else command.messages)
         if run is None or max(run.sizes) > self._settings.max_message_bytes:
             return False
-        queue = targets[0]
-        most, most_bytes = queue.settings.max_messages, queue.settings.max_bytes
-        if (most is not None and queue.depth + len(run.messages) > most) or (
-            most_bytes is not None and queue.bytes + sum(run.sizes) > most_bytes
-        ):
-            return False
+        size = sum(run.sizes)
+        for queue in queues:
+            most, most_bytes = queue.settings.max_messages, queue.settings.max_bytes
+            if (most is not None and queue.depth + len(run.messages) > most) or (
+                most_bytes is not None and queue.bytes + size > most_bytes
+            ):
+                return False
         if run.persistent and (admission.blocked_because or admission.room is not None):
             return False
         volatile_bytes = 0
-        if admission.volatile_room is not None and not (run.persistent and self._durable and queue.durable):
-            volatile_bytes = sum(run.sizes) + (MESSAGE_BYTES + PLACE_BYTES) * len(run.messages)
+        all_durable = self._durable and all(queue.durable for queue in queues)
+        if admission.volatile_room is not None and not (run.persistent and all_durable):
+            volatile_bytes = size + (MESSAGE_BYTES + PLACE_BYTES * len(queues)) * len(run.messages)
             if volatile_bytes > admission.volatile_room:
                 return False
-        if not self._intake.take_run(run, command.destination, queue, now_ms, effects):
+        if not self._intake.take_run(run, command.destination, queues, now_ms, effects):
             return False
         if admission.volatile_room is not None:
             admission.volatile_room -= volatile_bytes
         blocked.index = len(command.messages)
-        self._changed[queue.id] = queue
+        for queue in queues:
+            self._changed[queue.id] = queue
         return True
 
     def put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:

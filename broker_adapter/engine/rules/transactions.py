@@ -279,10 +279,11 @@ class Transactions:
     def _take(self, routed: list[_Routed], now_ms: int, effects: Effects) -> None:
         """Store the messages of a commit; those whose identity is known already are left out."""
         queues, destination, _ = routed[0]
-        if len(queues) == 1 and all(each[0] is queues and each[1] == destination for each in routed):
+        if all(each[0] is queues and each[1] == destination for each in routed):
             run = run_of([message for _, _, message in routed])
-            if run is not None and self._intake.take_run(run, destination, queues[0], now_ms, effects):
-                self._changed[queues[0].id] = queues[0]
+            if run is not None and self._intake.take_run(run, destination, queues, now_ms, effects):
+                for queue in queues:
+                    self._changed[queue.id] = queue
                 return
         all_streams, changed, totals = self._streams, self._changed, self._totals
         store, is_over = self._intake.store, self._intake.is_over

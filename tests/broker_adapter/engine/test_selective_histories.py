@@ -1,9 +1,9 @@
 """Random histories of a queue whose consumers have selectors, against a plain model, over windows and restarts.
 
 What must be true after each step: no consumer holds what it did not ask for or what another one holds; and one that may
-have more has everything that is there for it.  What a consumer's listener failed to process waits for that consumer, while
-it is there; of all consumers together as many messages as a window has.  Where it asks for nothing, another one that
-has nothing else to do may get all of that.
+have more has everything that is there for it.  What a consumer's listener failed to process waits for that consumer,
+while it is there; of all consumers together as many messages as a window has.  Where it asks for nothing, another one
+that has nothing else to do may get all of that.
 """
 
 from __future__ import annotations

@@ -18,7 +18,11 @@ from broker_adapter.engine.rules import sends, transactions
 from broker_adapter.engine.store.room import Room
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import JMSException
-from tests.broker_adapter.engine.decisions import Q, Rules
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.decisions import Q, Rules, positions
+
+#: It has five subscriptions, two of them durable.
+SEVERAL = topic("several")
 
 
 def numbered(count: int, first: int = 1, **fields: Any) -> list[c.NewMessage]:
@@ -69,7 +73,7 @@ def of_batch(batch: StoreBatch) -> Any:
         key: entry and (entry.number, entry.delivery_count, entry.flags, entry.expires_at_ms, entry.size, entry.group)
         for key, entry in batch.entries.items()
     }
-    return list(batch.messages.items()), batch.references, list(entries.items()), batch.gone, batch.tables
+    return list(batch.messages.items()), sorted(batch.references), entries, batch.gone, batch.tables
 
 
 def of_queue(found: QueueState) -> Any:
@@ -87,8 +91,12 @@ class Follower:
 
     def __init__(self, **options: Any) -> None:
         self.rules = Rules(**options)
-        self.client = self.rules.connect()
+        self.client = self.rules.connect("client")
         self.consumers = [self.rules.attach(self.client, Q), self.rules.attach(self.client, topic("t"))]
+        for number in range(2):
+            self.rules.attach(self.client, SEVERAL, subscription=Subscription(f"s{number}", durable=True, shared=False))
+        for no_local in (False, False, True):
+            self.consumers.append(self.rules.attach(self.client, SEVERAL, no_local=no_local))
         self.answers: list[Any] = []
 
     def decide(self, command: Any) -> Any:
@@ -132,12 +140,12 @@ RUNS = st.builds(
     st.integers(0, 12),
 )
 SENDS = st.lists(MESSAGES, max_size=4) | RUNS
-TARGETS = st.sampled_from([Q, Q, Q, queue("other"), topic("t")])
+TARGETS = st.sampled_from([Q, Q, Q, queue("other"), topic("t"), SEVERAL, SEVERAL, topic("nobody")])
 STEPS = st.lists(
     st.tuples(st.just("send"), TARGETS, SENDS)
     | st.tuples(st.just("commit"), TARGETS, SENDS)
-    | st.tuples(st.just("credit"), st.integers(0, 1), st.integers(1, 5))
-    | st.tuples(st.just("settle"), st.integers(0, 1), st.sampled_from([Outcome.ACCEPTED, Outcome.RELEASED])),
+    | st.tuples(st.just("credit"), st.integers(0, 3), st.integers(1, 5))
+    | st.tuples(st.just("settle"), st.integers(0, 3), st.sampled_from([Outcome.ACCEPTED, Outcome.RELEASED])),
     min_size=1,
     max_size=12,
 )
@@ -157,7 +165,7 @@ OPTIONS = st.fixed_dictionaries(
 @given(OPTIONS, STEPS)
 def test_it_is_as_if_they_were_taken_one_by_one(options: dict[str, Any], steps: list[Any]) -> None:
     at_once, one_by_one = Follower(**options), Follower(**options)
-    held: dict[int, list[int]] = {0: [], 1: []}
+    held: dict[int, list[int]] = {number: [] for number in range(5)}
     commits = 0
     for what, where, how in steps:
         if what == "send":
@@ -185,9 +193,9 @@ def taken_at_once(rules: Rules, *commands: Any) -> int:
     with pytest.MonkeyPatch.context() as patch:
         append = QueueState.append_run
 
-        def noted(self: QueueState, number: int, run: MessageRun, batch: StoreBatch) -> None:
+        def noted(self: QueueState, number: int, run: MessageRun, shared: bool, batch: StoreBatch) -> None:
             taken.append(len(run.messages))
-            append(self, number, run, batch)
+            append(self, number, run, shared, batch)
 
         patch.setattr(QueueState, "append_run", noted)
         for command in commands:
@@ -206,13 +214,23 @@ def test_a_send_and_a_commit_of_one_producer_are_taken_in_one_step(durable: bool
     assert rules.depth("q") == 10
 
 
-@pytest.mark.parametrize("to", [topic("t"), Destination("q2", Q.kind)], ids=["topic", "a consumer with a selector"])
-def test_for_several_queues_and_for_a_search_each_is_taken_by_itself(to: Destination) -> None:
+@pytest.mark.parametrize("to", [topic("t"), queue("q2")], ids=str)
+def test_for_a_selector_each_is_taken_by_itself(to: Destination) -> None:
     rules = Rules()
     client = rules.connect()
-    rules.attach(client, to, 5, selector=None if to.is_topic else "a = 1")
+    rules.attach(client, to, 5, selector="TRUE")
     assert taken_at_once(rules, c.Enqueue(client, to, numbered(3))) == 0
     assert rules.state.totals.enqueued == 3
+
+
+def test_all_subscriptions_of_a_topic_take_it_in_one_step() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumers = [rules.attach(client, SEVERAL, 5, no_local=no_local) for no_local in (False, False, True)]
+    assert taken_at_once(rules, c.Enqueue(client, SEVERAL, numbered(3))) == 2
+    assert [positions(rules, each) for each in consumers] == [[1, 2, 3], [1, 2, 3], []]
+    commit = c.Commit(client, None, [(SEVERAL, each) for each in numbered(2, first=4)], [])
+    assert taken_at_once(rules, commit) == 2
 
 
 def test_where_room_is_scarce_each_is_taken_by_itself() -> None:
