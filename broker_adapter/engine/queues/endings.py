@@ -202,7 +202,7 @@ class Endings:
         # What would keep a consumer waiting that has gone, or an exclusive one that came first, comes at once.
         waits_for_nobody = by is None and (waits is Waits.CONSUMER or bool(queue.exclusive))
         if not delay_ms or waits_for_nobody or len(backoff) >= most:
-            queue.give_back_to(entry, None if ending is Outcome.MODIFIED else by, effects)
+            queue.give_back_to(entry, by, effects)
             return
         holders: list[Consumer | int] = []
         if waits is Waits.CONSUMER and by is not None:

@@ -141,7 +141,7 @@ class History:
                 del self.waiting[body]
             elif outcome is not Outcome.RELEASED:
                 self.failures[body] += 1
-            if outcome in (Outcome.FAILED, Outcome.UNDELIVERABLE) and len(self.failed_by) < WINDOW:
+            if outcome not in (Outcome.ACCEPTED, Outcome.RELEASED) and len(self.failed_by) < WINDOW:
                 self.failed_by[body] = taker
 
     def detach(self, index: int) -> None:

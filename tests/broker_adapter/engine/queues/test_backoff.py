@@ -256,6 +256,23 @@ def test_where_order_is_kept_the_consumer_of_a_message_that_fails_again_waits_fo
     assert rules.state.next_deadline_ms() is None
 
 
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_what_is_undone_together_comes_again_in_order_however_often_each_has_failed(keep_order: bool) -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 3)
+    other = rules.attach(client, Q, 1)
+    consumer = rules.attach(client, Q, 1, keep_order=keep_order)
+    rules.do(c.Settle(consumer, [1], Outcome.MODIFIED))
+    rules.do(c.Detach(other, give_back=True))
+    rules.do(c.Credit(consumer, 2))
+    assert sorted(positions(rules, consumer, 1)) == [1, 2]
+    rules.do(c.Settle(consumer, [2, 3], Outcome.MODIFIED), c.Credit(consumer, 3))
+    assert positions(rules, consumer, 3) == []
+    rules.pass_time(1000)
+    assert positions(rules, consumer, 3) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("ends", [c.Disconnect, partial(c.Detach, give_back=True)])
 def test_a_lost_connection_does_not_count_towards_the_pause(ends: Any) -> None:
     rules = Rules(redelivery_delay_seconds=1)
