@@ -103,7 +103,7 @@ def _share_out(queue: QueueState, turn: _Turn) -> bool:
             if group.holder is None and not group.in_hand and group.number not in waiting:
                 queue.move(group, other)
                 return True
-        if each.reserved and not each.keeps_order:
+        if each.reserved and not queue.keeps_order(each):
             queue.give_to_others(each, turn.effects)
             return True
     return False

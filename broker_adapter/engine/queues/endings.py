@@ -121,8 +121,7 @@ class Endings:
         else:
             if by is not None:
                 undone, is_in_group = ending is Outcome.MODIFIED, in_group(entry, by)
-                keeps_order = by.keeps_order or queue.settings.keep_order
-                waits = who_waits(undone=undone, keeps_order=keeps_order, in_group=is_in_group)
+                waits = who_waits(undone=undone, keeps_order=queue.keeps_order(by), in_group=is_in_group)
                 # Marked it has to be: the first failure is counted.
                 counts = not entry.delivery_count or waits is not Waits.MESSAGE or by not in queue.backoff.rests
             self._totals.redelivered += 1

@@ -594,6 +594,10 @@ class QueueState(QueueEntries):
                     other.search.restart()  # it passed over what was in these groups
                     self.offer(other)
 
+    def keeps_order(self, consumer: Consumer) -> bool:
+        """Return whether a consumer, if it has failed on a message, waits for it."""
+        return consumer.keeps_order or self.settings.keep_order
+
     def give_to_others(self, consumer: Consumer, effects: Effects) -> None:
         """Give what a consumer has failed on, which was kept for it, to any that has room."""
         reserved, consumer.reserved = consumer.reserved, []

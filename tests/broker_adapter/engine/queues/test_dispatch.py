@@ -10,6 +10,7 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.queues.policies import Policy
 from broker_adapter.engine.queues.queue import Consumer
 from tests.broker_adapter.engine.decisions import Q, Rules, positions
 
@@ -130,6 +131,18 @@ def test_what_a_consumer_failed_on_is_for_others_while_it_works_on_something(out
     assert positions(rules, busy)[-1] == 1
     idle = rules.attach(client, Q, 10)
     assert positions(rules, idle) == [2]
+
+
+def test_what_a_consumer_failed_on_is_not_for_others_where_the_queue_keeps_order() -> None:
+    rules = Rules(policies=[Policy("q", {"keep_order": True})])
+    client = rules.connect()
+    busy = rules.attach(client, Q, 2)
+    rules.send(client, Q, b"1", b"2")
+    rules.do(c.Settle(busy, [1], Outcome.FAILED))
+    idle = rules.attach(client, Q, 1)
+    assert positions(rules, idle) == []
+    rules.do(c.Credit(busy, 1))
+    assert positions(rules, busy) == [1, 2, 1]
 
 
 def test_what_a_consumer_failed_on_is_not_for_others_while_more_is_on_its_way_into_memory() -> None:
