@@ -208,19 +208,22 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
             if entry is not None:
                 queue.give_back(entry, turn.effects)
         return
-    for _ in range(len(queue.takers)):
+    passed = 0
+    while backoff.shelf and turn.left > 0 and passed < len(queue.takers):
         consumer = queue.takers[0]
         queue.takers.rotate(-1)
-        while backoff.shelf and turn.left > 0 and turn.room_of(consumer) > 0:
-            if consumer.failed_on and (queue.has_ready or consumer.reserved or consumer.owing):
-                break
-            position = next(iter(backoff.shelf))
-            entry = backoff.take_for_trial(position)
-            if entry is not None and not entry.group:
-                turn.give_unless_expired(consumer, entry)
-            elif entry is not None:  # a selector had found it: now it comes with its group
-                backoff.on_trial.discard(position)
-                queue.give_back(entry, turn.effects)
+        has_other = consumer.failed_on and (queue.has_ready or consumer.reserved or consumer.owing)
+        if has_other or turn.room_of(consumer) <= 0:
+            passed += 1
+            continue
+        passed = 0
+        position = next(iter(backoff.shelf))
+        entry = backoff.take_for_trial(position)
+        if entry is not None and not entry.group:
+            turn.give_unless_expired(consumer, entry)
+        elif entry is not None:  # a selector had found it: now it comes with its group
+            backoff.on_trial.discard(position)
+            queue.give_back(entry, turn.effects)
 
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:

@@ -145,6 +145,18 @@ def test_what_a_consumer_failed_on_is_not_for_others_where_the_queue_keeps_order
     assert positions(rules, busy) == [1, 2, 1]
 
 
+def test_several_consumers_take_turns_with_what_waited_alone() -> None:
+    rules = Rules()
+    client = rules.connect()
+    failing = rules.attach(client, Q, 2)
+    rules.send(client, Q, *[b"x"] * 2)
+    rules.do(c.Settle(failing, [1, 2], Outcome.FAILED), c.Credit(failing, 2))
+    rules.do(c.Settle(failing, [3, 4], Outcome.FAILED))
+    consumers = [rules.attach(client, Q, 10) for _ in range(2)]
+    rules.pass_time(250)
+    assert [positions(rules, each) for each in consumers] == [[1], [2]]
+
+
 def test_what_a_consumer_failed_on_is_not_for_others_while_more_is_on_its_way_into_memory() -> None:
     rules = Rules(window_messages=10)
     client = rules.connect()
