@@ -163,7 +163,8 @@ class Endings:
         since_ms = undeliverable.since_ms
         for position, refusers in undeliverable.refusers.items():
             entry = queue.ready.get(position)
-            if entry is None or any(queue.may_have(each, entry) for each in queue.consumers if each not in refusers):
+            others = [each for each in queue.consumers if each not in refusers]
+            if entry is None or position in queue.kept_for or any(queue.may_have(each, entry) for each in others):
                 since_ms.pop(position, None)
             else:
                 since_ms.setdefault(position, self._time.elapsed_ms)

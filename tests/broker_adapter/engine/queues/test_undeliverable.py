@@ -9,6 +9,7 @@ from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.undeliverable import MOST_CONSUMERS, MOST_MESSAGES, Undeliverable
 from broker_adapter.engine.records.layout import KIND_DELIVER, RawEntry
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from tests.broker_adapter.engine.decisions import Q, Rules, commit, positions
 from tests.broker_adapter.engine.driving import (
     WAIT,
@@ -120,6 +121,20 @@ def test_it_waits_for_a_consumer_that_is_there_and_has_no_credit() -> None:
     assert rules.depth("DLQ") == 0
     rules.do(c.Credit(busy, 1))
     assert positions(rules, busy) == [1]
+
+
+def test_it_waits_for_another_consumer_with_a_selector_that_has_failed_on_it_and_has_no_credit() -> None:
+    rules = Rules()
+    client = rules.connect()
+    first = rules.attach(client, Q, 1)
+    rules.do(c.Enqueue(client, Q, [c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q)))]))
+    rules.do(c.Settle(first, [1], NOT_HERE))
+    other = rules.attach(client, Q, 1, selector="TRUE")
+    rules.do(c.Settle(other, [1], Outcome.FAILED))
+    rules.pass_time(WAIT_MS + 1000)
+    assert (rules.depth("q"), rules.depth("DLQ")) == (1, 0)
+    rules.do(c.Credit(other, 1))
+    assert positions(rules, other) == [1, 1]
 
 
 def test_a_failure_at_another_consumer_does_not_bring_it_back_to_the_first_one() -> None:
