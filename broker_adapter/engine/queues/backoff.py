@@ -147,7 +147,6 @@ class Backoff(Generic[E, H]):
         """Delay a message until then, and with it the consumer and the group that wait for it; none: it waits alone."""
         self._by_position[entry.position] = _Delayed(due_ms, entry, holders)
         heappush(self._due, (due_ms, entry.position))
-        self.on_trial.discard(entry.position)
         for holder in holders:
             self.holders[holder] = self.holders.get(holder, 0) + 1
 

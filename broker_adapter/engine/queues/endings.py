@@ -192,6 +192,7 @@ class Endings:
     ) -> None:
         """Have a message delivered again, at once or after a while."""
         backoff, most = queue.backoff, self._settings.max_delayed_redeliveries
+        backoff.on_trial.discard(entry.position)
         if by is not None and by in backoff.rests and waits is Waits.MESSAGE:
             failures = max(2, backoff.failures.get(entry.position) or backoff.failed(entry.position, most))
         else:

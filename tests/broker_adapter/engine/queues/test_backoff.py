@@ -15,6 +15,7 @@ from broker_adapter.destination import DestinationKind
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.backoff import Backoff, Waits, redelivery_delay_ms, who_waits
+from broker_adapter.engine.queues.policies import Policy
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.decisions import Q, Rules, positions
@@ -655,6 +656,18 @@ def test_what_comes_back_unseen_of_what_waited_alone_is_behind_good_ones_where_i
     send_kinds(rules, client, "a")
     rules.do(c.Credit(consumer, 2))
     assert positions(rules, consumer, 6) == [3, 2]
+
+
+def test_what_has_failed_again_without_a_delay_does_not_wait_alone_any_more() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 1)
+    rules.send(client, Q, b"fails")
+    fail_twice(rules, consumer, 1, credit=1)
+    rules.pass_time(250)
+    rules.use(Policy("q", {"redelivery_delay_seconds": 0.0}))
+    rules.do(c.Settle(consumer, [3], Outcome.FAILED))
+    assert rules.state.directory.by_destination[Q].backoff.on_trial == set()
 
 
 def test_a_lone_consumer_that_fails_gets_what_waited_alone_beside_what_it_has_refused() -> None:
