@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from broker_adapter.engine.check.findings import Finding, Tables
 from broker_adapter.engine.queues.directory import Directory
@@ -103,11 +104,20 @@ def _places(
     queue: QueueState, waiting: list[RawEntry], in_memory: dict[int, Entry], lanes: dict[int, Lane]
 ) -> Iterator[str]:
     """Yield whether each message can be handed out, or loaded."""
-    kept = [place for consumer in queue.consumers for place in consumer.reserved]
-    kept += [place for group in queue.groups.values() for place in group.kept]
-    reserved = set(kept)
-    if queue.kept != len(kept):
-        yield f"{len(kept)} messages are kept in groups or for consumers that failed, and {queue.kept} are counted"
+    kept: list[tuple[Any, tuple[int, int]]] = [
+        (consumer, place) for consumer in queue.consumers for place in consumer.reserved
+    ]
+    kept += [(group, place) for group in queue.groups.values() for place in group.kept]
+    reserved = {place for keeper, place in kept if queue.kept_for.get(place[1]) is keeper}
+    if (
+        queue.kept_for.keys() != {position for _, position in reserved}
+        or not queue.kept_for.keys() <= queue.ready.keys()
+    ):
+        yield f"{len(reserved)} messages are kept in groups or for consumers that failed, not {len(queue.kept_for)}"
+    for group in queue.groups.values():
+        may_go_on = group.kept and group.holder is None and group.number not in queue.backoff.holders
+        if may_go_on and (group.kept[0], group.number) not in group.owner.owing:
+            yield f"{group.owner!r} has no turn for what group {group.number} keeps for it"
     heaps = {number: set(lane.heap) for number, lane in lanes.items()}
     for raw in waiting:
         lane = lanes.get(raw.lane)

@@ -7,7 +7,7 @@ alone.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop
 
 from broker_adapter.engine.commands.effects import Effects, Outgoing, Scan
 from broker_adapter.engine.queues.entries import Entry
@@ -52,7 +52,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
             if not progress and not queue.owed:
-                if not (queue.kept and takers and not queue.is_loading and _share_out(queue, turn)):
+                if not (queue.kept_for and takers and not queue.is_loading and _share_out(queue, turn)):
                     break
                 dry = False
     if queue.backoff.shelf and not queue.has_ready:
@@ -87,20 +87,19 @@ def _share_out(queue: QueueState, turn: _Turn) -> bool:
     other = turn.least_busy()
     if other is None:
         return False
-    waiting = queue.backoff.holders
     owner = max(queue.consumers, key=_groups_at_work)
-    if is_for_other(owner, other):
-        for group in owner.owing:
-            if group.holder is None and group.number not in waiting:
-                queue.move(group, other)
-                return True
-    if other.busy or other.owing:
+    owed = queue.first_owed(owner) if is_for_other(owner, other) else None
+    if owed is not None:
+        queue.move(owed, other)
+        return True
+    if other.busy or queue.first_owed(other) is not None:
         return False
+    waiting = queue.backoff.holders
     for each in queue.consumers:
         if each in waiting or turn.room_of(each) > 0 or (each.failed_on and not each.unsettled):
             continue  # what a listener failed on comes to it again, at once
-        for group in each.owing:
-            if group.holder is None and not group.in_hand and group.number not in waiting:
+        for group in queue.groups_owed(each):
+            if not group.in_hand:
                 queue.move(group, other)
                 return True
         if each.reserved and not queue.keeps_order(each):
@@ -172,25 +171,19 @@ def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
 
 def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
     """Hand out what is kept for a consumer, in order."""
-    waiting = queue.backoff.holders
-    kept = [group.kept for group in consumer.owing if group.number not in waiting and group.holder is None]
-    heaps = [heap for heap in (consumer.reserved, *kept) if heap]
-    heads = [(heap[0], heap) for heap in heaps]
-    heapify(heads)
-    while heads and turn.room_of(consumer) > 0:
-        heap = heads[0][1]
-        position = heappop(heap)[1]
-        if heap:
-            heapreplace(heads, (heap[0], heap))
+    reserved, kept_for = consumer.reserved, queue.kept_for
+    while turn.room_of(consumer) > 0:
+        group = queue.first_owed(consumer)
+        if group is not None and not (reserved and reserved[0] < group.kept[0]):
+            position = queue.drop_first_owed(consumer, group)[1]
+        elif reserved:
+            group, position = None, heappop(reserved)[1]
+            if kept_for.get(position) is not consumer:
+                continue  # it has ended
         else:
-            heappop(heads)
-        queue.kept -= 1
-        queue.kept_for.pop(position, None)
-        entry = queue.ready.pop(position, None)
-        if entry is not None:
-            in_group = entry.group and consumer.search is None and heap is not consumer.reserved
-            turn.give_unless_expired(consumer, entry, in_group=bool(in_group))
-    consumer.owing = {group: None for group in consumer.owing if group.kept}
+            break
+        del kept_for[position]
+        turn.give_unless_expired(consumer, queue.ready.pop(position), in_group=group is not None)
 
 
 def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
@@ -212,7 +205,7 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
     while backoff.shelf and turn.left > 0 and passed < len(queue.takers):
         consumer = queue.takers[0]
         queue.takers.rotate(-1)
-        has_other = consumer.failed_on and (queue.has_ready or consumer.reserved or consumer.owing)
+        has_other = consumer.failed_on and (queue.has_ready or consumer.reserved or queue.first_owed(consumer))
         if has_other or turn.room_of(consumer) <= 0:
             passed += 1
             continue
@@ -259,7 +252,7 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             if not heap:
                 break
             position = heappop(heap)
-            if (kept_for and kept_for.get(position, consumer) is not consumer) or (refusers and position in refusers):
+            if (kept_for and position in kept_for) or (refusers and position in refusers):
                 continue  # as above
             entry = ready.pop(position, None)
             if entry is None:
@@ -333,11 +326,13 @@ def _hand_out_found(queue: QueueState, consumer: Consumer, search: Search, room:
             entry = queue.ready.get(heappop(looking.found))
             if entry is None or (entry.group and not queue.may_find(consumer, search, entry)):
                 continue
-            if queue.kept_for and queue.kept_for.get(entry.position, consumer) is not consumer:
+            keeper = queue.kept_for.get(entry.position)
+            if isinstance(keeper, Consumer) and keeper is not consumer:
                 continue  # it is shown again if that consumer leaves
             if refusers and consumer in refusers.get(entry.position, ()):
                 continue
             del queue.ready[entry.position]
+            queue.kept_for.pop(entry.position, None)
             queue.tidy(lane)
             if entry.flags & FLAG_PERSISTENT and not entry.flags & FLAG_HANDED:
                 entry.flags |= FLAG_HANDED

@@ -150,6 +150,7 @@ class QueueEntries:
         lanes: by priority.
         delayed: messages that are not due yet.
         ready: entries in memory that no consumer holds, by position.
+        kept_for: position of what is ready and not for every consumer → the one that failed on it, or its group.
         backoff: messages whose redelivery is delayed.
         undeliverable: messages that some consumers do not take.
         suspects: position → what is counted of a message that may have ended the process.
@@ -166,6 +167,7 @@ class QueueEntries:
         "depth",
         "durable",
         "id",
+        "kept_for",
         "lanes",
         "memory",
         "next_position",
@@ -208,6 +210,7 @@ class QueueEntries:
                 self._add_lane(Lane(lane_number, at_end=False))
         self._behind_bytes = self.stored_bytes  #: of what is counted as behind, in all lanes
         self.ready: dict[int, Entry] = {}
+        self.kept_for: dict[int, Any] = {}
         self.suspects: dict[int, Suspect] = {}
         self.backoff: Backoff[Entry, Any] = Backoff()
         self.undeliverable: Undeliverable[Any] = Undeliverable()
@@ -283,7 +286,10 @@ class QueueEntries:
             early = [
                 position
                 for position in lane.early
-                if position > lane.loaded_through and position in self.ready and position not in stay
+                if position > lane.loaded_through
+                and position in self.ready
+                and position not in stay
+                and position not in self.kept_for
             ]
             for position in early:
                 self._put_behind(self.ready.pop(position))
@@ -578,6 +584,7 @@ class QueueEntries:
         if raw.position > lane.loaded_through and raw.position not in lane.early:
             return self._from_behind(raw, lane)
         entry = self.ready.pop(raw.position, None) or self.backoff.take(raw.position)
+        self.kept_for.pop(raw.position, None)
         if entry is not None:
             self.tidy(lane)  # without consumers, positions without an entry would pile up
         return entry

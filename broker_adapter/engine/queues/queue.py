@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import groupby
 from math import inf
 from shlex import quote
@@ -127,7 +127,8 @@ class Consumer:
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): what it has failed on
         self.groups: set[int] = set()  #: with a selector, those among the consumers with the same one
         self.busy = 0  #: how many of its groups have messages in hand
-        self.owing: dict[Group, None] = {}  #: those that keep messages for it
+        #: A heap of (place of the first message that is kept, group); those that are not so any more are skipped.
+        self.owing: list[tuple[tuple[int, int], int]] = []
         self.moving: dict[Group, None] = {}  #: those of which it holds the last messages, and that are others' by now
         self.never_delivered: NeverDelivered = ()  #: of one that goes: numbers of deliveries
 
@@ -246,8 +247,6 @@ class QueueState(QueueEntries):
         "finders",
         "found_groups",
         "groups",
-        "kept",
-        "kept_for",
         "label",
         "leaving",
         "left_ms",
@@ -310,8 +309,6 @@ class QueueState(QueueEntries):
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
         self.groups: dict[int, Group] = {}  #: those of the consumers without a selector
         self.found_groups: dict[tuple[str, int], Consumer] = {}  #: (selector, group) → whose messages these are
-        self.kept = 0  #: messages that are kept in groups, or for a consumer that failed on them
-        self.kept_for: dict[int, Consumer] = {}  #: position → who failed on it, and gets it again
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.pending_candidates = 0  #: messages that searching consumers are still to be asked about
         self.wait_queue: deque[Any] = deque()
@@ -567,6 +564,7 @@ class QueueState(QueueEntries):
         reserved, consumer.reserved = consumer.reserved, []
         groups, consumer.groups = consumer.groups, set()
         consumer.owing.clear()
+        self._give_turns(consumer, reserved, effects)
         for group in list(consumer.moving):
             group.in_hand.clear()
             self._nothing_in_hand(group)
@@ -577,17 +575,16 @@ class QueueState(QueueEntries):
             group = self.groups[number]
             holder = group.holder
             if holder is None:
-                reserved += self.groups.pop(number).kept
+                del self.groups[number]
+                self._give_turns(group, group.kept, effects)
                 continue
             # It stays with the one that has messages of it in hand.
             del holder.moving[group]
             group.owner, group.holder = holder, None
             holder.groups.add(number)
             holder.busy += 1
-            holder.owing[group] = None
-            self.offer(holder)
+            self._owe(group)
         consumer.busy = 0
-        self._give_turns(reserved, effects)
         if groups and selector is not None:
             for other in self.searching:
                 if other.search is not None and other.search.selector.text == selector:
@@ -601,16 +598,16 @@ class QueueState(QueueEntries):
     def give_to_others(self, consumer: Consumer, effects: Effects) -> None:
         """Give what a consumer has failed on, which was kept for it, to any that has room."""
         reserved, consumer.reserved = consumer.reserved, []
-        self._give_turns(reserved, effects)
+        self._give_turns(consumer, reserved, effects)
 
-    def _give_turns(self, places: Sequence[tuple[int, int]], effects: Effects) -> None:
-        """Have what was kept, at these (lane, position), be for any consumer."""
+    def _give_turns(self, keeper: Consumer | Group, places: Sequence[tuple[int, int]], effects: Effects) -> None:
+        """Have what is kept for a consumer or group, at these (lane, position), be for any consumer."""
         for lane_number, position in places:
-            self.kept_for.pop(position, None)
-            self._give_turn(lane_number, position)
-            if self.searching and position in self.ready:  # it was a candidate for no other consumer
-                self._arrived(self.ready[position], effects)
-        self.kept -= len(places)
+            if self.kept_for.get(position) is keeper:
+                del self.kept_for[position]
+                self._give_turn(lane_number, position)
+                if self.searching:  # it was a candidate for no other consumer
+                    self._arrived(self.ready[position], effects)
 
     def drop_window(self) -> None:
         """Keep nothing in memory that is ready: there is no consumer.  A later load brings it again."""
@@ -668,7 +665,6 @@ class QueueState(QueueEntries):
         """Give a group to another consumer, which waits for what the first one has in hand."""
         owner = group.owner
         owner.groups.discard(group.number)
-        owner.owing.pop(group, None)
         other.groups.add(group.number)
         group.owner = other
         if group.in_hand:
@@ -676,9 +672,8 @@ class QueueState(QueueEntries):
             other.busy += 1
             group.holder = owner
             owner.moving[group] = None
-        elif group.kept:
-            other.owing[group] = None
-            self.offer(other)
+        else:
+            self._owe(group)
 
     def take_in_group(self, entry: Entry) -> None:
         """A message of a group is handed out to its consumer."""
@@ -700,30 +695,73 @@ class QueueState(QueueEntries):
         if group.holder is not None:
             group.holder.moving.pop(group, None)
             group.holder = None
-            if group.kept:
-                group.owner.owing[group] = None
-                self.offer(group.owner)
+            self._owe(group)
 
     def keep_in_group(self, entry: Entry) -> bool:
         """Keep a message until its group may have it; returns False where as many are kept as may be."""
         self.ready[entry.position] = entry
-        if self.kept >= self.memory.window:
+        if len(self.kept_for) >= self.memory.window:
             heappush(entry.lane.heap, entry.position)
             return False
         self._keep_in(self.groups[entry.group], entry)
         return True
 
     def _keep_in(self, group: Group, entry: Entry) -> None:
-        self.kept += 1
-        heappush(group.kept, (entry.lane.number, entry.position))
-        group.owner.owing[group] = None
+        self.kept_for[entry.position] = group
+        place = entry.lane.number, entry.position
+        heappush(group.kept, place)
+        if len(group.kept) > 2 * len(self.kept_for) + 64:  # most have ended meanwhile
+            group.kept = sorted(each for each in group.kept if self.kept_for.get(each[1]) is group)
+            self._owe(group)
+        elif group.kept[0] == place:
+            self._owe(group)
+
+    def _owe(self, group: Group) -> None:
+        """A consumer may get what a group keeps for it: the first message is another one, or need not wait any more."""
+        if group.kept:
+            heappush(group.owner.owing, (group.kept[0], group.number))
+            self.offer(group.owner)
+
+    def groups_owed(self, consumer: Consumer) -> Iterator[Group]:
+        """Yield the groups of a consumer that keep messages which it may have now; some of these may have ended."""
+        for place, number in consumer.owing:
+            group = self.groups.get(number)
+            if group is not None and self._is_owed(consumer, group, place):
+                yield group
+
+    def _is_owed(self, consumer: Consumer, group: Group, place: tuple[int, int]) -> bool:
+        may_go_on = group.owner is consumer and group.holder is None and group.number not in self.backoff.holders
+        return may_go_on and group.kept[:1] == [place]
+
+    def first_owed(self, consumer: Consumer) -> Group | None:
+        """Return which of a consumer's groups keeps the first of the messages that it may have now."""
+        while consumer.owing:
+            place, number = consumer.owing[0]
+            group = self.groups.get(number)
+            if group is None or not self._is_owed(consumer, group, place):
+                heappop(consumer.owing)
+            elif self.kept_for.get(place[1]) is group:
+                return group
+            else:
+                self.drop_first_owed(consumer, group)  # it has ended
+        return None
+
+    @staticmethod
+    def drop_first_owed(consumer: Consumer, group: Group) -> tuple[int, int]:
+        """Take the place of the first message out of the group that ``first_owed`` returns."""
+        place = heappop(group.kept)
+        if group.kept:
+            heapreplace(consumer.owing, (group.kept[0], group.number))
+        else:
+            heappop(consumer.owing)
+        return place
 
     def end_wait(self, holder: Consumer | int) -> None:
         """A consumer or group need not wait any more."""
         if isinstance(holder, int):
             group = self.groups.get(holder)
             if group is not None:
-                self.offer(group.owner)
+                self._owe(group)
         elif holder.attached:
             self.offer(holder)
 
@@ -732,7 +770,7 @@ class QueueState(QueueEntries):
         """Whether there is a message that is neither in hand nor kept for somebody, and that nobody has refused."""
         ready, kept_for = self.ready, self.kept_for
         refused = sum(each in ready and each not in kept_for for each in self.undeliverable.refusers)
-        return len(ready) > self.kept + refused
+        return len(ready) > len(kept_for) + refused
 
     # Selectors.
 
@@ -836,7 +874,6 @@ class QueueState(QueueEntries):
         group = self.groups.get(entry.group) if entry.group else None
         if group is not None and group.kept and entry.position not in self.undeliverable.refusers:
             self._keep_in(group, entry)  # ahead of what is kept already
-            self.offer(group.owner)
         else:
             self._give_turn(entry.lane.number, entry.position)
         if self.searching:
@@ -860,12 +897,12 @@ class QueueState(QueueEntries):
         It is for all consumers where that one has gone (None), where an exclusive one gets everything, in order, or
         where as many are kept as may be; and what is of a group is for its group.
         """
-        if consumer is None or in_group(entry, consumer) or self.kept >= self.memory.window or self.exclusive:
+        is_full = len(self.kept_for) >= self.memory.window
+        if consumer is None or in_group(entry, consumer) or is_full or self.exclusive:
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry
         self.kept_for[entry.position] = consumer
-        self.kept += 1
         heappush(consumer.reserved, (entry.lane.number, entry.position))
         self.offer(consumer)
 

@@ -11,8 +11,16 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.policies import Policy
-from broker_adapter.engine.queues.queue import Consumer
+from broker_adapter.engine.queues.queue import Consumer, QueueState
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from tests.broker_adapter.engine.decisions import Q, Rules, positions
+
+_BODY = pack(Envelope(Q))
+
+
+def send_in_groups(rules: Rules, client: int, *groups: int) -> None:
+    """Send a message in each of these groups; 0: in none."""
+    rules.do(c.Enqueue(client, Q, [c.NewMessage(ENVELOPE_FORMAT, _BODY, group=group) for group in groups]))
 
 
 def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
@@ -143,6 +151,81 @@ def test_what_a_consumer_failed_on_is_not_for_others_where_the_queue_keeps_order
     assert positions(rules, idle) == []
     rules.do(c.Credit(busy, 1))
     assert positions(rules, busy) == [1, 2, 1]
+
+
+def test_a_consumer_is_idle_although_a_message_of_its_only_group_waits() -> None:
+    rules = Rules()
+    client = rules.connect()
+    failing = rules.attach(client, Q, 1)
+    send_in_groups(rules, client, 1, 1)
+    for number in (1, 2):
+        rules.do(c.Settle(failing, [number], Outcome.FAILED), c.Credit(failing, 1))
+    busy = rules.attach(client, Q, 1)
+    send_in_groups(rules, client, 2)
+    assert positions(rules, failing)[2:] == [3]
+    rules.do(c.Settle(failing, [3], Outcome.ACCEPTED))
+    send_in_groups(rules, client, 3, 0, 3)
+    assert positions(rules, busy) == [4]
+    rules.do(c.Settle(busy, [1], Outcome.ACCEPTED), c.Credit(busy, 1))
+    assert positions(rules, busy) == [4, 5]
+    rules.do(c.Credit(failing, 1))
+    assert positions(rules, failing)[3:] == [6], "of the group 3, of which nothing is in hand"
+
+
+def test_what_has_ended_is_kept_for_no_group() -> None:
+    """Else an idle consumer would wait for what is not there any more."""
+    rules = Rules(window_messages=10)
+    client = rules.connect()
+    busy = rules.attach(client, Q, 1)
+    send_in_groups(rules, client, 1)
+    other = rules.attach(client, Q, 10)
+    for _ in range(3):
+        send_in_groups(rules, client, *[1] * 5)
+        found = rules.attach(client, Q, 10, presettled=True, selector="TRUE")
+        assert len(positions(rules, found)) == 5
+        rules.do(c.Detach(found))
+    send_in_groups(rules, client, 1, 0, 1, 0)
+    assert positions(rules, other) == [18, 20]
+    rules.do(c.Settle(busy, [1], Outcome.ACCEPTED), c.Credit(busy, 3))
+    assert positions(rules, busy) == [1, 17, 19]
+
+
+def test_of_what_has_ended_in_a_group_no_more_is_noted_than_is_kept() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.attach(client, Q, 1)
+    rules.attach(client, Q, 1)
+    for _ in range(20):
+        send_in_groups(rules, client, *[1] * 11)
+        found = rules.attach(client, Q, 10, presettled=True, selector="TRUE")
+        rules.do(c.Detach(found))
+    (group,) = rules.state.directory.by_destination[Q].groups.values()
+    assert len(group.kept) <= 64 + 2 * rules.depth("q")
+
+
+def test_what_a_consumer_of_many_groups_gets_costs_the_same_as_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, 2)]
+    send_in_groups(rules, client, *range(1, 401))
+    for number in range(1, 401):
+        rules.do(c.Settle(consumers[0], [number], Outcome.ACCEPTED), c.Credit(consumers[0], 1))
+    consumers.append(rules.attach(client, Q, 3))
+    send_in_groups(rules, client, *[401] * 4, *range(1, 401))
+    assert len(rules.state.directory.by_destination[Q].kept_for) > 300
+    looked = 0
+    is_owed = QueueState._is_owed
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looked
+        looked += 1
+        return is_owed(*arguments)
+
+    monkeypatch.setattr(QueueState, "_is_owed", counted)
+    number, _ = rules.delivered[consumers[0]][-1]
+    for each in range(number, number + 100):
+        rules.do(c.Settle(consumers[0], [each], Outcome.ACCEPTED), c.Credit(consumers[0], 1))
+    assert looked < 1000
 
 
 def test_several_consumers_take_turns_with_what_waited_alone() -> None:
