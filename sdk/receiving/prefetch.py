@@ -82,6 +82,7 @@ class Prefetch:
         "_step",
         "_used",
         "_waits_since",
+        "_waits_until",
         "_window",
         "buffer",
         "closing",
@@ -116,6 +117,7 @@ class Prefetch:
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again; below 0: it holds too many
         self._waits_since: float | None = None  #: when the consumer began to have nothing to do
+        self._waits_until: float | None = None  #: when something came for it then
         self.undrained = False
         self._is_held = False  #: something is being given back: no credit is granted
         self.gives_back = False
@@ -132,6 +134,8 @@ class Prefetch:
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Put what has come into the buffer; called by the sink, in the transport's thread."""
+        if self._waits_since is not None and self._waits_until is None:
+            self._waits_until = time.monotonic()
         self.buffer.extend(deliveries)
         # After the buffer, so that credit is never thought to be smaller than it is.
         self._arrived += len(deliveries)
@@ -248,7 +252,7 @@ class Prefetch:
     def count_used(self, messages: int = 1) -> None:
         """Count messages taken from the buffer, and grant credit again when half of the prefetch is used."""
         if self._waits_since is not None and self._window is not None:
-            self._window.waited(time.monotonic() - self._waits_since)
+            self._window.waited((self._waits_until or time.monotonic()) - self._waits_since)
             self._waits_since = None
         self._used = used = self._used + messages
         if used >= self._step and self.size and not self.is_away:
@@ -263,8 +267,9 @@ class Prefetch:
                 self._grant(used)
 
     def begin_wait(self) -> None:
-        """Note that the consumer has nothing to do until the next message is taken."""
+        """Note that the consumer has nothing to do until the next message comes."""
         if self._window is not None and self._waits_since is None:
+            self._waits_until = None
             self._waits_since = time.monotonic()
 
     @property

@@ -38,7 +38,10 @@ class Window:
         self._waited = 0.0
 
     def waited(self, seconds: float) -> None:
-        """The consumer had nothing to do for so long."""
+        """The consumer had nothing to do for so long.
+
+        A message that has come, and that waits for the thread of its session, is something to do.
+        """
         self._waited += seconds
 
     def refill(self, used: int, now: float) -> int:

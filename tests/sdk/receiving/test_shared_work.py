@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -118,6 +119,23 @@ def test_workers_that_join_get_work_at_once(
         clock.now += TASK_SECONDS
     for _ in range(3):
         assert (worker_of(connect(), name, prefetch).receive_nowait() is not None) is gets_work
+
+
+def test_a_message_that_has_come_and_waits_for_its_thread_is_work(
+    connect: Callable[..., Connection], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a session with two listeners of which the other one is slow."""
+    clock = Clock()
+    monkeypatch.setattr("sdk.receiving.prefetch.time", SimpleNamespace(monotonic=lambda: time.monotonic() + clock.now))
+    session = connect().create_session()
+    consumer = session.create_consumer(session.create_queue(name))
+    for _ in range(12):
+        assert consumer.receive_nowait() is None
+        filled(session, 1, name)
+        eventually(lambda: consumer._prefetch.buffer)
+        clock.now += 5.0
+        assert consumer.receive(WAIT) is not None
+    assert consumer._prefetch.size == 1
 
 
 @pytest.mark.parametrize("mode", AcknowledgeMode)
