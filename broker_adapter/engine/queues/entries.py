@@ -296,10 +296,12 @@ class QueueEntries:
             lane.early.difference_update(early)
 
     def first_waiting(self) -> int:
-        """Return a position below which no message waits, but for what is in a back-off."""
+        """Return a position below which no message waits."""
         if self.delayed.behind:
             return 0
-        return min([*self.ready, *(lane.loaded_through + 1 for lane in self.lanes if not lane.at_end)], default=0)
+        delayed = [entry.position for entry in self.backoff.entries()]
+        behind = [lane.loaded_through + 1 for lane in self.lanes if not lane.at_end]
+        return min([*self.ready, *delayed, *behind], default=0)
 
     def ask_for_more(self, lane: Lane, effects: Effects) -> None:
         """Ask for the entries behind the window of a lane, if they are not on their way."""

@@ -316,6 +316,22 @@ def test_the_oldest_are_found_behind_what_consumers_hold_in_one_step(
     assert payloads(drained(dropping, client, "last")) == [b"b", b"c", b"d"]
 
 
+def test_what_waits_after_a_failure_is_dropped_as_the_oldest(tmp_path: Path) -> None:
+    settings = EngineSettings(redelivery_delay_seconds=3600, max_redelivery_delay_seconds=3600)
+    given = [policy("last", {"max_messages": SMALL, "when_full": "drop_oldest"})]
+    broker = Broker(settings, str(tmp_path), Policies(settings, given))
+    client = connect(broker)
+    send(broker, client, "last", "fails")
+    consumer, inbox = attach(broker, client, "last", credit=2)
+    for count in (1, 2):
+        settle(broker, consumer, inbox.wait_for(count)[-1:], Outcome.FAILED)
+    broker.call(c.Detach(consumer), WAIT)
+    send(broker, client, "last", *range(4))
+    come_to_rest(broker)
+    assert payloads(drained(broker, client, "last")) == [b"1", b"2", b"3"]
+    broker.close()
+
+
 def test_a_dead_letter_queue_may_keep_the_last_dead_letters_only(tmp_path: Path) -> None:
     settings = EngineSettings()
     given = [policy("DLQ", {"max_messages": 2, "when_full": "drop_oldest"})]
