@@ -41,9 +41,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
         dry = False
         while turn.left > 0:
             while queue.owed and turn.left > 0:
-                consumer = queue.owed.popleft()
-                consumer.owed = False
-                _hand_out_reserved(queue, consumer, turn)
+                _hand_out_reserved(queue, queue.owed.popitem()[0], turn)
             progress = False
             if not dry and takers:
                 progress = _next_taker(queue, turn)
@@ -189,18 +187,11 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
 def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
     """Hand out what has waited alone: see :mod:`broker_adapter.engine.queues.backoff`."""
     backoff = queue.backoff
-    for position in [each for each in queue.undeliverable.refusers if each in backoff.shelf]:
-        refused = backoff.take(position)
-        if refused is not None:
-            queue.give_back(refused, turn.effects)
-    if not backoff.shelf:
-        return
-    if queue.exclusive:  # each comes at its place
-        for position in list(backoff.shelf):
-            entry = backoff.take(position)
-            if entry is not None:
-                queue.give_back(entry, turn.effects)
-        return
+    # To an exclusive consumer each comes at its place, and what was refused to those that have not refused it.
+    for position in list(backoff.shelf if queue.exclusive else queue.undeliverable.refusers):
+        entry = backoff.take(position) if position in backoff.shelf else None
+        if entry is not None:
+            queue.give_back(entry, turn.effects)
     passed = 0
     while backoff.shelf and turn.left > 0 and passed < len(queue.takers):
         consumer = queue.takers[0]

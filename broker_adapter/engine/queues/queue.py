@@ -78,7 +78,6 @@ class Consumer:
         "moving",
         "never_delivered",
         "next_number",
-        "owed",
         "owing",
         "presettled",
         "queue",
@@ -122,7 +121,6 @@ class Consumer:
         self.keeps_order = keep_order or exclusive  #: whether it waits for what it has failed on
         self.failed_on: tuple[int, ...] = ()  #: positions: the first few different ones since it processed a message
         self.search = None if selector is None else Search(selector)
-        self.owed = False  #: whether the queue is to check what is kept for it
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): what it has failed on
         self.groups: set[int] = set()  #: with a selector, those among the consumers with the same one
@@ -303,7 +301,7 @@ class QueueState(QueueEntries):
         self.leaving: dict[Consumer, None] = {}  #: those detached that hold deliveries
         self.takers: deque[Consumer] = deque()
         self.finders: deque[Consumer] = deque()
-        self.owed: deque[Consumer] = deque()  #: those that may get what was reserved for them
+        self.owed: dict[Consumer, None] = {}  #: those that may get what is kept for them
         self.exclusive: list[Consumer] = []  #: in the order in which they came; the first one gets everything
         self.searching: dict[Consumer, None] = {}  #: those with a selector
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
@@ -521,9 +519,8 @@ class QueueState(QueueEntries):
 
     def offer(self, consumer: Consumer) -> None:
         """Let a consumer have its turn, if it has credit: it may get something now."""
-        if (consumer.reserved or consumer.owing) and not consumer.owed:
-            consumer.owed = True
-            self.owed.append(consumer)
+        if consumer.reserved or consumer.owing:
+            self.owed[consumer] = None
         if not consumer.queued and consumer.credit > 0:
             consumer.queued = True
             (self.takers if consumer.search is None else self.finders).append(consumer)
