@@ -49,12 +49,14 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             # A candidate may be ahead of what the finders have found.
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
-            if not progress and not queue.owed:
-                if not (queue.kept_for and takers and not queue.is_loading and _share_out(queue, turn)):
-                    break
-                dry = False
-    if queue.backoff.shelf and not queue.has_ready:
-        _hand_out_shelf(queue, turn)
+            if progress or queue.owed:
+                continue
+            shares = queue.kept_for and takers and not queue.is_loading and _share_out(queue, turn)
+            if not shares and (not queue.backoff.shelf or queue.has_ready or not _hand_out_shelf(queue, turn)):
+                break
+            dry = False
+            if queue.undeliverable.refusers:
+                _hand_out_refused(queue, turn)
     for consumer, messages in turn.out.items():
         effects.deliveries.append((consumer, messages))
         effects.handouts += len(messages)
@@ -184,9 +186,13 @@ def _hand_out_reserved(queue: QueueState, consumer: Consumer, turn: _Turn) -> No
         turn.give_unless_expired(consumer, queue.ready.pop(position), in_group=group is not None)
 
 
-def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
-    """Hand out what has waited alone: see :mod:`broker_adapter.engine.queues.backoff`."""
+def _hand_out_shelf(queue: QueueState, turn: _Turn) -> bool:
+    """Hand out what has waited alone: see :mod:`broker_adapter.engine.queues.backoff`.
+
+    Returns whether something of it was handed out, or has its place in the queue again.
+    """
     backoff = queue.backoff
+    before = len(backoff.shelf)
     # To an exclusive consumer each comes at its place, and what was refused to those that have not refused it.
     for position in list(backoff.shelf if queue.exclusive else queue.undeliverable.refusers):
         entry = backoff.take(position) if position in backoff.shelf else None
@@ -208,6 +214,7 @@ def _hand_out_shelf(queue: QueueState, turn: _Turn) -> None:
         elif entry is not None:  # a selector had found it: now it comes with its group
             backoff.on_trial.discard(position)
             queue.give_back(entry, turn.effects)
+    return len(backoff.shelf) < before
 
 
 def _hand_out_refused(queue: QueueState, turn: _Turn) -> None:

@@ -704,6 +704,21 @@ def test_what_a_selector_found_of_a_group_and_waited_alone_comes_with_its_group(
     assert [positions(rules, rules.attach(client, Q, 1)) for _ in range(2)] == [[1], []]
 
 
+def test_what_a_selector_found_of_a_group_comes_at_once_to_a_consumer_that_fails() -> None:
+    rules = Rules()
+    client = rules.connect()
+    searching = rules.attach(client, Q, 1, selector=A)
+    send_kinds(rules, client, "a", group=c.group_number("g"))
+    fail_twice(rules, searching, 1)
+    rules.do(c.Detach(searching))
+    failing = rules.attach(client, Q, 1)
+    send_kinds(rules, client, "b", group=c.group_number("h"))
+    rules.do(c.Settle(failing, [1], Outcome.FAILED), c.Credit(failing, 3))
+    rules.now_ms += 250
+    send_kinds(rules, client, "b")
+    assert positions(rules, failing) == [2, 2, 3, 1]
+
+
 def test_no_more_messages_are_counted_than_may_be_delayed_where_a_consumer_fails_on_all() -> None:
     rules = Rules(max_delayed_redeliveries=4)
     client = rules.connect()

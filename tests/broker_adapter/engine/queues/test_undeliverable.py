@@ -137,6 +137,17 @@ def test_it_waits_for_another_consumer_with_a_selector_that_has_failed_on_it_and
     assert positions(rules, other) == [1, 1]
 
 
+def test_it_comes_to_an_idle_consumer_where_another_failed_on_it_and_has_no_room() -> None:
+    rules = Rules()
+    client = rules.connect()
+    first, failing = rules.attach(client, Q, 1), rules.attach(client, Q)
+    rules.send(client, Q, b"a", b"b")
+    rules.do(c.Settle(first, [1], NOT_HERE), c.Credit(failing, 2))
+    assert positions(rules, failing) == [1, 2]
+    rules.do(c.Settle(failing, [1], Outcome.FAILED))
+    assert positions(rules, rules.attach(client, Q, 1)) == [1]
+
+
 def test_a_failure_at_another_consumer_does_not_bring_it_back_to_the_first_one() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     first, other = two(rules)
