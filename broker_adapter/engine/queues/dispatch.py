@@ -38,14 +38,10 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
         _serve(queue, queue.exclusive[0], turn)
     else:
         takers, finders = queue.takers, queue.finders
-        dry = False
         while turn.left > 0:
             while queue.owed and turn.left > 0:
                 _hand_out_reserved(queue, queue.owed.popitem()[0], turn)
-            progress = False
-            if not dry and takers:
-                progress = _next_taker(queue, turn)
-                dry = not progress
+            progress = bool(takers) and _next_taker(queue, turn)
             # A candidate may be ahead of what the finders have found.
             if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
@@ -54,7 +50,6 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             shares = queue.kept_for and takers and not queue.is_loading and _share_out(queue, turn)
             if not shares and (not queue.backoff.shelf or queue.has_ready or not _hand_out_shelf(queue, turn)):
                 break
-            dry = False
             if queue.undeliverable.refusers:
                 _hand_out_refused(queue, turn)
     for consumer, messages in turn.out.items():

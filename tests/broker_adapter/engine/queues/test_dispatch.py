@@ -190,6 +190,34 @@ def test_what_has_ended_is_kept_for_no_group() -> None:
     assert positions(rules, busy) == [1, 17, 19]
 
 
+def test_what_waited_because_too_many_were_kept_comes_as_they_go_to_another_consumer() -> None:
+    rules = Rules()
+    client = rules.connect()
+    first = rules.attach(client, Q, 3)
+    send_in_groups(rules, client, 1, 2, 3)
+    busy = rules.attach(client, Q, 3)
+    send_in_groups(rules, client, 4, 5, *[1] * 4)
+    rules.do(c.Settle(first, [1], Outcome.ACCEPTED))
+    send_in_groups(rules, client, 0, *[1] * 8, 0)
+    assert positions(rules, busy) == [4, 5, 10]
+    rules.state.directory.memory.window = 10
+    assert positions(rules, rules.attach(client, Q, 20)) == [6, 7, 8, 9, *range(11, 20)]
+
+
+def test_what_waited_because_too_many_were_kept_comes_as_a_selector_finds_some_of_them() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.attach(client, Q, 1)
+    send_in_groups(rules, client, 1)
+    other = rules.attach(client, Q)
+    send_in_groups(rules, client, *[1] * 12, 0)
+    rules.state.directory.memory.window = 10
+    rules.do(c.Credit(other, 20))
+    assert positions(rules, other) == []
+    assert positions(rules, rules.attach(client, Q, 5, selector="TRUE")) == [2, 3, 4, 5, 6]
+    assert positions(rules, other) == [14]
+
+
 def test_of_what_has_ended_in_a_group_no_more_is_noted_than_is_kept() -> None:
     rules = Rules()
     client = rules.connect()
