@@ -198,7 +198,6 @@ class BrokerState:
     ) -> list[int]:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
         ended = []
-        self.intake.next_message = next_message
         self.directory.numbers.next = next_queue
         for number, record, counters, lanes in queues:
             queue = self.directory.restore(number, record, counters, lanes)
@@ -206,7 +205,7 @@ class BrokerState:
                 ended.append(number)
             elif record.kind == "staged":
                 self.staged_batches.restore(queue)
-        self.intake.restore(streams)
+        self.intake.restore(streams, next_message)
         return ended
 
     # A decision.

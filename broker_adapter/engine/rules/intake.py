@@ -1,7 +1,11 @@
 """How a message that is taken comes in: its number, its one stored copy, and the identity by which it comes in once.
 
-A message gets one number and one stored copy, whatever the number of queues that hold it.  The identities of each
-producer are a *stream*; of the streams that were not used for longest, those beyond a limit are forgotten.
+A message gets one number and one stored copy, whatever the number of queues that hold it.  No number is given a second
+time, also not that of a message that no store keeps: the store notes a number, and those below it count as given.  It
+is noted ahead, so that few commits have it.
+
+The identities of each producer are a *stream*; of the streams that were not used for longest, those beyond a limit are
+forgotten.
 
 The store keeps with each stream when it was used last, only for this order.  The clock may be set back, and has one
 value for many messages.  So each use gets a later time than the last one, whatever the clock says.
@@ -23,14 +27,20 @@ from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import (
     FLAG_PERSISTENT,
+    LAST_MESSAGE,
     LATEST_EXPIRY_MS,
+    NEXT_MESSAGE,
     RawEntry,
     SequencesRecord,
     decode_stream_key,
+    encode_meta,
     encode_sequences,
     short_name,
     stream_key,
 )
+
+#: The store notes so many numbers at once, and a restart skips those that were not given.
+NUMBER_RESERVE: Final = 65_536
 
 
 class Intake:
@@ -39,6 +49,7 @@ class Intake:
     Attributes:
         streams: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first.
         next_message: the number of the next message.
+        reserved: the number that the store notes: those below it count as given.
     """
 
     def __init__(self, directory: Directory, totals: Totals, *, durable: bool) -> None:
@@ -48,10 +59,17 @@ class Intake:
         self._durable = durable
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
         self.next_message = 1
+        self.reserved = self.next_message if durable else LAST_MESSAGE
         self._used_ms = 0  #: the time that the last use of a stream got
 
-    def restore(self, streams: Iterable[tuple[bytes, SequencesRecord]]) -> None:
-        """Take over what the store has of the streams: (key, sequences), the least recently used first."""
+    def restore(self, streams: Iterable[tuple[bytes, SequencesRecord]], next_message: int) -> None:
+        """Take over what the store has.
+
+        Args:
+            streams: (key, sequences) of each, the least recently used first.
+            next_message: the number that it notes.
+        """
+        self.next_message = self.reserved = next_message
         for key, sequences in streams:
             self.streams[decode_stream_key(key)] = Sequences.of(sequences)
             self._used_ms = max(self._used_ms, sequences.used_ms)
@@ -83,6 +101,8 @@ class Intake:
             annotations: properties that the engine adds in those of the queues that are subscriptions; None: none.
         """
         number = self.next_message
+        if number >= self.reserved:
+            self._reserve(1, effects)
         if len(queues) == 1:
             queue = queues[0]
             self.next_message = number + 1
@@ -138,6 +158,7 @@ class Intake:
                 return False
             self.note_stream(stream, seen, now_ms, effects)
         numbers = range(self.next_message, self.next_message + len(run.messages))
+        self._reserve(len(numbers), effects)
         self.next_message = numbers.stop
         durable = [queue for queue in queues if run.persistent and queue.durable]
         volatile = [queue for queue in queues if not (run.persistent and queue.durable)]
@@ -155,6 +176,7 @@ class Intake:
     def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
         """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""
         first = self.next_message
+        self._reserve(len(messages), effects)
         self.next_message = last = first + len(messages)
         batch = effects.durable
         batch.messages.update(zip(range(first, last), messages, strict=True))
@@ -164,6 +186,13 @@ class Intake:
             for number, (_, payload, priority, _, until_ms, _, _, group) in enumerate(messages, first)
         ]
         queue.add_behind(run, effects)
+
+    def _reserve(self, count: int, effects: Effects) -> None:
+        """Note the numbers of new messages as given, and those up to the next full reserve."""
+        last = self.next_message + count - 1
+        if last >= self.reserved:
+            self.reserved = (last // NUMBER_RESERVE + 1) * NUMBER_RESERVE
+            effects.durable.put("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, self.reserved))
 
     def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         """Store which sequence numbers of a stream were seen; beyond the limit, streams are forgotten, two at most.

@@ -22,7 +22,6 @@ import lmdb
 
 from broker_adapter.engine.commands.effects import StoreBatch
 from broker_adapter.engine.records.layout import (
-    NEXT_MESSAGE,
     NEXT_RUN,
     RunRecord,
     decode_reference,
@@ -132,7 +131,6 @@ def put_batch(txn: Any, db: Mapping[str, Any], batch: StoreBatch) -> None:
             _, appended = cursor.putmulti(records, append=True)
             if appended != len(records):  # a damaged key stands behind them: LMDB leaves them out, and says nothing
                 cursor.putmulti(records)
-        txn.put(NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, max(batch.messages) + 1), db=db["meta"])
     for number, count in batch.references:
         key = message_key(number)
         txn.put(key, encode_reference(key, count), db=db["references"])

@@ -179,7 +179,9 @@ class History:
                     self.model.failed(handout.payload)
         self.held.clear()
         self.model.crash()
+        given = self.broker._state.intake.next_message
         self._start()
+        assert self.broker._state.intake.next_message >= given, "numbers are given again"
 
     def run(self, steps: Sequence[Any]) -> None:
         try:

@@ -9,9 +9,12 @@ import pytest
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.records.layout import (
+    NEXT_MESSAGE,
+    decode_meta,
     decode_sequences,
     stream_key,
 )
+from broker_adapter.engine.rules.intake import NUMBER_RESERVE
 from broker_adapter.envelope import Identity
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.decisions import Q, Rules
@@ -73,7 +76,7 @@ class Restarted:
     def start(self, max_producers: int) -> None:
         self.rules = Rules(max_producers=max_producers)
         found = [(key, decode_sequences(key, value)) for key, value in sorted(self.stored.items())]
-        self.rules.state.intake.restore(sorted(found, key=lambda each: each[1].used_ms))
+        self.rules.state.intake.restore(sorted(found, key=lambda each: each[1].used_ms), 1)
         self._client = self.rules.connect()
 
     def send(self, *producers: str) -> None:
@@ -126,3 +129,50 @@ def test_a_topic_stores_one_copy_with_a_count_of_its_holders() -> None:
     assert (len(effects.durable.messages), len(effects.durable.entries)) == (1, 2)
     assert [count for _, count in effects.durable.references] == [2]
     assert (len(effects.volatile.messages), len(effects.volatile.entries), effects.volatile.references) == (1, 1, [])
+
+
+def noted(rules: Rules) -> int | None:
+    """The number that the last decision notes: those below it count as given."""
+    value = rules.effects.durable.tables.get("meta", {}).get(NEXT_MESSAGE)
+    return None if value is None else decode_meta(NEXT_MESSAGE, value)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_numbers_are_noted_as_given_before_they_are_and_seldom(persistent: bool) -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"x", persistent=persistent)
+    assert noted(rules) == NUMBER_RESERVE
+    for count in (1, NUMBER_RESERVE - 3):
+        rules.send(client, Q, *[b"x"] * count, persistent=persistent)
+        assert noted(rules) is None
+    assert rules.state.intake.next_message == NUMBER_RESERVE
+    rules.send(client, Q, b"x", b"y", b"z", persistent=persistent)
+    assert noted(rules) == 2 * NUMBER_RESERVE
+
+
+def test_a_message_that_no_store_keeps_takes_no_number_that_is_not_noted() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.attach(client, topic("t"))
+    rules.attach(client, topic("t"))
+    for expected in (NUMBER_RESERVE, None):
+        rules.send(client, topic("t"), b"x")
+        assert not rules.effects.durable.messages
+        assert noted(rules) == expected
+
+
+def test_an_engine_in_memory_notes_no_numbers() -> None:
+    rules = Rules(durable=False)
+    client = rules.connect()
+    for persistent in (False, True):
+        rules.send(client, Q, b"x", b"y", persistent=persistent)
+        assert not rules.effects.durable
+
+
+def test_a_restart_begins_behind_the_number_that_is_noted() -> None:
+    rules = Rules()
+    rules.state.intake.restore([], NUMBER_RESERVE)
+    rules.send(rules.connect(), Q, b"x", persistent=False)
+    assert list(rules.effects.volatile.messages) == [NUMBER_RESERVE]
+    assert noted(rules) == 2 * NUMBER_RESERVE

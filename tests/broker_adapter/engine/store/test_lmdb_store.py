@@ -16,6 +16,7 @@ from broker_adapter.engine.records.layout import (
     FLAG_PERSISTENT,
     FLAG_SHARED,
     KIND_DELIVER,
+    NEXT_MESSAGE,
     NEXT_QUEUE,
     UNIQUE,
     VERSION,
@@ -102,13 +103,15 @@ def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
 
 def test_message_numbers_are_not_used_again_where_messages_are_gone(tmp_path: Path) -> None:
     store = reopened(tmp_path)
-    store.commit(batch_of(entry(1, 5, 1, 41)))
+    batch = batch_of(entry(1, 5, 1, 41))
+    batch.put("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, 100))
+    store.commit(batch)
     batch = StoreBatch()
     batch.gone.append(41)
     store.commit(batch)
     store.close()
     store = reopened(tmp_path)
-    assert store.next_message() == 42
+    assert store.next_message() == 100
     store.close()
 
 
