@@ -60,14 +60,22 @@ DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
 DEAD_LETTER_EXCEPTION = f"{DEAD_LETTER_PREFIX}EXCEPTION"
 #: Properties that the engine adds to an event of a region that reaches a plain consumer of the topic of its name: where
 #: it happened, to which key, and what ("create", "update", "invalidate" or "destroy"); the version that the key has
-#: from then on; whether the message was stored before the consumer attached.
+#: from then on; the time and the site of the change's stamp; whether the message was stored before the consumer
+#: attached.
 REGION_PROPERTY = "JMS_Holdfast_Region"
 KEY_PROPERTY = "JMS_Holdfast_Key"
 OPERATION_PROPERTY = "JMS_Holdfast_Operation"
 VERSION_PROPERTY = "JMS_Holdfast_Version"
+STAMP_PROPERTY = "JMS_Holdfast_Stamp"
+SITE_PROPERTY = "JMS_Holdfast_Site"
 REPLAYED_PROPERTY = "JMS_Holdfast_Replayed"
 #: A client may not send them: a message that comes in loses these, which all begin alike.
-RESERVED = frozenset((REGION_PROPERTY, KEY_PROPERTY, OPERATION_PROPERTY, VERSION_PROPERTY, REPLAYED_PROPERTY))
+RESERVED = frozenset(
+    (
+        *(REGION_PROPERTY, KEY_PROPERTY, OPERATION_PROPERTY, VERSION_PROPERTY),
+        *(STAMP_PROPERTY, SITE_PROPERTY, REPLAYED_PROPERTY),
+    )
+)
 RESERVED_BYTES = b"JMS_Holdfast_"
 #: Property of a dead letter that cannot be decoded: why not.
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"

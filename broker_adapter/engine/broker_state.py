@@ -282,7 +282,7 @@ class BrokerState:
         self.directory.changed[queue.id] = queue
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
-        """Try blocked sends again, hand messages out, answer drains, note the counters.
+        """Try blocked sends again, hand messages out, answer drains, note the counters and the last stamp.
 
         It costs what the queues cost that have changed, however many there are.
         """
@@ -341,6 +341,7 @@ class BrokerState:
                 queue.counters_due = False
                 key = queue_key(queue.id)
                 effects.durable.put("queues", key, encode_counters(key, queue.counters()))
+        self.events.note_stamp()
 
     @property
     def has_more(self) -> bool:

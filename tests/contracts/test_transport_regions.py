@@ -450,6 +450,8 @@ FORGED = {
     "JMS_Holdfast_Key": "a",
     "JMS_Holdfast_Operation": "destroy",
     "JMS_Holdfast_Version": 10**6,
+    "JMS_Holdfast_Stamp": 10**18,
+    "JMS_Holdfast_Site": 7,
     "JMS_Holdfast_Replayed": False,
 }
 
@@ -485,7 +487,11 @@ def test_only_an_event_has_the_properties_of_one_at_the_topic_of_a_region(client
     forged, put, invalidated = [each.envelope.properties for each in receiver.wait_for(3)]
     named = {name.removeprefix("JMS_Holdfast_"): value for name, value in put.items()}
     assert not forged
-    assert named == {"Region": "r", "Key": "a", "Operation": "create", "Version": 1, "Replayed": False, "own": 1}
+    stamps = named.pop("Stamp"), invalidated["JMS_Holdfast_Stamp"]
+    assert stamps[0] < stamps[1] < 10**18
+    assert named == {
+        **{"Region": "r", "Key": "a", "Operation": "create", "Version": 1, "Site": 0, "Replayed": False, "own": 1}
+    }
     assert invalidated["JMS_Holdfast_Operation"] == "invalidate"
 
 

@@ -30,6 +30,7 @@ from broker_adapter.engine.clients.client_records import (
 from broker_adapter.engine.records.layout import (
     EVENT_TABLES,
     LAST_POSITION,
+    LAST_STAMP,
     NEXT_STREAM,
     decode_entry,
     decode_message,
@@ -329,6 +330,7 @@ class EventCheck:
     # Keys.
 
     def _check_keys(self) -> Iterator[Finding]:
+        greatest = 0
         for key, value in self._tables.items("keys"):
             try:
                 record = decode_key_record(key, value)
@@ -339,6 +341,7 @@ class EventCheck:
             except _DAMAGE as error:
                 yield _damaged("damaged key", "keys", key, value, "what is known of a region's key", error)
                 continue
+            greatest = max(greatest, record.stamp.time)
             has_value = bool(record.place) and self._has_message(region, record.place)
             if has_value:
                 self._places.add(entry_key(region, LANE, record.place))
@@ -354,6 +357,19 @@ class EventCheck:
                     " valid value now",
                     (("keys", key, encode_key_record(key, record._replace(place=0, state=state))),),
                 )
+        noted = self._tables.get("meta", LAST_STAMP)
+        try:
+            last = -1 if noted is None else int(decode_meta(LAST_STAMP, noted))
+        except _DAMAGE:
+            last = -1
+        if last < greatest and (greatest or noted is not None):
+            yield Finding(
+                "wrong last stamp",
+                "meta",
+                LAST_STAMP,
+                "the last stamp of a change is damaged, or older than that of a key; it is put right",
+                (("meta", LAST_STAMP, encode_meta(LAST_STAMP, greatest)),),
+            )
 
     def _check_tombstones(self) -> Iterator[Finding]:
         """Each key that was destroyed is to be forgotten."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from broker_adapter.engine.commands.effects import Leaving
 from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.records.layout import (
     FLAG_PERSISTENT,
+    LAST_STAMP,
     MAX_KEY_BYTES,
     NEXT_STREAM,
     QUEUE_KEY_BYTES,
@@ -121,6 +123,7 @@ class EventReads:
                 if (record := self._decoded(decode_region, "regions", key, value)) is not None
             }
             next_stream = records.get("meta", NEXT_STREAM)
+            last_stamp = _last_stamp(records)
         number = 1
         if next_stream is not None:
             try:
@@ -128,7 +131,7 @@ class EventReads:
             except StoreCorruptException:
                 _log.warning("! the number of the next audience is damaged; it follows from those that are there")
         interests = [each for each in wanted if each is not None]
-        self._state.restore(regions, streams, clients, interests, number, age_ms)
+        self._state.restore(regions, streams, clients, interests, number, last_stamp, age_ms)
 
     def _client(self, records: Records, key: bytes, value: bytes) -> ClientRecord | None:
         """The record of a client, as far as its cursor has come."""
@@ -388,6 +391,21 @@ def _events_behind(client: ClientRecord, log: StoredLog, after: int, head: int) 
 
 def _part(fields: Sequence[Any]) -> AudiencePart:
     return AudiencePart(*fields)
+
+
+def _last_stamp(records: Records) -> int:
+    """Return the greatest time of a stamp; where the note of it is lost, the greatest that a key has."""
+    noted = records.get("meta", LAST_STAMP)
+    with suppress(StoreCorruptException):
+        if noted is not None:
+            return int(decode_meta(LAST_STAMP, noted))
+    greatest = 0
+    for key, value in records.items_from("keys", b"\0"):
+        with suppress(StoreCorruptException):
+            greatest = max(greatest, decode_key_record(key, value).stamp.time)
+    if greatest:
+        _log.warning("! the last stamp of a change is damaged; it follows from the keys that are there")
+    return greatest
 
 
 def _key_record(records: Records, region: int, key: str, damaged: list[bytes]) -> KeyRecord | None:

@@ -18,9 +18,9 @@ commits     session, or its hash where that is     last number u64, last used u6
 published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
-                                                   ``next_queue``, ``next_stream``: the next numbers; ``unique``:
-                                                   what the store is known by; ``age``: for how long engines have run
-                                                   on it;
+                                                   ``next_queue``, ``next_stream``: the next numbers; ``last_stamp``:
+                                                   the time of the last stamp; ``unique``: what the store is known by;
+                                                   ``age``: for how long engines have run on it;
                                                    ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
 
@@ -53,8 +53,9 @@ import msgpack
 
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
-#: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).
-STORE_VERSION = 1
+#: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).  Those below were of development versions,
+#: and are refused.
+STORE_VERSION = 8
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -119,9 +120,12 @@ NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
 NEXT_RUN = b"next_run"  #: the number of the next start of an engine
 NEXT_STREAM = b"next_stream"  #: the number of the next audience, or of the next stream of what many want
+LAST_STAMP = b"last_stamp"  #: the time of the last stamp of a key's change
 AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
-META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, AGE, REBUILT))
+META_NAMES = frozenset(
+    (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, LAST_STAMP, AGE, REBUILT)
+)
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 #: Numbers of messages do not get there; a key with a greater one is damaged.

@@ -3,14 +3,15 @@
 ==========  ==========================  ===============================================================================
 table       key                         value
 ==========  ==========================  ===============================================================================
-keys        region u32, key (UTF-8)     crc u32 over key and value, :data:`_record`, and where it is known the digest
-                                        u64 of who made the last change
+keys        region u32, key (UTF-8)     crc u32 over key and value, :data:`_record` with the stamp of the last change,
+                                        and where it is known the digest u64 of who made it
 tombstones  due u64, key in ``keys``    crc u32 over key and value, version u64
 ==========  ==========================  ===============================================================================
 
 The value of a key is a message, which has its place in the region's own queue: its record says at which position.
 A key that was destroyed leaves a *tombstone* for a while, so that what comes late is known to be older: its record,
 which is forgotten when the age of the store is ``due``, in milliseconds, unless the key has another version by then.
+It keeps the stamp of the change.
 
 The digest is that of the last change's identity.  By it, who asks for the same change again, since the answer was lost,
 gets that answer, also after a restart, as long as nothing else has changed the key (:func:`answer_again`).
@@ -25,10 +26,11 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.engine.regions.stamps import NO_STAMP, Stamp
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException
 
-_record: Final = struct.Struct(">QQQBQ")
+_record: Final = struct.Struct(">QQQBQQB")
 _maker: Final = struct.Struct(">Q")
 _identity: Final = struct.Struct(">QQ")
 _tombstone: Final = struct.Struct(">IQ")
@@ -54,6 +56,7 @@ class KeyRecord(NamedTuple):
     state: KeyState
     run: int = 0  #: position of the first of its last updates, behind which nothing else happened to it; 0: none
     maker: int = 0  #: digest of the identity of its last change; 0: that had none, or it is not known
+    stamp: Stamp = NO_STAMP  #: of its last change
 
 
 class Wanted(IntEnum):
@@ -76,8 +79,8 @@ def region_prefix(region: int) -> bytes:
 
 def encode_key_record(key: bytes, record: KeyRecord) -> bytes:
     """The record of a key."""
-    *fields, maker = record
-    body = _record.pack(*fields) + (_maker.pack(maker) if maker else b"")
+    *fields, maker, stamp = record
+    body = _record.pack(*fields, *stamp) + (_maker.pack(maker) if maker else b"")
     return _crc.pack(crc32(body, crc32(key))) + body
 
 
@@ -89,11 +92,11 @@ def decode_key_record(key: bytes, value: bytes) -> KeyRecord:
         or _crc.pack(crc32(body, crc32(key))) != value[: _crc.size]
     ):
         raise StoreCorruptException(f"record of key {key.hex()} fails its checksum")
-    version, place, changed_ms, state, run = _record.unpack_from(body)
+    version, place, changed_ms, state, run, time, site = _record.unpack_from(body)
     (maker,) = _maker.unpack_from(body, _record.size) if len(body) > _record.size else (0,)
     if state >= len(KeyState):
         raise StoreCorruptException(f"record of key {key.hex()} has a state that is not known")
-    return KeyRecord(version, place, changed_ms, KeyState(state), run, maker)
+    return KeyRecord(version, place, changed_ms, KeyState(state), run, maker, Stamp(time, site))
 
 
 def maker_of(identity: Identity | None) -> int:

@@ -61,7 +61,14 @@ from broker_adapter.engine.rules.event_state import EventState
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
-from broker_adapter.envelope import KEY_PROPERTY, OPERATION_PROPERTY, REGION_PROPERTY, VERSION_PROPERTY
+from broker_adapter.envelope import (
+    KEY_PROPERTY,
+    OPERATION_PROPERTY,
+    REGION_PROPERTY,
+    SITE_PROPERTY,
+    STAMP_PROPERTY,
+    VERSION_PROPERTY,
+)
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 
 #: In the names of streams of identities: a region is no queue and no topic.
@@ -221,11 +228,14 @@ class EventChanges:
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
+        stamp = self._state.next_stamp(now_ms)
         annotations = {
             REGION_PROPERTY: region.name,
             KEY_PROPERTY: change.key,
             OPERATION_PROPERTY: operation.name.lower(),
             VERSION_PROPERTY: position,
+            STAMP_PROPERTY: stamp.time,
+            SITE_PROPERTY: stamp.site,
         }
         queues += self._subscriptions(region, message, annotations)
         number = self._intake.next_message
@@ -248,7 +258,7 @@ class EventChanges:
         if before is not None and before.place:
             self._drop_value(region, before.place, change.value, effects)
         maker = maker_of(change.message.identity)
-        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run, maker)
+        record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run, maker, stamp)
         if operation is Operation.CREATE:
             region.keys += 1
         elif operation is Operation.DESTROY:

@@ -28,12 +28,20 @@ from broker_adapter.engine.commands.effects import Effects, StoreBatch
 from broker_adapter.engine.commands.regions import ChangeKeys
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.queue import QueueState
-from broker_adapter.engine.records.layout import NEXT_STREAM, CatalogRecord, encode_meta, last_key, queue_key
+from broker_adapter.engine.records.layout import (
+    LAST_STAMP,
+    NEXT_STREAM,
+    CatalogRecord,
+    encode_meta,
+    last_key,
+    queue_key,
+)
 from broker_adapter.engine.regions.audience import Audience, OwnAudience, Span
 from broker_adapter.engine.regions.event_log import BroadStream
 from broker_adapter.engine.regions.interests import Interest, InterestKind, checked_key
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.region_records import RegionRecord, encode_region
+from broker_adapter.engine.regions.stamps import NO_SITE, Stamp, next_time
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -53,6 +61,7 @@ class EventState:
         effects: of the decision under way.
         waiting: changes of keys for which selectors are still to be asked, in order.
         next_stream: the number of the next audience, or stream of what many want.
+        last_stamp: the greatest time of a change's stamp that the store has seen.
         next_tombstone_ms: when to remove keys that were destroyed long ago, by the age of the store; None: there are
             none.
     """
@@ -64,6 +73,7 @@ class EventState:
         self.effects = Effects()
         self.started: Effects | None = self.effects
         self.next_stream = 1
+        self.last_stamp = self._noted_stamp = 0
         self.next_tombstone_ms: int | None = None
         self.waiting: list[ChangeKeys] = []
         self._directory = directory
@@ -117,6 +127,7 @@ class EventState:
         clients: Iterable[tuple[ClientRecord, tuple[int, int, bool]]],
         interests: Iterable[InterestRecord],
         next_stream: int,
+        last_stamp: int,
         age_ms: int,
     ) -> None:
         """Take over what the store has; the queues are there.
@@ -129,9 +140,11 @@ class EventState:
                 and whether these are exact.
             interests: of all clients.
             next_stream: the number of the next of the former.
+            last_stamp: the greatest time of a change's stamp.
             age_ms: the age of the store.
         """
         self.next_stream = next_stream
+        self.last_stamp = self._noted_stamp = last_stamp
         self.next_tombstone_ms = 0  # there may be some
         audiences = []
         broad: dict[int, BroadStream] = {}
@@ -245,6 +258,19 @@ class EventState:
         self.next_stream = number + 1
         self.batch.put("meta", NEXT_STREAM, encode_meta(NEXT_STREAM, number + 1))
         return number
+
+    # Stamps.
+
+    def next_stamp(self, now_ms: int) -> Stamp:
+        """Return the stamp of a change that is made now."""
+        self.last_stamp = time = next_time(self.last_stamp, now_ms)
+        return Stamp(time, NO_SITE)
+
+    def note_stamp(self) -> None:
+        """Have the commit of this decision keep the last stamp that it gave."""
+        if self.last_stamp != self._noted_stamp:
+            self._noted_stamp = self.last_stamp
+            self.batch.put("meta", LAST_STAMP, encode_meta(LAST_STAMP, self.last_stamp))
 
     # Records.
 

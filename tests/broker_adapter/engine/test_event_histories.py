@@ -17,6 +17,7 @@ import attrs
 import pytest
 
 from broker_adapter.destination import topic
+from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import client_interests
 from broker_adapter.engine.clients.durable_client import CONFLATIONS
@@ -30,6 +31,7 @@ from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_k
 from broker_adapter.engine.regions.region_records import decode_region
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import day_ms
 from tests.broker_adapter.engine.regions.values import values_of
 
 REGIONS = ("quotes", "orders")
@@ -53,6 +55,7 @@ INTERESTS = (
 #: So many that want all keys, each with another set of interests: what they want is broad.
 CROWD = FEW + 3
 WINDOW = 3
+HOUR_MS = 3_600_000
 
 
 @attrs.define
@@ -231,6 +234,7 @@ class World:
         self.runs: dict[tuple[str, str], int] = {}
         self.conflating = dict.fromkeys(REGIONS, False)
         self.count = 0
+        self.ahead_ms = 0  #: of the clock, which is set now and then
         for region in REGIONS:
             self.call(e.MakeRegion(region))
         if conflates:  # as long as one client has updates conflated, it is known which ones supersede others
@@ -262,7 +266,9 @@ class World:
             payload = pack(Envelope(topic(region), BodyKind.MAP, {"price": prices[-1], "n": self.count}))
             changes.append(e.KeyChange(key, wanted, c.NewMessage(ENVELOPE_FORMAT, payload)))
             key = self.random.choice([key, *KEYS])
+        before_ms = self.broker._state.events.last_stamp
         answers = self.call(e.ChangeKeys(region, changes))
+        assert (self.broker._state.events.last_stamp > before_ms) is any(each is not None for each, _ in answers)
         for change, price, (operation, position) in zip(changes, prices, answers, strict=True):
             name = region, change.key
             before = self.keys.get(name)
@@ -401,6 +407,7 @@ class World:
         if what < 0.4:
             self.change()
         elif what < 0.42:
+            self.ahead_ms = self.random.choice([-HOUR_MS, 0, HOUR_MS])
             self.restart(crashes=self.random.random() < 0.5)
         elif what < 0.43 and self.conflates:
             self.conflate()
@@ -492,6 +499,10 @@ class World:
                 assert list(records.items_from(table, b"\0")) == [], table
             broad = [queue_key(region.broad.id) for region in state.by_number.values()]
             assert [key for key, _ in records.items_from("audiences", b"\0")] == sorted(broad)
+            stamps = [
+                each.stamp for each in sorted(decode_key_record(*item) for item in records.items_from("keys", b"\0"))
+            ]
+            assert stamps == sorted(set(stamps)), "the later change has the greater stamp"
             known = {
                 (region.name, key[4:].decode()): decode_key_record(key, value).state
                 for region in state.by_number.values()
@@ -531,6 +542,7 @@ def test_each_client_gets_what_it_wanted_in_order_until_it_has_processed_it(
         monkeypatch.setattr(module, "MOST_SHARED", most_shared)
     seed = random.randrange(2**32)
     world = World(tmp_path / "data" if stored else None, seed, conflates=conflates)
+    monkeypatch.setattr(broker_module, "_now_ms", lambda: day_ms() + world.ahead_ms)
     try:
         for step in range(250):
             world.step()

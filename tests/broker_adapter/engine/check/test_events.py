@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients.client_records import CursorRecord, decode_client, encode_cursor
-from broker_adapter.engine.records.layout import NEXT_STREAM, encode_meta
+from broker_adapter.engine.records.layout import LAST_STAMP, NEXT_STREAM, decode_meta, encode_meta
 from broker_adapter.engine.regions.event_records import FEW, encode_posting, encode_run, run_key
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted, decode_key_record
@@ -181,6 +181,17 @@ def test_the_number_of_the_next_audience_is_above_all_that_there_are(path: Path)
     assert problems(path) == ["wrong number of the next audience"]
     damage(path, "meta", lambda _: [("meta", NEXT_STREAM, None)])
     assert problems(path) == ["wrong number of the next audience"]
+
+
+def test_the_last_stamp_is_not_older_than_that_of_a_key(path: Path) -> None:
+    def older(items: Items) -> bytes:
+        return encode_meta(LAST_STAMP, decode_meta(LAST_STAMP, dict(items)[LAST_STAMP]) - 1)
+
+    for wrong in (older, lambda _: None, lambda _: b"damaged"):
+        last = decode_meta(LAST_STAMP, dict(table(path, "meta"))[LAST_STAMP])
+        damage(path, "meta", lambda items: [("meta", LAST_STAMP, wrong(items))])  # noqa: B023
+        assert problems(path) == ["wrong last stamp"]
+        assert decode_meta(LAST_STAMP, dict(table(path, "meta"))[LAST_STAMP]) > last
 
 
 def queued(path: Path) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from broker_adapter.engine.regions.key_records import (
     region_prefix,
     tombstone,
 )
+from broker_adapter.engine.regions.stamps import NO_STAMP, Stamp
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException
 
@@ -30,6 +31,15 @@ def test_a_record_is_read_as_it_was_written() -> None:
     key = region_key(3, "a/\u20ac")
     assert key.startswith(region_prefix(3))
     assert decode_key_record(key, encode_key_record(key, RECORD)) == RECORD
+
+
+@pytest.mark.parametrize("maker", [0, 1])
+@pytest.mark.parametrize("stamp", [NO_STAMP, Stamp(1, 0), Stamp(2**64 - 1, 255)])
+def test_a_record_has_the_stamp_of_the_last_change_also_that_of_a_tombstone(stamp: Stamp, maker: int) -> None:
+    key = region_key(3, "a")
+    for state in KeyState:
+        record = RECORD._replace(stamp=stamp, maker=maker, state=state)
+        assert decode_key_record(key, encode_key_record(key, record)) == record
 
 
 def test_a_record_says_who_made_the_last_change_where_that_is_known() -> None:

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from broker_adapter.destination import topic
+from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import client_queue, durable_clients
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.cycle import background, event_reads
 from broker_adapter.engine.cycle.inbox import CYCLE_MESSAGES
+from broker_adapter.engine.records.layout import LAST_STAMP
 from broker_adapter.engine.regions.event_records import FEW, Operation
 from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, InterestKind
-from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.regions.key_records import Wanted, decode_key_record
+from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import (
     IllegalStateException,
@@ -34,6 +37,7 @@ from tests.broker_adapter.engine.driving import (
     Engines,
     come_to_rest,
     connect,
+    day_ms,
     drained,
     eventually,
     message,
@@ -194,6 +198,82 @@ def test_a_key_that_is_there_again_is_not_forgotten(engines: Engines) -> None:
     assert values_of(broker) == {("quotes", "a"): b"value"}
     assert change(broker, "quotes", "a", Wanted.PUT)[0] is Operation.UPDATE
     assert versions == sorted(set(versions))
+
+
+def stamps_of(broker: Broker) -> list[Stamp]:
+    """The stamps of all keys, those that are gone included, in the order of their last changes."""
+    found = sorted(decode_key_record(name, value) for name, value in records_of(broker, "keys"))
+    return [each.stamp for each in found]
+
+
+def test_each_change_has_a_stamp_that_the_key_keeps_also_when_it_is_gone(engines: Engines) -> None:
+    broker = engines.start()
+    make(broker, "quotes")
+    for name, wanted in (("a", Wanted.PUT), ("b", Wanted.PUT), ("a", Wanted.INVALIDATE), ("b", Wanted.DESTROY)):
+        change(broker, "quotes", name, wanted)
+        last = stamps_of(broker)[-1]
+        assert (last.time, last.site) == (broker._state.events.last_stamp, 0)
+    before = stamps_of(broker)
+    assert before == sorted(set(before))
+    change(broker, "quotes", "b", Wanted.DESTROY)
+    put(broker, "quotes", "c", identity=Identity("p", 1, 1))
+    again = stamps_of(broker)
+    put(broker, "quotes", "c", identity=Identity("p", 1, 1))
+    assert again[:-1] == before, "what changes nothing has no stamp"
+    assert stamps_of(broker) == again, "what is asked for again neither"
+
+
+def test_changes_of_one_request_and_one_moment_have_stamps_in_their_order(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_now_ms", lambda: 1_800_000_000_000)
+    make(broker, "quotes")
+    for _ in range(2):
+        broker.call(e.ChangeKeys("quotes", [e.KeyChange(name, Wanted.PUT, message(1)) for name in "abcab"]), WAIT)
+    stamps = [each.time - (1_800_000_000_000 << 16) for each in stamps_of(broker)]
+    assert stamps == [7, 8, 9], "of c, a and b, behind five of the first request"
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
+def test_a_later_change_has_a_greater_stamp_whatever_was_done_to_the_clock_and_the_engine(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, by_ms: int
+) -> None:
+    broker = engines.start()
+    make(broker, "quotes")
+    stamps = []
+    for number, ahead_ms in enumerate((0, by_ms, 0, -by_ms, by_ms)):
+        monkeypatch.setattr(broker_module, "_now_ms", lambda: day_ms() + ahead_ms)  # noqa: B023
+        put(broker, "quotes", f"k{number}")
+        stamps += stamps_of(broker)[-1:]
+        if engines.path is not None:
+            broker = engines.start()
+        put(broker, "quotes", f"l{number}")
+        stamps += stamps_of(broker)[-1:]
+    assert stamps == sorted(set(stamps))
+    assert len(stamps) == 10
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("value", [None, b"damaged"])
+def test_where_the_last_stamp_is_lost_it_follows_from_the_keys(
+    disk: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: bytes | None
+) -> None:
+    broker = disk.start()
+    make(broker, "quotes")
+    put(broker, "quotes", "a")
+    change(broker, "quotes", "a", Wanted.DESTROY)
+    put(broker, "quotes", "b")
+    last = broker._state.events.last_stamp
+    broker.store.apply([("meta", LAST_STAMP, value), ("keys", _items(broker, "keys")[0][0], b"damaged")])
+    broker = disk.start()
+    assert broker._state.events.last_stamp == last
+    assert "last stamp" in caplog.text
+    monkeypatch.setattr(broker_module, "_now_ms", lambda: day_ms() - HOUR_MS)
+    put(broker, "quotes", "b")
+    assert broker._state.events.last_stamp == last + 1
 
 
 def test_a_subscription_that_is_full_takes_no_event_and_the_change_is_refused(engines: Engines) -> None:

@@ -89,6 +89,19 @@ def test_an_older_version_that_cannot_be_converted_is_refused_and_left_alone(
     assert (tmp_path / "data.mdb").read_bytes() == before
 
 
+@pytest.mark.parametrize("version", range(1, STORE_VERSION))
+def test_a_store_of_a_development_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
+    reopened(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        meta = env.open_db(b"meta", txn)
+        txn.put(VERSION, msgpack.packb(version), db=meta)
+        txn.put(VERSION_CHECK, encode_meta(VERSION_CHECK, version), db=meta)
+    before = (tmp_path / "data.mdb").read_bytes()
+    with pytest.raises(StoreVersionException, match=rf"has version {version}, and this software cannot convert"):
+        reopened(tmp_path)
+    assert (tmp_path / "data.mdb").read_bytes() == before
+
+
 def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path) -> None:
     """A repair may not find the record of the version; a client that fails over to the store knows it by ``unique``."""
     store = LmdbStore(tmp_path, EngineSettings())
