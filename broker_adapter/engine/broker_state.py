@@ -341,7 +341,8 @@ class BrokerState:
                 queue.counters_due = False
                 key = queue_key(queue.id)
                 effects.durable.put("queues", key, encode_counters(key, queue.counters()))
-        self.events.note_stamp()
+        if self.events.noted_stamp != self.events.last_stamp:
+            self.events.note_stamp()
 
     @property
     def has_more(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.regions.event_log import BroadStream
 from broker_adapter.engine.regions.region_records import RegionRecord
 from broker_adapter.engine.regions.routing import Routing
@@ -15,6 +16,7 @@ class Region:
     Attributes:
         id: its number, which is that of the queue in which the values of its keys have their places.
         name: of the region.
+        topic: whose subscriptions get its events as messages.
         routing: who wants its events.
         broad: its events that many audiences want.
         conflates: whether clients that leave it to the region have updates conflated.
@@ -22,11 +24,12 @@ class Region:
         events: how many events are stored.
     """
 
-    __slots__ = ("broad", "conflates", "events", "id", "keys", "name", "routing")
+    __slots__ = ("broad", "conflates", "events", "id", "keys", "name", "routing", "topic")
 
     def __init__(self, number: int, name: str, broad: BroadStream, new_number: Callable[[], int]) -> None:
         self.id = number
         self.name = name
+        self.topic = Destination(name, DestinationKind.TOPIC)
         self.broad = broad
         self.routing = Routing(number, new_number)
         self.conflates = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.clients.durable_client import DurableClient, Marker, OutgoingEvent, conflation_of
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.commands.decision_time import DecisionTime
@@ -159,7 +158,7 @@ class EventChanges:
         if asked is None:
             return
         sizes = [len(change.message.payload) for change in command.changes[:-1]]
-        for queue in self._directory.topics.get(_topic(region), ()):
+        for queue in self._directory.topics.get(region.topic, ()):
             more = len(sizes), sum(sizes)
             refused = refusal(queue, *more)
             if refused is not None and not self._admission.gives_way(queue, *more):
@@ -229,15 +228,18 @@ class EventChanges:
             place = values.next_position
             queues.append(values)
         stamp = self._state.next_stamp(now_ms)
-        annotations = {
-            REGION_PROPERTY: region.name,
-            KEY_PROPERTY: change.key,
-            OPERATION_PROPERTY: operation.name.lower(),
-            VERSION_PROPERTY: position,
-            STAMP_PROPERTY: stamp.time,
-            SITE_PROPERTY: stamp.site,
-        }
-        queues += self._subscriptions(region, message, annotations)
+        annotations = None
+        subscriptions = self._directory.topics.get(region.topic)
+        if subscriptions:
+            annotations = {
+                REGION_PROPERTY: region.name,
+                KEY_PROPERTY: change.key,
+                OPERATION_PROPERTY: operation.name.lower(),
+                VERSION_PROPERTY: position,
+                STAMP_PROPERTY: stamp.time,
+                SITE_PROPERTY: stamp.site,
+            }
+            queues += self._wanting(subscriptions, message, annotations)
         number = self._intake.next_message
         self._intake.store(message, queues, now_ms, effects, annotations)
         if is_wanted:
@@ -316,13 +318,10 @@ class EventChanges:
         self._intake.note_stream(stream, seen, now_ms, effects)
         return True
 
-    def _subscriptions(
-        self, region: Region, message: NewMessage, annotations: Mapping[str, Any]
+    def _wanting(
+        self, found: Sequence[QueueState], message: NewMessage, annotations: Mapping[str, Any]
     ) -> Sequence[QueueState]:
-        """The subscriptions of the topic of this name that want an event; those that are full give way to it."""
-        found = self._directory.topics.get(_topic(region), ())
-        if not found:
-            return []
+        """Those of the topic's subscriptions that want an event; those that are full give way to it."""
         fields = Selectable(self._matching.formats, message.format, message.payload, annotations=annotations)
         is_selected, admission = self._matching.is_selected, self._admission
         wanting = [each for each in found if each.selector is None or is_selected(each.selector, fields)]
@@ -529,8 +528,3 @@ class EventChanges:
         elif command.is_empty and not audience.members:
             clients.remove_audience(audience)
         effects.answer(command, None)
-
-
-def _topic(region: Region) -> Destination:
-    """The topic whose subscriptions get the events of a region as messages."""
-    return Destination(region.name, DestinationKind.TOPIC)

@@ -61,7 +61,8 @@ class EventState:
         effects: of the decision under way.
         waiting: changes of keys for which selectors are still to be asked, in order.
         next_stream: the number of the next audience, or stream of what many want.
-        last_stamp: the greatest time of a change's stamp that the store has seen.
+        last_stamp: the greatest time of a change's stamp that was seen.
+        noted_stamp: the same as the store has it.
         next_tombstone_ms: when to remove keys that were destroyed long ago, by the age of the store; None: there are
             none.
     """
@@ -73,7 +74,7 @@ class EventState:
         self.effects = Effects()
         self.started: Effects | None = self.effects
         self.next_stream = 1
-        self.last_stamp = self._noted_stamp = 0
+        self.last_stamp = self.noted_stamp = 0
         self.next_tombstone_ms: int | None = None
         self.waiting: list[ChangeKeys] = []
         self._directory = directory
@@ -144,7 +145,7 @@ class EventState:
             age_ms: the age of the store.
         """
         self.next_stream = next_stream
-        self.last_stamp = self._noted_stamp = last_stamp
+        self.last_stamp = self.noted_stamp = last_stamp
         self.next_tombstone_ms = 0  # there may be some
         audiences = []
         broad: dict[int, BroadStream] = {}
@@ -268,9 +269,8 @@ class EventState:
 
     def note_stamp(self) -> None:
         """Have the commit of this decision keep the last stamp that it gave."""
-        if self.last_stamp != self._noted_stamp:
-            self._noted_stamp = self.last_stamp
-            self.batch.put("meta", LAST_STAMP, encode_meta(LAST_STAMP, self.last_stamp))
+        self.noted_stamp = self.last_stamp
+        self.batch.put("meta", LAST_STAMP, encode_meta(LAST_STAMP, self.last_stamp))
 
     # Records.
 
