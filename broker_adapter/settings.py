@@ -118,9 +118,9 @@ class ClientSettings:
         least=0.001,
     )
     transaction_messages: int = _option(
-        100_000, "messages that a transacted session may send before it commits", least=1
+        100_000, "messages that a transacted session may send, and keys that it may change, before it commits", least=1
     )
-    transaction_bytes: int = _option(256 * MIB, "bytes of these messages", least=1)
+    transaction_bytes: int = _option(256 * MIB, "bytes of these messages, keys and values", least=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -317,13 +317,13 @@ class EngineSettings:
     )
     max_transaction_messages: int = _option(
         100_000,
-        "messages sent and settled in one transaction; over the network max_connection_bytes also limits what it"
-        " settles",
+        "messages sent and settled, and keys changed, in one transaction; over the network max_connection_bytes also"
+        " limits what it settles",
         least=1,
     )
-    max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
+    max_transaction_bytes: int = _option(256 * MIB, "bytes sent, and put into regions, in one transaction", least=1)
     max_transaction_entries: int = _limit(
-        100_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
+        100_000, "places in queues and subscriptions that the messages and changes of one transaction take", least=1
     )
     max_producers: int = _option(
         100_000,

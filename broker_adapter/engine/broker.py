@@ -500,6 +500,8 @@ class Broker:
                     return
                 self._unwritten = None
             self._add_due(now_ms, elapsed_ms, commands)
+            if self._blocked.changing:
+                self._blocked.supply_commits(self._supply)
             incoming = self._take(
                 commands, CYCLE_MESSAGES if self._state.admission.room is None else LOW_CYCLE_MESSAGES
             )

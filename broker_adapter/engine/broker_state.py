@@ -126,16 +126,16 @@ class BrokerState:
         self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
         self.intake = intake = Intake(directory, totals, durable=durable)
         sends = Sends(directory, admission, matching, blocked, intake, totals)
+        self.events = events = EventState(directory)
+        self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
         self._transactions = transactions = Transactions(
-            directory, admission, matching, blocked, intake, deliveries, commits, totals
+            directory, admission, matching, blocked, intake, deliveries, commits, totals, event_changes
         )
         blocked.take, blocked.commit, blocked.refuse_commit = sends.take, transactions.commit, transactions.refuse
         blocked.is_known = sends.is_known
         self.staged_batches = staged = StagedBatches(directory, admission, removal, intake, published, totals, time)
         attachments = Attachments(directory, consumers, removal)
-        self.events = events = EventState(directory)
         destinations = Destinations(directory, removal, blocked, time, events.regions)
-        self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
         connections = Connections(directory, consumers, removal, deliveries, destinations, blocked, event_changes.lost)
         background = BackgroundCommands(
             *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ack_modes import Failure, Outcome
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands.regions import EventCommand
+from broker_adapter.engine.commands.regions import ChangeKeys, EventCommand
 from broker_adapter.engine.records.layout import MAX_SHORT_NAME, RawEntry, short_name
 from broker_adapter.engine.records.new_message import NewMessage as NewMessage
 from broker_adapter.engine.records.new_message import Reply as Reply
@@ -373,7 +373,7 @@ class CommitId(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Sends and settlements, all or nothing.
+    """Sends, settlements and changes of regions, all or nothing; the events of changes come behind the sends.
 
     Replies None when it is done (or was done before, by its id), else TransactionRolledBackException: the deliveries
     that were still held have then failed.
@@ -384,6 +384,7 @@ class Commit(NamedTuple):
     sends: Sequence[tuple[Destination, NewMessage]]
     settlements: Sequence[tuple[int, int, Ending]]  #: (consumer, number, outcome)
     reply: Reply | None = None
+    changes: Sequence[ChangeKeys] = ()  #: of one region each, in order; their own replies are not used
 
 
 class EndSession(NamedTuple):

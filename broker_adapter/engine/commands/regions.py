@@ -82,6 +82,11 @@ class ChangeKeys(NamedTuple):
     reply: Reply | None = None
     asked: Asked | None = None  #: kept by the rules: what was asked of selectors, where that takes several cycles
 
+    @property
+    def size(self) -> int:
+        """The bytes of its keys and messages."""
+        return sum([len(change.key) + len(change.message.payload) for change in self.changes])
+
 
 class ConnectDurable(NamedTuple):
     """The client of a connection is a durable one.

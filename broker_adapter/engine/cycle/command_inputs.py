@@ -54,6 +54,7 @@ class CommandInputs:
         self._deliveries = deliveries
         self._look_up = stores.look_up
         self._event_reads = events.by_kind
+        self._keys_read = events.keys
         self._staged = staged
 
     def supplied(self, command: c.Command) -> c.Command:
@@ -73,6 +74,8 @@ class CommandInputs:
         if type(command) is c.Commit or type(command) is c.ResolveCommit:
             if command.commit_id is not None:
                 self._look_up(self._commits, command.commit_id.session)
+            if type(command) is c.Commit and command.changes:
+                return command._replace(changes=[self._keys_read(part) for part in command.changes])
         elif type(command) is c.Publish:
             self._look_up(self._published, command.group)
             return command._replace(found=self._staged_by(command.transactions))

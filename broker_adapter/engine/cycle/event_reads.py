@@ -86,7 +86,7 @@ class EventReads:
         self._state = state
         self._expecting: set[int] = set()  #: regions of which queries may be asked from this cycle on
         self.by_kind: dict[type, Callable[[Any], c.Command]] = {
-            e.ChangeKeys: self._keys,
+            e.ChangeKeys: self.keys,
             e.ConnectDurable: self._counted,
             e.RegisterInterest: self._expect_queries,
             e.ReadEvents: self._events,
@@ -155,7 +155,8 @@ class EventReads:
             _log.error("! record %s of table %s cannot be trusted: %s", key.hex(), table, error)
             return None
 
-    def _keys(self, command: e.ChangeKeys) -> c.Command:
+    def keys(self, command: e.ChangeKeys) -> e.ChangeKeys:
+        """The changes with what the stores have of their keys."""
         region = self._state.regions.get(command.region)
         if region is None:
             return command

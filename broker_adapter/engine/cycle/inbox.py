@@ -90,9 +90,12 @@ class Inbox:
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
                 weight += max(1, len(command.sends) + len(command.settlements))
                 size += sum([len(message.payload) for _, message in command.sends])
+                for part in command.changes:
+                    weight += len(part.changes)
+                    size += part.size
             elif isinstance(command, e.ChangeKeys):
                 weight += max(1, len(command.changes))
-                size += sum([len(change.key) + len(change.message.payload) for change in command.changes])
+                size += command.size
             else:
                 weight += 1
             commands.append(command)

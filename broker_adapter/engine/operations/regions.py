@@ -69,7 +69,7 @@ class ChangeKeysRequest(Request):
     changes: Sequence[Any] = argument(most_values=MAX_KEYS, note="(key, change, packed envelope) each")
 
     def steps(self, client: int) -> Steps:
-        changes = [_change(*each) for each in rows("changes", self.changes, (str, int, bytes))]
+        changes = [key_change(*each) for each in rows("changes", self.changes, (str, int, bytes))]
         done: list[tuple[int | None, int]] = []
         for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
             answers = yield e.ChangeKeys(self.region, part)
@@ -77,7 +77,18 @@ class ChangeKeysRequest(Request):
         return done
 
 
-def _change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
+def key_change(key: str, wanted: int, payload: bytes) -> e.KeyChange:
+    """A change as a client asks for it.
+
+    Args:
+        key: the key.
+        wanted: number of a :class:`Wanted`.
+        payload: the packed envelope that tells of it, of a put with the value.
+
+    Raises:
+        InvalidDestinationException: it can be no key.
+        MessageFormatException: there is no such change, or no envelope.
+    """
     if not 0 <= wanted < len(Wanted):
         kinds = ", ".join(f"{each.value} ({each.name})" for each in Wanted)
         raise MessageFormatException(f"{reprlib.repr(wanted)} is no change of a key: {kinds}")

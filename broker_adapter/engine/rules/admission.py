@@ -280,6 +280,35 @@ class CommitRoom:
             self.queues = admission.takers(giving_way, queues)
         return None
 
+    def ask_for_value(self, size: int, places: int, *, durable: bool) -> str | None:
+        """Ask for the room for the value of a key; return why there is none.
+
+        Args:
+            size: bytes that it takes.
+            places: that it takes in queues.
+            durable: whether these are on the disk.
+        """
+        if durable:
+            if self._room is not None and not self._room.take(size, places):
+                return self._room.reason
+            return self._engine_reason
+        self._volatile_bytes += size + MESSAGE_BYTES + PLACE_BYTES * places
+        room = self._admission.volatile_room
+        return None if room is None or self._volatile_bytes <= max(0, room) else self._admission.volatile_full()
+
+    def ask_for_events(self, queue: QueueState, sizes: Sequence[int]) -> str | None:
+        """Ask for the room for events in a subscription of their region's topic; return why there is none.
+
+        Args:
+            queue: the subscription, which may give way.
+            sizes: bytes of their messages.
+        """
+        count, size = self._more.get(queue.id, (0, 0))
+        self._more[queue.id] = count + len(sizes), size + sum(sizes)
+        more = count + len(sizes) - 1, size + sum(sizes[:-1])
+        refused = refusal(queue, *more)
+        return None if refused is None or self._admission.gives_way(queue, *more) else refused
+
     def _promised_to(self, queue: QueueState) -> tuple[int, int]:
         promised = self._promised.get(queue.id)
         if promised is None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
+from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
@@ -94,6 +95,7 @@ class BlockedSends:
 
     Attributes:
         all: everything that waits, in the order of the deadlines.
+        changing: those of them that are commits with changes of regions.
         engine_wide: the line of those that wait for no queue in particular.
         take: carries out a send; returns False where it waits again.
         commit: the same for a commit; raises nothing.
@@ -119,6 +121,7 @@ class BlockedSends:
         self._time = time
         self._arrivals = 0
         self.all: OrderedDict[BlockedSend, None] = OrderedDict()
+        self.changing: dict[BlockedSend, None] = {}
         self.engine_wide: deque[BlockedSend] = deque()
         #: lines of those that are to be matched, by connection, in the order of their turns
         self._lines_to_match: dict[int, deque[BlockedSend]] = {}
@@ -217,8 +220,11 @@ class BlockedSends:
             self.all[blocked] = None
             if isinstance(command, c.Enqueue):
                 self._routes.setdefault(command.client, {}).setdefault(command.destination, deque()).append(blocked)
-            elif command.commit_id is not None:
-                self._commits[command.commit_id.session] = blocked
+            else:
+                if command.commit_id is not None:
+                    self._commits[command.commit_id.session] = blocked
+                if command.changes:
+                    self.changing[blocked] = None
         self._stand(blocked, queue, is_matching=is_matching)
         return True
 
@@ -270,8 +276,7 @@ class BlockedSends:
             blocked.line.remove(blocked)
             blocked.line = None
         if isinstance(command, c.Commit):
-            if command.commit_id is not None:
-                del self._commits[command.commit_id.session]
+            self._forget(blocked, command)
             return
         routes = self._routes[command.client]
         route = routes[command.destination]
@@ -287,6 +292,12 @@ class BlockedSends:
         elif is_first:
             self._stand(route[0], blocked.queue, is_matching=blocked.is_matching)
 
+    def _forget(self, blocked: BlockedSend, command: c.Commit) -> None:
+        """Forget a commit that has ended."""
+        self.changing.pop(blocked, None)
+        if command.commit_id is not None:
+            del self._commits[command.commit_id.session]
+
     def _fail_all(self, over: Collection[BlockedSend], error: JMSException, effects: Effects) -> None:
         """Answer all sends of some routes, and all commits of some sessions, with an error."""
         lines = {id(blocked.line): blocked.line for blocked in over if blocked.line is not None}
@@ -299,8 +310,7 @@ class BlockedSends:
             command = blocked.command
             del self.all[blocked]
             if isinstance(command, c.Commit):
-                if command.commit_id is not None:
-                    del self._commits[command.commit_id.session]
+                self._forget(blocked, command)
             elif routes := self._routes.get(command.client):
                 routes.pop(command.destination, None)
                 if not routes:
@@ -344,6 +354,15 @@ class BlockedSends:
             self._stand(blocked, None, is_matching=False)
 
     # Trying again.
+
+    def supply_commits(self, supply: Callable[[c.Command], Any]) -> None:
+        """Give each commit that waits what the store has of its keys by now.
+
+        Args:
+            supply: reads it, as the driver does for each command of a cycle.
+        """
+        for blocked in self.changing:
+            blocked.command = supply(blocked.command)
 
     @property
     def has_more(self) -> bool:

@@ -53,7 +53,7 @@ from broker_adapter.engine.regions.key_records import (
     tombstone,
 )
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.rules.admission import Admission
+from broker_adapter.engine.rules.admission import Admission, CommitRoom
 from broker_adapter.engine.rules.event_answers import EventAnswers
 from broker_adapter.engine.rules.event_descriptions import EventDescriptions
 from broker_adapter.engine.rules.event_state import EventState
@@ -146,14 +146,20 @@ class EventChanges:
     def _make_region(self, command: e.MakeRegion, now_ms: int, effects: Effects) -> None:
         effects.answer(command, self._state.make_region(command.name, command.conflates).id)
 
-    def _change_keys(self, command: e.ChangeKeys, now_ms: int, effects: Effects) -> None:
+    def _checked(self, command: e.ChangeKeys) -> Region:
+        """Return the region of some changes; raises where one of them can be none."""
         region = self._state.region(command.region)
         most = self._directory.settings.max_message_bytes
         for change in command.changes:
             checked_key(change.key)
             if len(change.message.payload) > most:
                 error = message_too_large(len(change.message.payload), most)
-                raise MessageFormatException(error.reason, error_code=error.error_code)  # what a send raises
+                reason = f"key {change.key!r} of region {region.name!r}: {error.reason}"
+                raise MessageFormatException(reason, error_code=error.error_code)  # what a send raises
+        return region
+
+    def _change_keys(self, command: e.ChangeKeys, now_ms: int, effects: Effects) -> None:
+        region = self._checked(command)
         asked = self._ask_ahead(region, command)
         if asked is None:
             return
@@ -169,18 +175,21 @@ class EventChanges:
     def _ask_ahead(self, region: Region, command: e.ChangeKeys) -> e.Asked | None:
         """What selectors say of the messages of a request; None: it waits for the next decision."""
         asked = {} if command.asked is None else command.asked
-        routing = region.routing
-        is_asked = region.id not in self._deferred
-        if is_asked and (routing.selectors or routing.queries):
-            payloads, number = self._payloads, region.id
-            keys = {change.key for change in command.changes}
-            known = {key: payloads[number, key] for key in keys if (number, key) in payloads}
-            is_asked = self._event_answers.ask_ahead(routing, command, known, asked)
-        if is_asked:
+        if region.id not in self._deferred and self._are_asked(region, command, asked):
             return asked
         self._deferred.add(region.id)
         self._state.waiting.append(command._replace(asked=asked))
         return None
+
+    def _are_asked(self, region: Region, command: e.ChangeKeys, asked: e.Asked) -> bool:
+        """Ask what selectors say of the messages of a request; return whether there was time for all of them."""
+        routing = region.routing
+        if not routing.selectors and not routing.queries:
+            return True
+        payloads, number = self._payloads, region.id
+        keys = {change.key for change in command.changes}
+        known = {key: payloads[number, key] for key in keys if (number, key) in payloads}
+        return self._event_answers.ask_ahead(routing, command, known, asked)
 
     def _take_room(self, region: Region, puts: Sequence[e.KeyChange]) -> None:
         """Take the room for new values; what takes values away needs none, so that it can be made.
@@ -199,6 +208,60 @@ class EventChanges:
             if room < 0:
                 raise ResourceAllocationException(self._admission.volatile_full())
             self._admission.volatile_room = room
+
+    # The changes of a commit: they are checked, asked about and given room; then nothing of them can fail.
+
+    def check(self, parts: Sequence[e.ChangeKeys]) -> int:
+        """Check that some changes can be made; return the places that their events may take in queues.
+
+        Raises:
+            InvalidDestinationException: there is no such region, or it can have no such key.
+            MessageFormatException: a value is larger than the limit.
+        """
+        topics = self._directory.topics
+        return sum([len(part.changes) * (1 + len(topics.get(_topic(self._checked(part)), ()))) for part in parts])
+
+    def ask(self, parts: Sequence[e.ChangeKeys]) -> bool:
+        """Ask what selectors and queries say of some changes; return False where that takes longer than a decision may.
+
+        What was asked by then is in ``asked`` of each part.
+        """
+        for part in parts:
+            region = self._state.region(part.region)
+            asked = {} if part.asked is None else part.asked
+            if not self._are_asked(region, part, asked):
+                return False
+        return True
+
+    def find_room(self, parts: Sequence[e.ChangeKeys], room: CommitRoom) -> str | None:
+        """Ask for the room for some changes; return why there is none.  What takes values away needs none.
+
+        Args:
+            parts: the changes.
+            room: of their commit.
+        """
+        durable = self._directory.durable
+        for part in parts:
+            region = self._state.region(part.region)
+            of_audiences = _AUDIENCE_BYTES * len(region.routing.audiences)
+            sizes = [len(change.message.payload) for change in part.changes]
+            for change, size in zip(part.changes, sizes, strict=True):
+                if change.wanted is Wanted.PUT:
+                    reason = room.ask_for_value(size + of_audiences, _PLACES, durable=durable)
+                    if reason is not None:
+                        return reason
+            for queue in self._directory.topics.get(_topic(region), ()):
+                reason = room.ask_for_events(queue, sizes)
+                if reason is not None:
+                    return reason
+        return None
+
+    def carry_out(self, parts: Sequence[e.ChangeKeys], now_ms: int, effects: Effects) -> None:
+        """Make some changes, for which there is room."""
+        for part in parts:
+            region, asked = self._state.region(part.region), {} if part.asked is None else part.asked
+            for change in part.changes:
+                self._change(region, change, now_ms, effects, asked)
 
     def _change(
         self, region: Region, change: e.KeyChange, now_ms: int, effects: Effects, asked: e.Asked

@@ -1,11 +1,11 @@
-"""How a commit is carried out: its sends and settlements, all or nothing, and once for each number.
+"""How a commit is carried out: its sends, settlements and changes of regions, all or nothing, once for each number.
 
 Theory of operation
-    A commit is first checked, matched with the selectors of the topics that it sends to, and given room.  Until then
-    it may be refused, and nothing has changed but that queues were made for it, which are removed again.  It waits for
-    selectors that take long, and never for room.
-    Afterwards nothing can fail: its messages are stored and its deliveries settled.  Where something does, which is a
-    fault in the engine, the commit is in doubt.
+    A commit is first checked, matched with the selectors of the topics that it sends to and of the regions that it
+    changes, and given room.  Until then it may be refused, and nothing has changed but that queues were made for it,
+    which are removed again.  It waits for selectors that take long, and never for room.
+    Afterwards nothing can fail: its messages are stored, its deliveries settled and its keys changed.  Where something
+    does, which is a fault in the engine, the commit is in doubt.
 
     The number of the last commit of each session is remembered, so that a commit that is made again is not carried out
     again, and a client that lost its connection can ask what became of one.
@@ -18,6 +18,7 @@ from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.commands.identities import LastNumbers, Sequences, checked_number
@@ -30,6 +31,7 @@ from broker_adapter.engine.records.layout import short_name
 from broker_adapter.engine.rules.admission import Admission, CommitRoom
 from broker_adapter.engine.rules.blocked_sends import BlockedSend, BlockedSends
 from broker_adapter.engine.rules.deliveries import Deliveries
+from broker_adapter.engine.rules.event_changes import EventChanges
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import MATCHING, CommitMatches, Matching, still_subscribed
 from broker_adapter.errors import (
@@ -58,6 +60,7 @@ class Transactions:
         deliveries: Deliveries,
         commits: LastNumbers,
         totals: Totals,
+        event_changes: EventChanges,
     ) -> None:
         self._directory = directory
         self._changed = directory.changed
@@ -71,6 +74,7 @@ class Transactions:
         self._deliveries = deliveries
         self._commits = commits
         self._totals = totals
+        self._event_changes = event_changes
         self._has_begun = False  #: whether the last commit that was tried has changed something
 
     def resolve(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
@@ -87,6 +91,10 @@ class Transactions:
         if self._blocked.all and command.commit_id is not None:
             overtaken = "the session made a further commit while this one waited for the selectors of subscriptions"
             self._blocked.give_up_session(command.commit_id.session, overtaken, effects)
+        if command.changes:
+            asked: dict[str, e.Asked] = {}  # of each region, whose selectors the answers are of
+            parts = [part._replace(asked=asked.setdefault(part.region, {})) for part in command.changes]
+            command = command._replace(changes=parts)
         self.commit(self._blocked.arrived(command), now_ms, effects)
 
     def commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
@@ -136,24 +144,31 @@ class Transactions:
             effects.answer(command, None)
             return True
         settings = self._settings
-        messages = len(command.sends) + len(command.settlements)
+        changes = command.changes
+        messages = len(command.sends) + len(command.settlements) + sum([len(part.changes) for part in changes])
         if messages > settings.max_transaction_messages:
             raise _too_many_messages(messages, settings.max_transaction_messages)
         first = self._blocked.first_before(blocked, command) if self._blocked.all else None
         if first is not None and not first.is_matching:
             raise self._no_room(first.reason)
-        if first is not None or not self._match(blocked, command):
+        places = self._checked_places(changes) if changes else 0
+        if first is not None or not self._match(blocked, command) or not self._event_changes.ask(changes):
             return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
-        size = sum([len(message.payload) for _, message in command.sends])
+        size = sum([len(message.payload) for _, message in command.sends]) + sum([part.size for part in changes])
         if size > settings.max_transaction_bytes:
             raise _too_many_bytes(size, settings.max_transaction_bytes)
         settled = self._settled_by(command)
-        if command.sends:
+        if command.sends or changes:
             room = CommitRoom(self._admission, settled)
-            routed = self._find_room(room, made, blocked, command, effects)
+            routed = self._find_room(room, made, blocked, command, effects, places)
+            reason = self._event_changes.find_room(changes, room)
+            if reason is not None:
+                raise self._no_room(reason)
             room.take()
             self._has_begun = True
-            self._take(routed, now_ms, effects)
+            if routed:
+                self._take(routed, now_ms, effects)
+            self._event_changes.carry_out(changes, now_ms, effects)
         self._has_begun = True
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
@@ -161,6 +176,16 @@ class Transactions:
             self._commits.note(commit_id.session, commit_id.number, effects.durable)
         effects.answer(command, None)
         return True
+
+    def _checked_places(self, changes: Sequence[e.ChangeKeys]) -> int:
+        """Check the changes of a commit; return the places that they take in queues and subscriptions."""
+        try:
+            places = self._event_changes.check(changes)
+        except JMSException as error:
+            raise rolled_back(error) from error
+        if places > self._settings.max_transaction_entries:
+            raise _too_many_places(self._settings.max_transaction_entries)
+        return places
 
     def _match(self, blocked: BlockedSend, command: c.Commit) -> bool:
         """Find out which subscriptions want each message of a commit.
@@ -209,7 +234,13 @@ class Transactions:
         return [(consumers[each], outcomes) for each, outcomes in settled.items()]
 
     def _find_room(
-        self, room: CommitRoom, made: list[QueueState], blocked: BlockedSend, command: c.Commit, effects: Effects
+        self,
+        room: CommitRoom,
+        made: list[QueueState],
+        blocked: BlockedSend,
+        command: c.Commit,
+        effects: Effects,
+        places: int,
     ) -> list[_Routed]:
         """Find the queues of each message, and room in them.
 
@@ -219,6 +250,7 @@ class Transactions:
             blocked: says which subscriptions match its messages.
             command: the commit.
             effects: of the decision.
+            places: that the commit takes in queues beside those of its messages.
 
         Returns:
             The messages with their queues.
@@ -231,7 +263,6 @@ class Transactions:
         durable, is_open = self._durable, room.is_open
         matches = blocked.matches
         routed: list[_Routed] = []
-        places = 0
         last: Destination | None = None
         remote: Sequence[QueueState] = ()
         all_durable = durable
