@@ -16,6 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from threading import get_ident
 from typing import Any, cast
 from uuid import uuid4
@@ -27,6 +29,7 @@ from broker_adapter.destination import Destination, DestinationKind, resolved
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.operations.regions import key_change
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.envelope import (
     AMQP_FORMAT,
@@ -59,6 +62,7 @@ from broker_adapter.transport import (
     LinkSpec,
     OnSettled,
     Peer,
+    RegionChange,
     SenderSpec,
     Sink,
     TransportEvent,
@@ -534,15 +538,23 @@ class InProcessTransport:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
         self._usable_to_wait()
         refusal: str | None = None
+        parts: list[e.ChangeKeys] = []
         if any(settlement.tag.epoch != self._epoch for settlement in settlements):
             refusal = "deliveries of an earlier connection are stale"
         else:
             closed = next((link for link, _ in sends if link not in self._senders), None)
             refusal = None if closed is None else f"link {closed} is closed"
+            try:
+                for region, of_region in groupby(changes, itemgetter(0)):
+                    rows = [key_change(each.key, each.change, each.payload) for each in of_region]
+                    parts.append(e.ChangeKeys(region, rows))
+            except JMSException as error:
+                refusal = error.reason
         if refusal is not None:
             self.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             raise TransactionRolledBackException(f"nothing was committed: {refusal}")
@@ -552,6 +564,7 @@ class InProcessTransport:
             c.CommitId(self._commit_session(session), commit_number),
             [self._message(link, envelope) for link, envelope in sends],
             settled,
+            changes=parts,
         )
         self._call(command, timeout)
 

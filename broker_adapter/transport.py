@@ -20,7 +20,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 
@@ -123,6 +123,15 @@ class EventsSpec:
 
     def __str__(self) -> str:
         return "the link for events"
+
+
+class RegionChange(NamedTuple):
+    """What a commit does to a key of a region."""
+
+    region: str
+    key: str
+    change: int  #: 0 (put), 1 (invalidate) or 2 (destroy)
+    payload: bytes  #: the packed envelope that tells of it; of a put with the value
 
 
 class _Carried:
@@ -462,13 +471,14 @@ class Transport(Protocol):
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
-        """Do all of this or nothing: (link, envelope) sends and settlements of one transacted session.
+        """Do all of this or nothing: (link, envelope) sends, settlements and changes of one transacted session.
 
         ``commit_number`` counts up within the session; with our engine it makes a repeated commit harmless.
 
         Raises:
-            TransactionRolledBackException: nothing was done (a refused send, a limit, a stale delivery).  The
+            TransactionRolledBackException: nothing was done (a refused send or change, a limit, a stale delivery).  The
                 deliveries of ``settlements`` have failed: they are redelivered with their count raised.
             TransactionInDoubtException: the connection was lost, and the broker cannot tell.
             OperationTimedOutException: no answer in time; it may yet be done.

@@ -45,13 +45,16 @@ DISCHARGE_CODE: Final = 0x32
 
 #: Message annotation of a discharge that names the commit for our own server: [session, number].
 COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
-#: Message annotation of a discharge: how many messages and acknowledgements belong to the transaction.
+#: Message annotation of a discharge: how many messages, acknowledgements and changes of keys belong to the transaction.
 COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
 #: Message annotation of a discharge: records (:mod:`broker_adapter.amqp.messages.consumer_records`) of what is settled
 #: with it.
 COMMIT_SETTLED: Final = Symbol("x-opt-holdfast-commit-settled")
-#: What is said to our own server's coordinator ahead of a discharge whose records are many; with the same annotation.
-SETTLE_DESCRIPTOR: Final = Symbol("holdfast:settle:list")
+#: What is said to our own server's coordinator ahead of a discharge, to add to the transaction: records, with the same
+#: annotation, where they are many; changes of a region, with the next one.
+ADD_DESCRIPTOR: Final = Symbol("holdfast:add:list")
+#: Message annotation of that: changes of a region (:mod:`broker_adapter.amqp.messages.region_changes`).
+COMMIT_CHANGES: Final = Symbol("x-opt-holdfast-commit-changes")
 #: Message annotation of a ``modified`` that tells our own server who waits if the message fails again: the message
 #: alone (True), as if there were no annotation, or its consumer (False), since a transaction or session was undone.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")

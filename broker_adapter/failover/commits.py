@@ -24,7 +24,7 @@ from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.links import LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
-from broker_adapter.transport import Peer
+from broker_adapter.transport import Peer, RegionChange
 
 #: What the errors call the request for the end of a commit.
 _ASKING: Final = "asking the broker whether it was committed"
@@ -48,6 +48,7 @@ class Commits:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         limit: float,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         """Commit within so many seconds.  See :meth:`broker_adapter.transport.Transport.commit`."""
         current = self._current
@@ -57,7 +58,7 @@ class Commits:
         call = SessionCall(session)
         try:
             current.calls[call] = None
-            self._commit(call, (session, commit_number), sends, settlements, (began, deadline), used)
+            self._commit(call, (session, commit_number), sends, settlements, changes, (began, deadline), used)
         except JMSException:
             for inner in used:
                 if inner.is_lost:
@@ -73,6 +74,7 @@ class Commits:
         commit: tuple[int, int],
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
+        changes: Sequence[RegionChange],
         times: tuple[float, float],
         used: list[Inner],
     ) -> None:
@@ -95,7 +97,7 @@ class Commits:
             inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         try:
-            inner.commit(*commit, mapped, settlements, max(0.0, deadline - current.clock()))
+            inner.commit(*commit, mapped, settlements, max(0.0, deadline - current.clock()), changes)
             return
         except TransactionInDoubtException as error:
             if not inner.is_lost:

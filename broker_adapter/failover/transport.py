@@ -55,6 +55,7 @@ from broker_adapter.transport import (
     OnSettled,
     Peer,
     Refresh,
+    RegionChange,
     TransportEvent,
 )
 from broker_adapter.urls.url import FailoverURL
@@ -413,13 +414,14 @@ class FailoverTransport:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`.
 
         One that was under way when the connection was lost is resolved by its id once it is restored.
         """
         limit = self._request_timeout if timeout is None else timeout
-        self._commits.commit(session, commit_number, sends, settlements, limit)
+        self._commits.commit(session, commit_number, sends, settlements, limit, changes)
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`.

@@ -142,7 +142,9 @@ class ServerProtocol:
         calls = self.calls = EngineCalls(engine, wake)
         batched = self._batched = BatchedConsumers(peer, calls, client)
         coordinator = self._coordinator = Coordinator(
-            peer, calls, client, batched, budget, engine.settings, settings.transaction_timeout_seconds
+            *(peer, calls, client, batched, budget, engine.settings),
+            settings.transaction_timeout_seconds,
+            authorize,
         )
         self._producers = Producers(
             *(peer, calls, client, links, budget, coordinator, settings),

@@ -36,7 +36,7 @@ from broker_adapter import (
     SenderSpec,
     TransportEvent,
 )
-from broker_adapter.transport import OnSettled, Sink
+from broker_adapter.transport import OnSettled, RegionChange, Sink
 from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, Session
 
 
@@ -235,6 +235,7 @@ class SmallBroker:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         self._check()
         if self.refuse_commit is not None:

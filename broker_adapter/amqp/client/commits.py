@@ -12,6 +12,7 @@ discharge was not sent is rolled back.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,23 +41,29 @@ from broker_adapter.amqp.events import (
     Terminus,
 )
 from broker_adapter.amqp.messages.consumer_records import pack_records, split_records
+from broker_adapter.amqp.messages.region_changes import pack_changes
 from broker_adapter.amqp.messages.values import Described, Symbol, ULong, encode
 from broker_adapter.amqp.wire import (
+    ADD_DESCRIPTOR,
+    COMMIT_CHANGES,
     COMMIT_ID,
     COMMIT_SETTLED,
     COMMIT_SIZE,
     DECLARE_CODE,
     DISCHARGE_CODE,
     OUTCOMES,
-    SETTLE_DESCRIPTOR,
 )
 from broker_adapter.errors import (
     JMSException,
+    MessageFormatException,
     OperationTimedOutException,
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
+from broker_adapter.transport import RegionChange
 
+#: What a message to the coordinator has beside changes of regions, at most, in bytes.
+_AROUND_CHANGES_BYTES: Final = 200
 _DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))
 
 
@@ -68,6 +75,7 @@ class Commit:
         number: counts up within the session.
         sends: (link, payload).
         settlements: of deliveries of this connection.
+        changes: of regions, which go ahead of the discharge to our own server.
         done: called once, with the error where nothing was done.
         txn_id: the transaction that it is done in; None: it has not come to its discharge.
         is_in_doubt: whether it cannot be told what became of it: its discharge was sent, and is not answered.  What was
@@ -78,6 +86,7 @@ class Commit:
     sends: Sequence[tuple[int, bytes]]
     settlements: Sequence[Settlement]
     done: Callable[[Any, JMSException | None], bool]
+    changes: Sequence[RegionChange] = ()
     started: bool = False
     txn_id: bytes | None = None
     untransmitted: int = 0  #: sends that a discharge would overtake
@@ -97,6 +106,7 @@ class Commits:
     Attributes:
         discharges_early: whether the broker refuses a discharge by itself where it refused a message.
         resolve: has a commit in doubt told what became of it.
+        most_bytes: returns the size of the largest message that our own server takes.
     """
 
     def __init__(
@@ -109,6 +119,7 @@ class Commits:
         drains: Drains,
         resolve: Resolve,
         prefix: str,
+        most_bytes: Callable[[], int | None],
     ) -> None:
         """No commits.
 
@@ -120,9 +131,11 @@ class Commits:
             drains: tells links that wait for their last settlement.
             resolve: called with each commit in doubt whose coordinator the broker has ended.
             prefix: unique for ever; with a session number it names the session in commit ids.
+            most_bytes: returns the size of the largest message that our own server takes; None: it is not known.
         """
         self.discharges_early = False
         self.resolve = resolve
+        self.most_bytes = most_bytes
         self._table = table
         self._peer = table.peer
         self._sessions = sessions
@@ -140,6 +153,7 @@ class Commits:
         sends: Sequence[tuple[int, bytes]],
         settlements: Sequence[Settlement],
         done: Done,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         """Do all of it or nothing; ``sends`` are (link, payload)."""
         if commit_number <= self._committed.get(session, -1):
@@ -156,7 +170,7 @@ class Commits:
                 self._settlements.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             return done(result, error)
 
-        commit = Commit(commit_number, sends, settlements, ended)
+        commit = Commit(commit_number, sends, settlements, ended, changes)
         refused = self.refusal_of(commit)
         if refused is not None:
             ended(None, refused)
@@ -267,6 +281,7 @@ class Coordinator(Link):
         self._settlements = settlements
         self._refusal_of = commits.refusal_of
         self._resolve = commits.resolve
+        self._most_bytes = commits.most_bytes
         self._discharges_early = commits.discharges_early
         self._credit = 0
         self._txn_id: bytes | None = None
@@ -357,22 +372,28 @@ class Coordinator(Link):
         while self._queue and self._credit > 0 and self._peer.has_link(self.number):
             item = self._queue.popleft()
             if isinstance(item, Commit) and item.records is None:
-                self._queue.extendleft(reversed([*self._take_records(item), item]))
+                self._queue.extendleft(reversed([*self._take_ahead(item), item]))
                 continue
             self._credit -= 1
             payload = item if isinstance(item, bytes) else _DECLARE if item is None else self._discharge_of(item)
             self._waiting[self._peer.send(self.number, payload)] = item
 
-    def _take_records(self, commit: Commit) -> list[bytes]:
-        """Take the records of what a commit settles: the last ones stand in its discharge.
+    def _take_ahead(self, commit: Commit) -> list[bytes]:
+        """Take what goes ahead of a discharge, encoded: changes of regions, and records of what the commit settles.
 
-        Returns:
-            what goes ahead of that, encoded.
+        The last records stand in the discharge.
         """
         payloads = [pack_records(each) for each in split_records(self._settlements.take_records(commit.settlements))]
         commit.records = payloads.pop() if payloads else b""
-        body = encode(Described(SETTLE_DESCRIPTOR, [commit.txn_id]))
-        return [_with_annotations({COMMIT_SETTLED: each}, body) for each in payloads]
+        body = encode(Described(ADD_DESCRIPTOR, [commit.txn_id]))
+        changes: list[bytes] = []
+        if commit.refusal is None:
+            try:
+                packed = pack_changes(commit.changes, (self._most_bytes() or sys.maxsize) - _AROUND_CHANGES_BYTES)
+                changes = [_with_annotations({COMMIT_CHANGES: each}, body) for each in packed]
+            except MessageFormatException as error:
+                commit.refusal = error  # its discharge says so
+        return changes + [_with_annotations({COMMIT_SETTLED: each}, body) for each in payloads]
 
     def _on_declared(self, state: State) -> None:
         if state.code != DECLARED or state.txn_id is None:
@@ -440,7 +461,7 @@ class Coordinator(Link):
         """The discharge of a commit, which is sent now: it fails where something of it was refused until now."""
         commit.is_in_doubt = commit.refusal is None
         body = encode(Described(ULong(DISCHARGE_CODE), [commit.txn_id, commit.refusal is not None]))
-        size = [len(commit.sends), len(commit.settlements)]
+        size = [len(commit.sends), len(commit.settlements), len(commit.changes)]
         annotations: dict[Symbol, Any] = {COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size}
         if commit.records:
             annotations[COMMIT_SETTLED] = commit.records

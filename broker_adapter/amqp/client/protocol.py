@@ -131,6 +131,7 @@ class ClientProtocol:
         self._producers = producers = Producers(links, sessions, on_sends_done)
         self._batched = batched = BatchedConsumers(links, sessions, self.fail)
         self._consumers = Consumers(links, sessions, drains, batched, epoch=epoch, has_client_id=has_client_id)
+        self._requests = requests = Requests(links, sessions, self.fail)
         self._settlements = settlements = Settlements(peer, drains, batched, epoch)
         self._commits = commits = Commits(
             links,
@@ -140,8 +141,8 @@ class ClientProtocol:
             drains=drains,
             resolve=self._resolve_cut_off,
             prefix=options.commit_prefix,
+            most_bytes=lambda: requests.most_bytes,
         )
-        self._requests = Requests(links, sessions, self.fail)
         self._uses_batches = False
         self.traits = BrokerTraits()
         self.addresses = Addresses()

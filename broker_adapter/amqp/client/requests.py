@@ -30,7 +30,11 @@ MAX_REQUESTS: Final = 1000
 
 
 class Requests:
-    """The links to our server's request and answer nodes, and the requests that wait for an answer."""
+    """The links to our server's request and answer nodes, and the requests that wait for an answer.
+
+    Attributes:
+        most_bytes: of a message to our server, as it has said; None: it has not.
+    """
 
     def __init__(self, table: LinkTable, sessions: Sessions, on_broken: Callable[[JMSException], None]) -> None:
         """No requests; the links are attached with the first one.
@@ -46,7 +50,7 @@ class Requests:
         self._on_broken = on_broken
         self._links: tuple[RequestLink, AnswerLink] | None = None
         self._credit = 0
-        self._most_bytes: int | None = None  #: of a request, as the broker has said; None: it has not
+        self.most_bytes: int | None = None
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, Done] = {}
         self._next_number = 1
@@ -72,7 +76,7 @@ class Requests:
 
     def on_open(self, most_bytes: int | None) -> None:
         """Note the size of the largest request that the broker takes."""
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
 
     def on_credit(self, credit: int) -> None:
         """The request node's credit changed."""
@@ -137,9 +141,9 @@ class Requests:
         link = self._links[0].number
         while self._queue and self._credit > 0 and self._peer.has_link(link):  # else its loss is about to be reported
             number, payload = self._queue.popleft()
-            if self._most_bytes is not None and len(payload) > self._most_bytes:
+            if self.most_bytes is not None and len(payload) > self.most_bytes:
                 # Alone: the broker would detach the link, and every request that waits would fail.
-                self._waiting.pop(number)(None, _too_large(len(payload), self._most_bytes))
+                self._waiting.pop(number)(None, _too_large(len(payload), self.most_bytes))
                 continue
             self._credit -= 1
             self._peer.send(link, payload, settled=True)

@@ -62,6 +62,7 @@ from broker_adapter.transport import (
     LinkSpec,
     OnSettled,
     Peer,
+    RegionChange,
     SenderSpec,
     Server,
     Sink,
@@ -497,6 +498,7 @@ class AmqpTransport:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
         packed = []
@@ -507,7 +509,7 @@ class AmqpTransport:
         try:
             self._ask(
                 "the commit",
-                lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done),
+                lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done, changes),
                 timeout,
             )
         except OperationTimedOutException as error:

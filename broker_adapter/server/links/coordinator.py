@@ -1,13 +1,14 @@
 """The transactions of one connection: declared, filled, and discharged or ended by a limit.
 
-What a transaction is to send and to settle is kept here until its discharge, which commits all of it as one command.
+What a transaction is to send, to settle and to change is kept here until its discharge, which commits all of it as one
+command.
 A transaction that cannot be done is refused: it keeps nothing more, and its discharge is told why.  One that a client
 leaves alone for too long is rolled back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -25,19 +26,23 @@ from broker_adapter.amqp.events import (
     State,
     Transfers,
 )
+from broker_adapter.amqp.messages.region_changes import unpack_changes
 from broker_adapter.amqp.messages.values import Described, Reader, Symbol
 from broker_adapter.amqp.proton_engine.peer import Peer
 from broker_adapter.amqp.wire import (
+    ADD_DESCRIPTOR,
+    COMMIT_CHANGES,
     COMMIT_ID,
     COMMIT_SETTLED,
     COMMIT_SIZE,
     DECLARE_CODE,
     DISCHARGE_CODE,
-    SETTLE_DESCRIPTOR,
 )
 from broker_adapter.annotations import MAX_ANNOTATION_BYTES
-from broker_adapter.destination import Destination
+from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.operations.regions import ChangeKeysRequest, key_change
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -76,7 +81,9 @@ class Transaction:
     taken: State  #: answers a message that was put into it
     sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
     settlements: list[tuple[int, int, c.Ending]] = attrs.field(factory=list)
-    send_bytes: int = 0  #: of the messages alone
+    changes: list[e.ChangeKeys] = attrs.field(factory=list)
+    changed_keys: int = 0
+    send_bytes: int = 0  #: of the messages alone, and of keys with their values
     annotation_bytes: int = 0  #: of what settlements add to messages, at most
     refusal: JMSException | None = None
     is_active: bool = False  #: whether something was put into it since the last check
@@ -86,7 +93,13 @@ class Transaction:
     def kept_bytes(self) -> int:
         """What it takes in memory, about."""
         size = self.send_bytes + self.annotation_bytes
-        return size + _SEND_BYTES * len(self.sends) + _SETTLEMENT_BYTES * len(self.settlements)
+        sends = len(self.sends) + self.changed_keys
+        return size + _SEND_BYTES * sends + _SETTLEMENT_BYTES * len(self.settlements)
+
+    @property
+    def messages(self) -> int:
+        """What counts for the limit of messages."""
+        return len(self.sends) + self.changed_keys + len(self.settlements)
 
 
 class Coordinator:
@@ -100,6 +113,7 @@ class Coordinator:
         budget: counts what transactions keep.
         limits: the engine's, of one transaction.
         timeout_seconds: time after which a transaction that was left alone is rolled back; None: never.
+        authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
     """
 
     def __init__(
@@ -111,6 +125,7 @@ class Coordinator:
         budget: Budget,
         limits: EngineSettings,
         timeout_seconds: float | None,
+        authorize: Callable[[str, Destination | None], None],
     ) -> None:
         self._peer = peer
         self._calls = calls
@@ -120,6 +135,7 @@ class Coordinator:
         self._budget = budget
         self._limits = limits
         self._timeout_seconds = timeout_seconds
+        self._authorize = authorize
         self._links: set[int] = set()
         self._sessions: dict[int, str] = {}  # what the ids of the commits of a link name its session
         self._transactions: dict[bytes, Transaction] = {}
@@ -189,12 +205,16 @@ class Coordinator:
             len(transaction.sends) > limits.max_transaction_messages
             or transaction.send_bytes > limits.max_transaction_bytes
         ):
-            reason = (
-                f"the transaction is larger than {limits.max_transaction_messages} messages (option"
-                f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option max_transaction_bytes)"
-            )
-            self._refuse(transaction, ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded"))
+            self._refuse_as_too_large(transaction)
         return transaction.taken
+
+    def _refuse_as_too_large(self, transaction: Transaction) -> None:
+        limits = self._limits
+        reason = (
+            f"the transaction is larger than {limits.max_transaction_messages} messages (option"
+            f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option max_transaction_bytes)"
+        )
+        self._refuse(transaction, ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded"))
 
     def add_settlements(self, state: State, consumer: int, numbers: Sequence[int]) -> bool:
         """Put settlements into the transaction that their state names.
@@ -218,7 +238,7 @@ class Coordinator:
         transaction.is_active = True
         self._budget.transactions += transaction.kept_bytes - before
         limit = self._limits.max_transaction_messages
-        if len(transaction.sends) + len(transaction.settlements) > limit:
+        if transaction.messages > limit:
             self.give_up(transaction, _too_large(limit))
         return True
 
@@ -268,7 +288,8 @@ class Coordinator:
         self._budget.transactions -= transaction.kept_bytes
         transaction.refusal = error
         transaction.sends.clear()
-        transaction.send_bytes = 0
+        transaction.changes.clear()
+        transaction.send_bytes = transaction.changed_keys = 0
         self._budget.transactions += transaction.kept_bytes
 
     # Declare and discharge.
@@ -287,8 +308,8 @@ class Coordinator:
                 self._declare(event.link, number)
             elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
                 self._discharge(event.link, number, annotations, body.value)
-            elif body.descriptor == SETTLE_DESCRIPTOR and self._client.uses_batches:
-                self._settle_ahead(event.link, number, annotations, body.value)
+            elif body.descriptor == ADD_DESCRIPTOR and self._client.uses_batches:
+                self._add_ahead(event.link, number, annotations, body.value)
             else:
                 other = AmqpError(
                     "amqp:not-implemented", f"a coordinator has declare and discharge, not {body.descriptor!r:.200}"
@@ -340,10 +361,11 @@ class Coordinator:
         self._budget.unanswered += transaction.kept_bytes
         calls = self._calls
         reply = calls.reply(self._on_committed, link, number, transaction, transaction.kept_bytes)
-        self._defer(c.Commit(calls.known_client, commit_id, transaction.sends, transaction.settlements, reply))
+        sends, settlements, changes = transaction.sends, transaction.settlements, transaction.changes
+        self._defer(c.Commit(calls.known_client, commit_id, sends, settlements, reply, changes))
 
-    def _settle_ahead(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
-        """Put what is settled with a transaction into it, ahead of its discharge."""
+    def _add_ahead(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
+        """Put what is settled or changed with a transaction into it, ahead of its discharge."""
         txn_id = fields[0] if fields else None
         transaction = self._transactions.get(txn_id) if isinstance(txn_id, bytes) else None
         settled = annotations.get(COMMIT_SETTLED)
@@ -351,7 +373,29 @@ class Coordinator:
             self._refuse_unknown(link, number, txn_id, settled)
             return
         self._settle_with(transaction, settled)
+        self._change_with(transaction, annotations.get(COMMIT_CHANGES))
         self._peer.settle(link, (number,), ACCEPTED_STATE)
+
+    def _change_with(self, transaction: Transaction, changed: Any) -> None:
+        """Put changes of a region into their transaction; where that cannot be, the discharge is refused."""
+        if not isinstance(changed, bytes) or transaction.refusal is not None:
+            return
+        try:
+            region, rows = unpack_changes(changed)
+            self._authorize(ChangeKeysRequest.operation, Destination(region, DestinationKind.TOPIC))
+            part = e.ChangeKeys(region, [key_change(*row) for row in rows])
+        except JMSException as error:
+            self._refuse(transaction, error)
+            return
+        limits, before = self._limits, transaction.kept_bytes
+        transaction.changes.append(part)
+        transaction.changed_keys += len(rows)
+        transaction.send_bytes += part.size
+        transaction.is_active = True
+        self._budget.transactions += transaction.kept_bytes - before
+        too_many = transaction.messages > limits.max_transaction_messages
+        if too_many or transaction.send_bytes > limits.max_transaction_bytes:
+            self._refuse_as_too_large(transaction)
 
     def _refuse_unknown(self, link: int, number: int, txn_id: Any, settled: Any) -> None:
         """There is no such transaction: what was to be settled in it is given back."""
@@ -374,7 +418,7 @@ class Coordinator:
         self._budget.transactions += transaction.kept_bytes - before
         transaction.is_active = True
         limit = self._limits.max_transaction_messages
-        if refusal is None and len(transaction.sends) + len(transaction.settlements) > limit:
+        if refusal is None and transaction.messages > limit:
             refusal = _too_large(limit)
         if refusal is not None and transaction.refusal is None:
             self.give_up(transaction, refusal)
@@ -422,13 +466,14 @@ def _what_is_missing(transaction: Transaction, size: Any) -> JMSException | None
         transaction: what has come.
         size: how many messages and acknowledgements belong to it, as the client says.
     """
-    sends, settlements = len(transaction.sends), len(transaction.settlements)
-    if size is None or size == [sends, settlements]:
+    sends, settlements, changes = len(transaction.sends), len(transaction.settlements), transaction.changed_keys
+    if size is None or size == [sends, settlements, changes]:
         return None
     if (
         isinstance(size, list)
-        and len(size) == 2
+        and len(size) == 3
         and size[0] == sends
+        and size[2] == changes
         and type(size[1]) is int
         and size[1] > settlements
     ):
@@ -437,8 +482,8 @@ def _what_is_missing(transaction: Transaction, size: Any) -> JMSException | None
             " their consumer has ended, as it does where its queue is deleted"
         )
     return IllegalStateException(
-        f"{sends} messages and {settlements} acknowledgements of the transaction have come, and {size!r:.100} belong"
-        " to it"
+        f"{sends} messages, {settlements} acknowledgements and {changes} changes of the transaction have come, and"
+        f" {size!r:.100} belong to it"
     )
 
 

@@ -25,6 +25,7 @@ from broker_adapter.transport import (
     Peer,
     ReceiverSpec,
     Refresh,
+    RegionChange,
     SenderSpec,
     Server,
     Sink,
@@ -187,6 +188,7 @@ class FakeInner:
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
         timeout: float | None,
+        changes: Sequence[RegionChange] = (),
     ) -> None:
         self._called("commit", session, commit_number, [link for link, _ in sends])
 

@@ -25,7 +25,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.messages.consumer_records import CONSUMER_NUMBER
 from broker_adapter.amqp.messages.values import Described, Reader
 from broker_adapter.amqp.proton_engine.peer import Peer, PeerLimits
-from broker_adapter.amqp.wire import BATCHES_CAPABILITY, envelope_capabilities
+from broker_adapter.amqp.wire import ADD_DESCRIPTOR, BATCHES_CAPABILITY, envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
@@ -77,6 +77,9 @@ class ScriptedBroker:
         self.by_address: dict[str | None, int] = {}
         self.coordinators: set[int] = set()
         self.discharges: list[tuple[bool, Any]] = []
+        self.added: list[
+            Any
+        ] = []  #: ahead of discharges: (transaction, annotations)
         self.discharge_outcome = ACCEPTED_STATE
         self.next_txn = 1
         self.open_error: AmqpError | None = None
@@ -198,6 +201,9 @@ class ScriptedBroker:
             txn_id = b"%036d" % self.next_txn  # as long as those of Artemis, though AMQP 1.0 section 4.5.4 says 32
             self.next_txn += 1
             self.peer.settle(link, [delivery.number], State(DECLARED, txn_id=txn_id))
+        elif command.descriptor == ADD_DESCRIPTOR:
+            self.added.append((command.value[0], sections[0].value))
+            self.peer.settle(link, [delivery.number], ACCEPTED_STATE)
         else:
             self.discharges.append((command.value[1], sections[0].value if len(sections) > 1 else None))
             self.peer.settle(link, [delivery.number], self.discharge_outcome)

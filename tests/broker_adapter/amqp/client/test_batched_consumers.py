@@ -245,7 +245,7 @@ def test_the_discharge_of_a_commit_settles_its_deliveries() -> None:
 
     assert commit(consumer, 1, 2).value is None
     ((failed, annotations),) = consumer.wired.broker.discharges
-    assert (failed, annotations["x-opt-holdfast-commit-size"]) == (False, [0, 2])
+    assert (failed, annotations["x-opt-holdfast-commit-size"]) == (False, [0, 2, 0])
     assert unpack_records(annotations["x-opt-holdfast-commit-settled"]) == [Settled(1, Outcome.ACCEPTED, [(1, 2)])]
     assert consumer.records() == []
 
@@ -258,7 +258,7 @@ def test_what_a_commit_settles_goes_ahead_of_its_discharge_where_it_is_much() ->
     coordinate = consumer.wired.broker._coordinate
 
     def note(link: int, delivery: Incoming) -> None:
-        if b"holdfast:settle:list" in delivery.payload:
+        if b"holdfast:add:list" in delivery.payload:
             ahead.append(delivery.payload)
             consumer.wired.broker.peer.settle(link, [delivery.number], ACCEPTED_STATE)
         else:
@@ -271,7 +271,7 @@ def test_what_a_commit_settles_goes_ahead_of_its_discharge_where_it_is_much() ->
     ranges = [each for payload in found for record in unpack_records(payload) for each in record.ranges]  # type: ignore[union-attr]
     assert ranges == [(number, number) for number in range(1, 1_001, 2)]
     assert len(found) == 3
-    assert annotations["x-opt-holdfast-commit-size"] == [0, 500]
+    assert annotations["x-opt-holdfast-commit-size"] == [0, 500, 0]
 
 
 def settled_in(payload: bytes) -> bytes:

@@ -212,7 +212,7 @@ def test_the_messages_of_a_commit_are_one_transfer_for_each_link() -> None:
     assert result.value is None
     assert [b"\x48a", b"\x48b", b"\x48c"] in taken(wired)
     ((failed, annotations),) = wired.broker.discharges
-    assert (failed, annotations["x-opt-holdfast-commit-size"]) == (False, [3, 0])
+    assert (failed, annotations["x-opt-holdfast-commit-size"]) == (False, [3, 0, 0])
     assert wired.sends_done == 0
 
 

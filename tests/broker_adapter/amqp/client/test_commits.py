@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from broker_adapter.amqp.events import (
     Transfers,
 )
 from broker_adapter.amqp.management import ManagementAnswer
-from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE
+from broker_adapter.amqp.messages.region_changes import unpack_changes
+from broker_adapter.amqp.wire import COMMIT_CHANGES, COMMIT_ID, COMMIT_SIZE
 from broker_adapter.errors import (
     ConnectionLostException,
     JMSException,
@@ -31,7 +33,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from broker_adapter.transport import Delivery
+from broker_adapter.transport import Delivery, RegionChange
 from tests.broker_adapter.amqp.client.conversations import (
     BODY,
     MESSAGE,
@@ -57,7 +59,7 @@ def test_a_commit_does_sends_and_settlements_in_one_transaction(holdfast: bool) 
     sent = [each for event in wired.broker.of(Transfers) for each in event.deliveries if each.payload == BODY]
     assert [each.state for each in sent] == [transaction] * 3
     assert wired.broker.of(Dispositions)[-1].state == transaction._replace(outcome=ACCEPTED_STATE)
-    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7], COMMIT_SIZE: [3, 1]})]
+    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7], COMMIT_SIZE: [3, 1, 0]})]
     assert wired.broker.next_txn == 3  # the next transaction is declared already
     assert wired.sends_done == 0
 
@@ -584,6 +586,34 @@ def test_a_repeated_commit_is_answered_without_the_broker(wired: Wired) -> None:
     wired.ask(lambda done: wired.client.commit(2, 7, [(link, BODY)], [], done))
 
     assert len(wired.broker.discharges) == discharges + 1
+
+
+def test_changes_of_regions_go_ahead_of_the_discharge_in_their_order(wired: Wired) -> None:
+    changes = [RegionChange(region, "k", number % 3, b"x" * 600_000) for number, region in enumerate("rrrs")]
+    wired.ask(partial(wired.client.commit, changes=changes), 1, 7, [(sender(wired), BODY)], [])
+    assert {txn_id for txn_id, _ in wired.broker.added} == {b"%036d" % 1}
+    payloads = [annotations[COMMIT_CHANGES] for _, annotations in wired.broker.added]
+    assert [RegionChange(region, *row) for region, rows in map(unpack_changes, payloads) for row in rows] == changes
+    assert len(payloads) == 4
+    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7], COMMIT_SIZE: [1, 0, 4]})]
+    assert wired.ask(partial(wired.client.commit, changes=changes[:1]), 1, 8, [], []) is None
+    assert len(wired.broker.added) == 5
+
+
+def test_a_change_that_is_larger_than_the_server_takes_is_named_and_rolls_the_commit_back() -> None:
+    broker = ScriptedBroker(holdfast=True)
+    broker.max_message_bytes = 1_000
+    wired = Wired(broker).opened()
+    wired.client.request("anything", {}, Result(waits=False))  # so that the server has said how much it takes
+    wired.pump()
+    changes = [RegionChange("quotes", "small", 0, b"x"), RegionChange("quotes", "large", 0, b"x" * 1_000)]
+    with pytest.raises(TransactionRolledBackException, match=r"key 'large' of region 'quotes'.*max_message_bytes"):
+        wired.ask(partial(wired.client.commit, changes=changes), 1, 1, [(sender(wired), BODY)], [])
+    assert wired.broker.added == []
+    assert [failed for failed, _ in wired.broker.discharges] == [True]
+    many = [RegionChange("quotes", f"k{number}", 0, b"x" * 300) for number in range(10)]
+    assert wired.ask(partial(wired.client.commit, changes=many), 1, 2, [], []) is None
+    assert len(wired.broker.added) == 5
 
 
 def test_a_commit_that_was_rolled_back_may_be_done_again(wired: Wired) -> None:

@@ -19,13 +19,25 @@ from broker_adapter.amqp.messages.consumer_records import (
     Settled,
     pack_records,
 )
+from broker_adapter.amqp.messages.region_changes import pack_changes
 from broker_adapter.amqp.messages.values import Described, ULong, encode
-from broker_adapter.amqp.wire import BATCHES_CAPABILITY, COMMIT_SETTLED, COMMIT_SIZE, DISCHARGE_CODE, SETTLE_DESCRIPTOR
-from broker_adapter.destination import queue
+from broker_adapter.amqp.wire import (
+    ADD_DESCRIPTOR,
+    BATCHES_CAPABILITY,
+    COMMIT_CHANGES,
+    COMMIT_SETTLED,
+    COMMIT_SIZE,
+    DISCHARGE_CODE,
+)
+from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
+from broker_adapter.errors import JMSSecurityException
+from broker_adapter.transport import RegionChange
+from tests.broker_adapter.engine.desks import make
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
+from tests.broker_adapter.engine.regions.values import values_of
 from tests.broker_adapter.server.protocol_client import OWN_CLIENT, Client, code_of, put
 
 OWN = {"product": "Holdfast"}
@@ -353,7 +365,7 @@ def test_a_message_of_a_foreign_client_and_a_dead_letter_come_in_batches(broker:
 
 def discharge(own: Own, control: int, txn_id: bytes, settled: bytes, size: list[int], *, fail: bool = False) -> Any:
     body = encode(Described(ULong(DISCHARGE_CODE), [txn_id, fail]))
-    annotations = encode({COMMIT_SETTLED: settled, COMMIT_SIZE: size})
+    annotations = encode({COMMIT_SETTLED: settled, COMMIT_SIZE: [*size, 0]})
     return own.raw(control, b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body)
 
 
@@ -440,7 +452,7 @@ def test_what_goes_ahead_of_a_discharge_is_given_back_where_that_is_not_done(bro
 
 
 def settle_ahead(own: Own, control: int, txn_id: bytes, settled: bytes) -> Any:
-    body = encode(Described(SETTLE_DESCRIPTOR, [txn_id]))
+    body = encode(Described(ADD_DESCRIPTOR, [txn_id]))
     return own.raw(control, b"\x00\x53\x72" + encode({COMMIT_SETTLED: settled}) + b"\x00\x53\x77" + body)
 
 
@@ -451,3 +463,118 @@ def test_a_transaction_has_a_limit_of_what_it_settles(make_broker: Callable[...,
 
     assert code_of(discharge(own, control, own.declare(control), records, [0, 3]))[1] == "amqp:resource-limit-exceeded"
     assert depth(broker, "q") == 3
+
+
+# Changes of regions.
+
+
+def change_ahead(own: Own, control: int, txn_id: bytes, changed: Any) -> Any:
+    body = encode(Described(ADD_DESCRIPTOR, [txn_id]))
+    return own.raw(control, b"\x00\x53\x72" + encode({COMMIT_CHANGES: changed}) + b"\x00\x53\x77" + body)
+
+
+def discharge_changes(own: Own, control: int, txn_id: bytes, count: int, *, fail: bool = False) -> Any:
+    body = encode(Described(ULong(DISCHARGE_CODE), [txn_id, fail]))
+    annotations = encode({COMMIT_SIZE: [0, 0, count]})
+    return own.raw(control, b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body)
+
+
+def changes(*keys: str, region: str = "quotes", size: int = 10, change: int = 0) -> bytes:
+    value = pack(Envelope(topic(region), BodyKind.TEXT, "x" * size))
+    (payload,) = pack_changes([RegionChange(region, key, change, value) for key in keys])
+    return payload
+
+
+def test_changes_of_a_transaction_are_made_at_its_discharge(broker: Broker) -> None:
+    make(broker, "quotes", "orders")
+    own = Own(broker).begin()
+    control = own.coordinator()
+    txn_id = own.declare(control)
+    assert change_ahead(own, control, txn_id, changes("a", "b")) == ACCEPTED_STATE
+    assert change_ahead(own, control, txn_id, changes("a", region="orders")) == ACCEPTED_STATE
+    assert change_ahead(own, control, txn_id, changes("a", change=2)) == ACCEPTED_STATE
+    assert values_of(broker) == {}
+    assert discharge_changes(own, control, txn_id, 4) == ACCEPTED_STATE
+    assert sorted(values_of(broker)) == [("orders", "a"), ("quotes", "b")]
+    assert own.server._budget.transactions == own.server._budget.unanswered == 0
+
+
+@pytest.mark.parametrize("case", ["fails", "is incomplete", "is unknown", "is left with its link", "has too many"])
+def test_changes_of_a_transaction_that_is_not_done_are_not_made(broker: Broker, case: str) -> None:
+    make(broker, "quotes")
+    own = Own(broker).begin()
+    control = own.coordinator()
+    txn_id = own.declare(control)
+    change_ahead(own, control, b"none" if case == "is unknown" else txn_id, changes("a", "b"))
+    if case == "fails":
+        assert discharge_changes(own, control, txn_id, 2, fail=True) == ACCEPTED_STATE
+    elif case == "is left with its link":
+        own.peer.close_link(control)
+    else:
+        count = 3 if case == "is incomplete" else 1 if case == "has too many" else 2
+        assert code_of(discharge_changes(own, control, txn_id, count)) == (REJECTED, "amqp:illegal-state")
+    own.rest()
+    assert values_of(broker) == {}
+    assert own.server._budget.transactions == own.server._budget.unanswered == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "condition"),
+    [
+        (b"\xc1", "amqp:decode-error"),
+        (changes("a", change=3), "amqp:decode-error"),
+        (changes("x" * 401), "amqp:not-found"),
+        (changes("a", region="none"), "amqp:not-found"),
+        (b"\x92\xa6quotes\x93\xa1k\x00\xc4\x01x", "amqp:decode-error"),
+    ],
+)
+def test_a_change_that_cannot_be_refuses_the_discharge(broker: Broker, bad: bytes, condition: str) -> None:
+    make(broker, "quotes")
+    own = Own(broker).begin()
+    control = own.coordinator()
+    txn_id = own.declare(control)
+    change_ahead(own, control, txn_id, changes("a"))
+    change_ahead(own, control, txn_id, bad)
+    change_ahead(own, control, txn_id, changes("b"))
+    assert code_of(discharge_changes(own, control, txn_id, 3)) == (REJECTED, condition)
+    assert values_of(broker) == {}
+    assert own.server._budget.transactions == own.server._budget.unanswered == 0
+
+
+@pytest.mark.parametrize("limit", [{"max_transaction_messages": 3}, {"max_transaction_bytes": 3000}])
+def test_a_transaction_has_a_limit_of_what_it_changes(
+    make_broker: Callable[..., Broker], limit: dict[str, int]
+) -> None:
+    broker = make_broker(**limit)
+    make(broker, "quotes")
+    own = Own(broker).begin()
+    control = own.coordinator()
+    for keys, is_done in (("abc", True), ("abcd", False)):
+        txn_id = own.declare(control)
+        for key in keys:
+            change_ahead(own, control, txn_id, changes(key, size=800))
+        state = discharge_changes(own, control, txn_id, len(keys))
+        assert (state == ACCEPTED_STATE) == is_done
+    assert code_of(state) == (REJECTED, "amqp:resource-limit-exceeded")
+    assert next(iter(limit)) in str(state.error)
+    assert len(values_of(broker)) == 3
+    assert own.server._budget.transactions == 0
+
+
+def test_a_user_who_may_not_change_a_region_commits_nothing(broker: Broker) -> None:
+    make(broker, "quotes", "secret")
+    asked = []
+
+    def authorize(action: str, destination: Destination | None) -> None:
+        asked.append((action, destination))
+        if destination == topic("secret"):
+            raise JMSSecurityException("not you")
+
+    own = Own(broker, authorize=authorize).begin()
+    control = own.coordinator()
+    txn_id = own.declare(control)
+    change_ahead(own, control, txn_id, changes("a"))
+    change_ahead(own, control, txn_id, changes("a", region="secret"))
+    assert code_of(discharge_changes(own, control, txn_id, 2)) == (REJECTED, "amqp:unauthorized-access")
+    assert values_of(broker) == {}
+    assert asked == [("change_keys", topic("quotes")), ("change_keys", topic("secret"))]
