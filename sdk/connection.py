@@ -51,6 +51,7 @@ from sdk.finalizers import Sink, WeakTable, close_what_is_dropped, dropped, stop
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.regions.events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
 from sdk.regions.region import Region
+from sdk.regions.transacted_region import TransactedRegion
 from sdk.sender import Sender, SharedSessions
 from sdk.session import TO_TELL, Session
 from sdk.session_state import SessionState, log
@@ -321,8 +322,12 @@ class Connection:
 
     def _region(self, name: str, conflates: bool | None, session: Session) -> Region:
         """A region, which keeps the session that it is made by, and so this connection."""
+        epoch = session._state.epoch
         state = self._events.region(name, conflates)
-        return Region(session, self._events, state, Identity(self._producer_id, next(self._producer_numbers), 0))
+        identity = Identity(self._producer_id, next(self._producer_numbers), 0)
+        if session.transacted:
+            return TransactedRegion(session, self._events, state, identity, session._state, epoch)
+        return Region(session, self._events, state, identity)
 
     def ready_for_events(self) -> None:
         """This durable client is ready for the events of its regions: those that wait are told to the listeners now.

@@ -201,7 +201,8 @@ class Endings:
         with state.settling:
             state.take_lost_links()
             ending = state.policy.commit()
-            sends = state.sends  # where the handler of a signal closes it from here on, the broker refuses these
+            # Where the handler of a signal closes it from here on, the broker refuses these.
+            sends, changes = state.sends, state.changes
             is_closed = state.given_back
         if is_closed:  # by the handler of a signal; what was received is given back already
             error = TransactionRolledBackException(f"nothing was committed: {state.name} was closed meanwhile")
@@ -211,17 +212,18 @@ class Endings:
             error = TransactionRolledBackException(
                 f"the transaction of {state.name} is rolled back: {state.loss} during it, with"
                 f" {counted(ending.stale_count, 'received message')} and {counted(len(sends), 'sent message')}"
+                + (f" and {counted(len(changes.all), 'change')} of regions" if changes.all else "")
             )
             self._end_sends(error)
             self.give_back(ending.settlements, deadline=deadline)
             raise error
-        if not sends and not ending.settlements:
+        if not sends and not ending.settlements and not changes.all:
             return
         self._commits += 1
         doubt: JMSException | None = None
         state.committing = True  # until it is known what became of it
         try:
-            state.transport.commit(state.number, self._commits, sends, ending.settlements, limit)
+            state.transport.commit(state.number, self._commits, sends, ending.settlements, limit, changes.all)
         except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
             doubt = error
         except JMSException as error:  # nothing was done
@@ -236,6 +238,7 @@ class Endings:
             with state.settling:
                 state.acknowledgements.committed(ending.settlements)
         self._end_sends(doubt)
+        changes.tell_committed()
         if isinstance(doubt, TransactionInDoubtException):
             raise doubt
         if doubt is not None:

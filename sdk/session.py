@@ -197,6 +197,11 @@ class Session(MessageFactory):
     def create_region(self, name: str, *, conflates: bool | None = None) -> Region:
         """The region of this name, which the engine makes where there is none.
 
+        In a transacted session, what the region changes is held until ``commit()``, and part of it: all or nothing,
+        with the sends, the acknowledgements and the changes of other regions.  The region reads it before, over what
+        the engine has; queries, interest and other sessions see only what is committed.  ``put`` and ``put_all`` give 0
+        in place of versions there.  The region is then for the thread of the session, and works until that is closed.
+
         Args:
             name: of the region, and of the topic on which others get its events.
             conflates: whether of the updates of a key that wait for a client only the last one is kept, for clients
@@ -484,20 +489,21 @@ class Session(MessageFactory):
     # The ends of deliveries.
 
     def commit(self) -> None:
-        """Accept what was received and send what was sent since the last commit or rollback: all or nothing.
+        """Accept what was received, send what was sent and change what was changed since the last commit or rollback.
 
-        Waits for the broker, ``request_timeout_seconds`` at most; then for completion callbacks that run.
+        All or nothing.  Waits for the broker, ``request_timeout_seconds`` at most; then for completion callbacks that
+        run; and, where an interest covers keys that were changed, as long again for what the cache is to have of them.
 
         Raises:
-            TransactionRolledBackException: nothing was done: no room (commits do not wait for it), a refused message,
-                or the connection was lost meanwhile.  What was received is redelivered.
+            TransactionRolledBackException: nothing was done: no room (commits do not wait for it), a refused message or
+                change, or the connection was lost meanwhile.  What was received is redelivered.
             TransactionInDoubtException: it is not known whether it was done.
             IllegalStateException: the session is not transacted, or closed.
         """
         self._state.in_one_call(self._endings.commit)
 
     def rollback(self) -> None:
-        """Drop what was sent, and have what was received redelivered, since the last commit or rollback.
+        """Drop what was sent and changed, and have what was received redelivered, since the last commit or rollback.
 
         Waits for a broker that does not answer, ``poll_timeout_seconds`` at most, and succeeds; then for completion
         callbacks that run.

@@ -46,6 +46,7 @@ from broker_adapter import (
     IllegalStateException,
     JMSException,
     ReceiverSpec,
+    RegionChange,
     ResourceAllocationException,
     SenderSpec,
     StaleAcknowledgementException,
@@ -56,6 +57,7 @@ from broker_adapter import (
     pack,
 )
 from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
+from sdk.held_changes import Committed, HeldChanges
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.messages.message import Message
 
@@ -278,11 +280,12 @@ class SessionState:
         self.disown = self.owner.release
         # The work of a transaction that is not committed.
         self.sends: list[tuple[int, Envelope]] = []
+        self.changes = HeldChanges()
         self.send_completions: list[Completion] = []
         self.committing = False
         self.doubt: TransactionInDoubtException | None = None  #: a commit was interrupted
         self.given_back = False
-        self._sends_bytes = 0
+        self._held_bytes = 0  #: of the sends and the changes
 
     # One thread at a time, and one call.
 
@@ -659,7 +662,7 @@ class SessionState:
             self._timer_at = due_at
             self.wake()
 
-    # Sends of a transaction.
+    # Sends and changes of a transaction.
 
     def keep_send(self, link: int, envelope: Envelope, completion: Completion | None) -> None:
         """Keep a send until the commit.
@@ -668,30 +671,47 @@ class SessionState:
             MessageFormatException: it cannot be encoded.
             ResourceAllocationException: the transaction is as large as it may be.
         """
-        size = len(pack(envelope))
-        settings = self.settings
-        if len(self.sends) >= settings.transaction_messages:
-            raise ResourceAllocationException(
-                f"the transaction of {self.name} has {len(self.sends)} sends, the limit (option transaction_messages); "
-                "commit more often"
-            )
-        if self._sends_bytes + size > settings.transaction_bytes:
-            raise ResourceAllocationException(
-                f"the transaction of {self.name} would hold {self._sends_bytes + size} bytes, more than the limit of "
-                f"{settings.transaction_bytes} bytes (option transaction_bytes); commit more often"
-            )
-        with self.settling:
-            self.policy.sent()
+        self._take_room(1, len(pack(envelope)))
         self.sends.append((link, envelope))
-        self._sends_bytes += size
         if completion is not None:
             self.send_completions.append(completion)
             self.wake()  # the thread has nothing to tell before the end of the transaction
 
+    def hold_changes(self, changes: Sequence[RegionChange], committed: Committed) -> None:
+        """Hold changes of a region until the commit: all of them, or none.
+
+        Args:
+            changes: at least one, in order.
+            committed: called once they are done, or may be.
+
+        Raises:
+            ResourceAllocationException: the transaction is as large as it may be.
+        """
+        self._take_room(len(changes), sum([len(each.key) + len(each.payload) for each in changes]))
+        self.changes.hold(changes, committed)
+
+    def _take_room(self, count: int, size: int) -> None:
+        """Take room in the transaction for so many sends or changes."""
+        settings, held = self.settings, len(self.sends) + len(self.changes.all)
+        if held + count > settings.transaction_messages:
+            raise ResourceAllocationException(
+                f"the transaction of {self.name} would have {held + count} sends and changes, more than the limit of"
+                f" {settings.transaction_messages} (option transaction_messages); commit more often"
+            )
+        if self._held_bytes + size > settings.transaction_bytes:
+            raise ResourceAllocationException(
+                f"the transaction of {self.name} would hold {self._held_bytes + size} bytes, more than the limit of "
+                f"{settings.transaction_bytes} bytes (option transaction_bytes); commit more often"
+            )
+        with self.settling:
+            self.policy.sent()
+        self._held_bytes += size
+
     def end_sends(self, error: JMSException | None) -> None:
         """The transaction is over: committed (None), or not."""
         self.sends = []
-        self._sends_bytes = 0
+        self.changes = HeldChanges()
+        self._held_bytes = 0
         ended, self.send_completions = self.send_completions, []
         for completion in ended:
             completion(error)

@@ -158,10 +158,11 @@ class ClientEvents:
             region = self.regions.get(arguments.get("region", ""))
             if region is None or operation == "create_region":
                 raise
-            self._create(region)
+            self.create(region)
             return self._transport.request(operation, arguments, limit)
 
-    def _create(self, region: RegionState) -> None:
+    def create(self, region: RegionState) -> None:
+        """Have the engine make a region where there is none, which may be another engine than before."""
         self.ask("create_region", {"region": region.name, "conflates": region.conflates})
 
     def change(self, region: str, changes: Sequence[tuple[str, int, bytes]]) -> Any:
@@ -594,7 +595,7 @@ class ClientEvents:
     def _restore_region(self, region: RegionState) -> None:
         """Register what is wanted of a region; what is refused for good is reported, and the others go on."""
         try:
-            self._create(region)
+            self.create(region)
             with region.registering:  # else what is ended meanwhile could be registered again behind its end
                 with region.lock:
                     registered = dict(region.interests)

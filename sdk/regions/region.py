@@ -62,6 +62,7 @@ class Region:
     Reads are answered from the connection's cache where that has what the region has, which it is told of for all keys
     that an interest covers; else the engine is asked.  All regions of a connection with one name share a cache.  For
     any number of threads; a region works as long as its connection, also where the session is closed that made it.
+    What a transacted session makes is told at ``session.create_region``.
     """
 
     # A misspelt attribute is an error.
@@ -93,7 +94,7 @@ class Region:
     # Changing keys.
 
     def put(self, key: str, value: Value, *, properties: Mapping[str, Any] | None = None) -> int:
-        """Give a key a value; on disk when this returns; part of no transaction.
+        """Give a key a value; on disk when this returns, or with the commit of a transacted session.
 
         Args:
             key: 1 to 400 bytes of UTF-8.
@@ -103,10 +104,10 @@ class Region:
         Returns:
             The version that the key has from now on; each change of a region has a greater one than those before it.
             Where the connection was lost and the server started again before the answer, and somebody else has changed
-            the key in between, it is the version that the key has by then.
+            the key in between, it is the version that the key has by then.  0 in a transacted session.
 
         Raises:
-            UnconnectedException: the connection is being restored.
+            UnconnectedException: the connection is being restored, and the session is not transacted.
             InvalidDestinationException: the key cannot be one.
             TypeError: the key is no string, or ``properties`` no mapping.
             MessageFormatException: the value cannot be carried, or is larger than the limit.
@@ -117,7 +118,9 @@ class Region:
         return version
 
     def put_all(self, values: Mapping[str, Value]) -> dict[str, int]:
-        """Give several keys their values, in this order; much faster than one by one, and not as a whole.
+        """Give several keys their values, in this order; much faster than one by one.
+
+        Not as a whole, but in a transacted session.
 
         Args:
             values: by key.
@@ -169,11 +172,13 @@ class Region:
         """Take a key away.
 
         Returns:
-            Whether it was there; False as well where it was done, the connection was lost and the server started again
-            before the answer, and somebody else has changed the key in between.
+            Whether it was there, in a transacted session as that reads it now, which holds nothing where it was not.
+            False as well where it was done, the connection was lost and the server started again before the answer, and
+            somebody else has changed the key in between.
 
         Raises:
             JMSException: as ``put``.
+            UnconnectedException: in a transacted session as ``get``.
         """
         return self._take(key, DESTROY)
 
@@ -272,16 +277,19 @@ class Region:
         if keys is not None:
             known = self._known(_several(keys))
             return {key: each.body for key, each in known.items() if each is not None}
+        return {key: each.body for key, each in self._all() if each is not None}
+
+    def _all(self) -> Iterable[tuple[str, Message | None]]:
+        """All keys with their values."""
         self._events.require_usable()
         state = self._state
         with state.lock:
             answers = self._answers_for_all(ResultPolicy.KEYS_VALUES)
             cached = {key: state.cache.get(key) for key in state.cache} if answers else {}
         if answers and not any(known is not None and known.state is KeyState.UNREAD for known in cached.values()):
-            found = {key: cached_value(known) for key, known in cached.items()}
-            return {key: each.body for key, each in found.items() if each is not None}
+            return [(key, cached_value(known)) for key, known in cached.items()]
         self._require_connected("all keys and values")
-        return {key: each.body for key, _, _, each in self._state.read() if each is not None}
+        return ((key, each) for key, _, _, each in self._state.read())
 
     def _known(self, keys: list[str]) -> dict[str, Message | None]:
         """The keys of these that the region has, with their values."""
@@ -318,6 +326,9 @@ class Region:
             UnconnectedException: the cache does not have them, and the connection is being restored.
             JMSException: as requests.
         """
+        return self._names()
+
+    def _names(self) -> list[str]:
         self._events.require_usable()
         with self._state.lock:
             if self._answers_for_all(*_FILLING):
@@ -337,10 +348,13 @@ class Region:
 
     def __contains__(self, key: str) -> bool:
         """Return whether the region has a key, with or without a value."""
+        return self._has(_checked(key))
+
+    def _has(self, key: str) -> bool:
         self._events.require_usable()
         state = self._state
         with state.lock:
-            known = state.cache.get(_checked(key))
+            known = state.cache.get(key)
             if known is not None or self._answers_for_all(*_FILLING):
                 return known is not None and known.state is not KeyState.DESTROYED
         self._require_connected(repr(key))

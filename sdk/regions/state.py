@@ -220,6 +220,19 @@ class RegionState:
             if self.covers(key):
                 cache.add_result(key, version, state, message)
 
+    def committed(self, keys: Collection[str]) -> None:
+        """A commit has changed keys, or may have: those that an interest covers are read again into the cache.
+
+        Where they cannot be read, the cache does not have them.
+        """
+        with self.lock:
+            kept = [key for key in keys if self.cache.get(key) is not None or self.registered_for(key) < sys.maxsize]
+            values = any(how.policy is ResultPolicy.KEYS_VALUES for how in self.interests.values())
+        try:
+            self._read_again(kept, values=values)
+        except JMSException as error:
+            self._drop(kept, error)
+
     def asking(self) -> _Asking:
         """While the server is asked for what comes into the cache; entering it gives the cache."""
         return _Asking(self)
@@ -398,11 +411,7 @@ class RegionState:
                 self._touched = {**touched, **self._touched}
             raise
         except JMSException as error:
-            log.error("! region %r: keys that have changed cannot be read: %s; they leave the cache", self.name, error)
-            with self.lock:
-                self.cache.is_whole = False
-                for key in keys:
-                    self.cache.drop(key)
+            self._drop(keys, error)
 
     def tell_live(self) -> None:
         """The marker has come: tell the listeners."""
@@ -419,16 +428,26 @@ class RegionState:
             self._start_over()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:
-        if not keys:
-            return
-        with self.asking() as cache:
-            gone = dict.fromkeys(keys)
-            for key, version, state, message in self.read(keys, values=values):
-                del gone[key]
-                self.add_result(cache, key, version, state, message)
-            with self.lock:
-                for key in gone:
-                    cache.drop(key)
+        while keys:
+            with self.asking() as cache:
+                with self.lock:
+                    gone = {key: cache.get(key) for key in keys}
+                for key, version, state, message in self.read(keys, values=values):
+                    del gone[key]
+                    self.add_result(cache, key, version, state, message)
+                with self.lock:
+                    # What an event has told meanwhile may be newer.
+                    keys = [key for key, known in gone.items() if cache.get(key) is not known]
+                    for key in gone.keys() - keys:
+                        cache.drop(key)
+
+    def _drop(self, keys: Iterable[str], error: JMSException) -> None:
+        """Keys have changed, and cannot be read."""
+        log.error("! region %r: keys that have changed cannot be read: %s; they leave the cache", self.name, error)
+        with self.lock:
+            self.cache.is_whole = False
+            for key in keys:
+                self.cache.drop(key)
 
     def _tell(self, listener: RegionListener, method: str, argument: object) -> None:
         try:
