@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ack_modes import Outcome, Settlement
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
@@ -18,8 +19,16 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     MessageFormatException,
     ResourceAllocationException,
+    TransactionRolledBackException,
 )
-from broker_adapter.transport import EventDelivery, EventsSpec, LinkInterrupted, LinkLost, LinkRestored
+from broker_adapter.transport import (
+    EventDelivery,
+    EventsSpec,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    RegionChange,
+)
 from tests.contracts.transports import KINDS, WAIT, Client, Engine, eventually, message
 from tests.contracts.transports import engine as opened_engine
 
@@ -95,6 +104,50 @@ def test_a_change_that_is_asked_for_again_is_done_once(ours: Client) -> None:
     assert change(ours, ("a", 0, "1"), sequence=7) == answer
     ((_, version),) = change(ours, ("a", 0, "2"), sequence=8)
     assert [*map(tuple, change(ours, ("a", 0, "1"), sequence=7))] == [(None, version)]
+
+
+def changed(*changes: tuple[str, int, str | None], region: str = "r") -> list[RegionChange]:
+    packed = [pack(Envelope(topic(region), BodyKind.TEXT, body)) for _, _, body in changes]
+    return [RegionChange(region, key, wanted, each) for (key, wanted, _), each in zip(changes, packed, strict=True)]
+
+
+def test_a_commit_has_sends_settlements_and_changes_of_several_regions(ours: Client) -> None:
+    ask(ours, "create_region", region="s")
+    change(ours, ("old", 0, "0"), ("invalid", 0, "0"))
+    ours.send("in", "a")
+    settlements = [Settlement(each.tag, Outcome.ACCEPTED) for each in ours.drained("in")]
+    link = ours.sender(queue("out"))
+    changes = [
+        *changed(("a", 0, "1"), ("old", 2, None)),
+        *changed(("a", 0, "2"), region="s"),
+        *changed(("invalid", 1, None), ("a", 0, "3")),
+    ]
+    for _ in range(2):  # the second time it is done already
+        ours.transport.commit(1, 1, [(link, message(queue("out")))], settlements, WAIT, changes)
+    assert entries(ours) == [("a", 0, "3"), ("invalid", 1, None)]
+    assert [each[0] for each in ask(ours, "read_keys", region="s")["entries"]] == ["a"]
+    assert (ours.bodies("in"), len(ours.bodies("out"))) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [changed(("a", 0, "1"), region="none"), changed(("k" * 401, 0, "1")), [RegionChange("r", "a", 3, b"x")]],
+    ids=["region", "key", "change"],
+)
+def test_a_commit_with_a_change_that_cannot_be_does_nothing(ours: Client, wrong: list[RegionChange]) -> None:
+    ours.send("in", "a")
+    settlements = [Settlement(each.tag, Outcome.ACCEPTED) for each in ours.drained("in")]
+    link = ours.sender(queue("out"))
+    with pytest.raises(TransactionRolledBackException):
+        ours.transport.commit(
+            1, 1, [(link, message(queue("out")))], settlements, WAIT, [*changed(("a", 0, "1")), *wrong]
+        )
+    assert (entries(ours), ours.bodies("out")) == ([], [])
+    again = ours.drained("in")
+    assert [each.delivery_count for each in again] == [1]
+    settlements = [Settlement(each.tag, Outcome.ACCEPTED) for each in again]
+    ours.transport.commit(1, 2, [], settlements, WAIT, changed(("a", 0, "1")))
+    assert (entries(ours), ours.bodies("in")) == ([("a", 0, "1")], [])
 
 
 def of_snapshot(client: Client, token: str, begin: str | None = None, **arguments: Any) -> list[tuple[str, int, Any]]:

@@ -1,6 +1,7 @@
 """A program that changes keys of a region and lets a durable client process the events, until it is killed.
 
-It prints a line for each answer: ``put KEY VALUE VERSION``, ``destroy KEY VERSION``, ``acknowledged VERSION``.
+It prints a line for each answer: ``put KEY VALUE VERSION``, ``destroy KEY VERSION``, ``acknowledged VERSION``, and
+``commit NUMBER`` for a transaction that puts it into two regions and sends it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import random
 import sys
 import threading
 
+from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk, make
-from tests.broker_adapter.engine.driving import WAIT, message
+from tests.broker_adapter.engine.driving import WAIT, connect, message
 
 KEYS = "abcde"
 
@@ -29,7 +32,8 @@ def say(text: str) -> None:
 def main(directory: str, seed: int) -> None:
     chance = random.Random(seed)
     broker = Broker(EngineSettings(), directory)
-    make(broker, "quotes")
+    make(broker, "quotes", "orders")
+    client = connect(broker)
     desk = Desk(broker, window=20)
     desk.want("quotes")
     desk.ready()
@@ -66,6 +70,13 @@ def main(directory: str, seed: int) -> None:
             else:
                 lines.append(f"destroy {change.key} {version}")
         say("\n".join([*lines, "done"]))
+        if chance.random() < 0.3:
+            number += 1
+            changes = [e.KeyChange("transaction", Wanted.PUT, message(number))]
+            sends = [(queue("sent"), message(number, persistent=True))]
+            parts = [e.ChangeKeys(region, changes) for region in ("quotes", "orders")]
+            broker.call(c.Commit(client, c.CommitId("session", number), sends, [], changes=parts), WAIT)
+            say(f"commit {number}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.desks import Desk
+from tests.broker_adapter.engine.driving import connect, drained, payloads
 from tests.broker_adapter.engine.regions.values import values_of
 
 pytestmark = pytest.mark.crash
@@ -51,8 +52,17 @@ def check_conflated(slow: Desk, newest: dict[str, int]) -> None:
     slow.lose()
 
 
+def check_transactions(broker: Broker, values: dict[tuple[str, str], bytes], committed: int) -> None:
+    """A commit is there as a whole, in both regions and in the queue, or not at all."""
+    found = values.get(("quotes", "transaction"))
+    assert values.get(("orders", "transaction")) == found
+    sent = payloads(drained(broker, connect(broker), "sent"))
+    assert (sent[-1] if sent else None) == found
+    assert int(found or 0) >= committed, "a confirmed commit is lost"
+
+
 def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> None:
-    acknowledged = unknown = 0
+    acknowledged = unknown = committed = 0
     events: dict[int, str] = {}  # version → key and value, of what was confirmed
     for round_ in range(6):
         for line in lines_of(tmp_path, round_ + 1, random.uniform(0.05, 0.6)):
@@ -62,6 +72,8 @@ def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> No
                 events[int(line[2])] = line[1]
             elif line[0] == "acknowledged":
                 acknowledged = max(acknowledged, int(line[1]))
+            elif line[0] == "commit":
+                committed = int(line[1])
         assert check_store(tmp_path, EngineSettings()).is_sound
         broker = Broker(EngineSettings(), str(tmp_path))
         desk = Desk(broker, window=100_000)
@@ -88,11 +100,12 @@ def test_confirmed_changes_and_queued_events_survive_kills(tmp_path: Path) -> No
             for position, each in found.items()
         }
         values = values_of(broker)
+        check_transactions(broker, values, committed)
         last = {}
         for version, text in sorted(events.items()):
             last[text.partition("=")[0]] = version, text
         for key, (version, text) in last.items():
-            if version > unknown:
+            if version > unknown and key != "transaction":  # whose versions no commit tells
                 assert values.get(("quotes", key)) == (text.partition("=")[2].encode() if "=" in text else None)
         desk.lose()
         newest = {each.key: each.position for each in found.values()}

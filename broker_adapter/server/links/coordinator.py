@@ -308,7 +308,7 @@ class Coordinator:
                 self._declare(event.link, number)
             elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
                 self._discharge(event.link, number, annotations, body.value)
-            elif body.descriptor == ADD_DESCRIPTOR and self._client.uses_batches:
+            elif body.descriptor == ADD_DESCRIPTOR:
                 self._add_ahead(event.link, number, annotations, body.value)
             else:
                 other = AmqpError(

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import pytest
 
-from broker_adapter.destination import topic
+from broker_adapter.destination import queue, topic
 from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients import client_interests
@@ -30,6 +30,7 @@ from broker_adapter.engine.regions.interests import ALL_KEYS, Interest, Interest
 from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_key_record
 from broker_adapter.engine.regions.region_records import decode_region
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
+from broker_adapter.errors import TransactionRolledBackException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import day_ms
 from tests.broker_adapter.engine.regions.values import values_of
@@ -56,6 +57,7 @@ INTERESTS = (
 CROWD = FEW + 3
 WINDOW = 3
 HOUR_MS = 3_600_000
+WRONG = e.KeyChange("x" * 401, Wanted.PUT, c.NewMessage(ENVELOPE_FORMAT, b""))
 
 
 @attrs.define
@@ -233,7 +235,7 @@ class World:
         self.keys: dict[tuple[str, str], tuple[KeyState, bytes, int | None]] = {}
         self.runs: dict[tuple[str, str], int] = {}
         self.conflating = dict.fromkeys(REGIONS, False)
-        self.count = 0
+        self.count = self.commits = self.committed = 0
         self.ahead_ms = 0  #: of the clock, which is set now and then
         for region in REGIONS:
             self.call(e.MakeRegion(region))
@@ -256,8 +258,9 @@ class World:
 
     # Steps.
 
-    def change(self) -> None:
-        region, key = self.random.choice(REGIONS), self.random.choice(KEYS)
+    def changes(self, region: str) -> tuple[list[e.KeyChange], list[int]]:
+        """Some changes of a region, and the price in the message of each."""
+        key = self.random.choice(KEYS)
         wanted = self.random.choice([Wanted.PUT, Wanted.PUT, Wanted.PUT, Wanted.INVALIDATE, Wanted.DESTROY])
         changes, prices = [], []
         for _ in range(self.random.choice([1, 1, 1, 4])):
@@ -266,9 +269,43 @@ class World:
             payload = pack(Envelope(topic(region), BodyKind.MAP, {"price": prices[-1], "n": self.count}))
             changes.append(e.KeyChange(key, wanted, c.NewMessage(ENVELOPE_FORMAT, payload)))
             key = self.random.choice([key, *KEYS])
-        before_ms = self.broker._state.events.last_stamp
+        return changes, prices
+
+    def change(self) -> None:
+        region = self.random.choice(REGIONS)
+        changes, prices = self.changes(region)
+        before = self.broker._state.events.last_stamp
         answers = self.call(e.ChangeKeys(region, changes))
-        assert (self.broker._state.events.last_stamp > before_ms) is any(each is not None for each, _ in answers)
+        assert (self.broker._state.events.last_stamp > before) is any(each is not None for each, _ in answers)
+        self.changed(region, changes, prices, answers)
+
+    def commit(self) -> None:
+        """Changes of several regions in one commit, which is repeated, or cannot be done."""
+        regions = [self.random.choice(REGIONS) for _ in range(self.random.choice([1, 2, 2, 3]))]
+        parts = [(region, *self.changes(region)) for region in regions]
+        self.commits += 1
+        sends = [(queue("q"), c.NewMessage(ENVELOPE_FORMAT, b"%d" % self.commits, persistent=self.path is not None))]
+        changes = [e.ChangeKeys(region, made) for region, made, _ in parts]
+        command = c.Commit(self.call(c.Connect(None)), c.CommitId("s", self.commits), sends, [], changes=changes)
+        if self.random.random() < 0.2:
+            wrong = self.random.choice([e.ChangeKeys("none", changes[0].changes), e.ChangeKeys("quotes", [WRONG])])
+            with pytest.raises(TransactionRolledBackException):
+                self.call(command._replace(changes=[*changes, wrong]))
+            return
+        position = self.broker._state.events.head
+        self.call(command)
+        if self.random.random() < 0.2:
+            self.call(command)
+        self.committed += 1
+        for region, made, prices in parts:
+            for change, price in zip(made, prices, strict=True):
+                operation = self.expected_operation(change.wanted, self.keys.get((region, change.key)))
+                position += operation is not None
+                self.changed(region, [change], [price], [(operation, position)])
+        self.call(c.Disconnect(command.client))
+
+    def changed(self, region: str, changes: list[e.KeyChange], prices: list[int], answers: Any) -> None:
+        """The model changes as the engine has said it."""
         for change, price, (operation, position) in zip(changes, prices, answers, strict=True):
             name = region, change.key
             before = self.keys.get(name)
@@ -404,8 +441,10 @@ class World:
         name = self.random.choice([*("one", "two", "three") * 3, "crowd 0", "crowd 1"])
         client = self.clients.get(name)
         what = self.random.random()
-        if what < 0.4:
+        if what < 0.3:
             self.change()
+        elif what < 0.4:
+            self.commit()
         elif what < 0.42:
             self.ahead_ms = self.random.choice([-HOUR_MS, 0, HOUR_MS])
             self.restart(crashes=self.random.random() < 0.5)
@@ -451,6 +490,8 @@ class World:
             ]
             if client.connection is not None:
                 assert found == client.expected, name
+        queues = self.call(c.Statistics()).queues
+        assert sum(each.messages for each in queues if each.name == "q") == self.committed
         described = {each.client_id: each for each in self.call(e.DescribeClients(limit=100))}
         assert sorted(described) == sorted(self.clients)
         for name, client in self.clients.items():

@@ -77,9 +77,7 @@ class ScriptedBroker:
         self.by_address: dict[str | None, int] = {}
         self.coordinators: set[int] = set()
         self.discharges: list[tuple[bool, Any]] = []
-        self.added: list[
-            Any
-        ] = []  #: ahead of discharges: (transaction, annotations)
+        self.added: list[Any] = []  #: ahead of discharges: (transaction, annotations)
         self.discharge_outcome = ACCEPTED_STATE
         self.next_txn = 1
         self.open_error: AmqpError | None = None
