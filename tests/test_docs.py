@@ -182,6 +182,8 @@ def test_the_programs_of_the_page_of_regions_show_what_it_says(tmp_path: Path) -
     counts = ["events that wait: -2", "events that wait: 1"]
     assert lines(definitions + durable, "fresh") == [*counts, "IBM is there with {'price': 94.0}"]
     assert lines(definitions + durable, "first") == [*counts, "IBM is now {'price': 94.0}"]
+    transactions = next(each for each in programs if "rollback" in each)
+    assert lines(transactions, "first") == re.findall(r"print\(.*\)  # (.*)", transactions)
 
 
 def test_importing_the_sdk_loads_neither_spark_nor_asks_for_java() -> None:
