@@ -76,6 +76,9 @@ _TOO_LONG: Final = "more events wait for it than may (option max_client_queue_ev
 #: What an event takes in the record of an event for each audience that may want it, and its places beside that.
 _AUDIENCE_BYTES: Final = 4
 _PLACES: Final = 3
+#: As how many places of a message in a queue a change counts in a commit, by the time that it takes: it ends a value,
+#: and writes another one, the key and an event.
+_PLACES_IN_COMMIT: Final = 4
 
 
 class EventChanges:
@@ -212,14 +215,17 @@ class EventChanges:
     # The changes of a commit: they are checked, asked about and given room; then nothing of them can fail.
 
     def check(self, parts: Sequence[e.ChangeKeys]) -> int:
-        """Check that some changes can be made; return the places that their events may take in queues.
+        """Check that some changes can be made; return as how many places in queues they count.
 
         Raises:
             InvalidDestinationException: there is no such region, or it can have no such key.
             MessageFormatException: a value is larger than the limit.
         """
         topics = self._directory.topics
-        return sum([len(part.changes) * (1 + len(topics.get(_topic(self._checked(part)), ()))) for part in parts])
+        subscriptions = [topics.get(_topic(self._checked(part)), ()) for part in parts]
+        return sum(
+            len(part.changes) * (_PLACES_IN_COMMIT + len(each)) for part, each in zip(parts, subscriptions, strict=True)
+        )
 
     def ask(self, parts: Sequence[e.ChangeKeys]) -> bool:
         """Ask what selectors and queries say of some changes; return False where that takes longer than a decision may.

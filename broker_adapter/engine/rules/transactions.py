@@ -178,7 +178,7 @@ class Transactions:
         return True
 
     def _checked_places(self, changes: Sequence[e.ChangeKeys]) -> int:
-        """Check the changes of a commit; return the places that they take in queues and subscriptions."""
+        """Check the changes of a commit; return as how many places in queues and subscriptions they count."""
         try:
             places = self._event_changes.check(changes)
         except JMSException as error:
@@ -365,7 +365,7 @@ def _too_many_bytes(size: int, limit: int) -> TransactionRolledBackException:
 def _too_many_places(limit: int) -> TransactionRolledBackException:
     return rolled_back(
         ResourceAllocationException(
-            f"the messages of the transaction take more than {limit} places in queues and subscriptions"
-            " (the limit max_transaction_entries)"
+            f"the messages and changes of the transaction take more than {limit} places in queues and subscriptions; a"
+            " change of a region counts as four (the limit max_transaction_entries)"
         )
     )

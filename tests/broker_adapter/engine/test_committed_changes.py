@@ -136,7 +136,7 @@ def test_a_commit_with_one_wrong_change_does_nothing_and_says_which(
 
 
 @pytest.mark.parametrize(
-    "limit", [{"max_transaction_messages": 3}, {"max_transaction_bytes": 33}, {"max_transaction_entries": 4}]
+    "limit", [{"max_transaction_messages": 3}, {"max_transaction_bytes": 33}, {"max_transaction_entries": 6}]
 )
 def test_a_transaction_has_limits_of_its_changes_and_sends_together(limit: dict[str, int]) -> None:
     with closing(Broker(EngineSettings(**limit))) as broker:

@@ -691,6 +691,27 @@ def test_the_listeners_of_regions_are_called_in_the_loop(run: Run, url: str, nam
     run(main)
 
 
+def test_changes_of_regions_belong_to_the_transaction_of_their_session(run: Run, url: str, name: str) -> None:
+    async def main() -> None:
+        async with aio.connect(url) as connection, connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+            region = await session.create_region(name)
+            async with connection.create_session() as other:
+                seen = await other.create_region(name)
+                assert await region.put("a", "1") == 0
+                await region.put_all({"b": "1", "c": "1"})
+                assert [await region.destroy("a"), await region.destroy("none")] == [True, False]
+                assert (await region.get_all(), await region.keys()) == ({"b": "1", "c": "1"}, ["b", "c"])
+                assert (await region.get("b"), await region.get("a")) == ("1", None)
+                assert await seen.keys() == []
+                await session.rollback()
+                assert await region.keys() == []
+                await region.put("a", "2")
+                await session.commit()
+                assert await region.get_all() == await seen.get_all() == {"a": "2"}
+
+    run(main)
+
+
 def test_a_durable_client_finds_what_came_while_it_was_away(run: Run, url: str, name: str) -> None:
     told: list[Any] = []
     live: asyncio.Event
