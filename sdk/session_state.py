@@ -215,6 +215,7 @@ class SessionState:
         lost_epoch: what deliveries carry of the connection that was lost last; -1: none was.
         confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
+        changes: what the transaction is to change in regions.
         late: ids of messages whose acknowledgements were lost, and that other consumers have or have processed since,
             or that are dead letters by now; under ``lock``.
     """

@@ -70,6 +70,7 @@ class Victim:
                 for size in (1, 5_000):
                     producer.send("x" * size)
                 if session.transacted:
+                    session.create_region(QUEUE).put_all({"a": "x", "b": "x" * 5_000})
                     session.commit()
                 consumer = session.create_consumer(queue)
                 message: Message | None = None

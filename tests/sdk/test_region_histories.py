@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdk import Connection, ConnectionFactory, Region, ResultPolicy
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, Region, ResultPolicy, Session
 from tests.sdk.region_connections import WAIT, Told, cached, region
 
 KEYS = [f"k{number}" for number in range(6)]
@@ -22,8 +22,8 @@ class History:
         self.chance = random.Random(seed)
         self._factory = ConnectionFactory(f"embedded:{path}?event_acknowledge_seconds=0.005{options}")
         self.conflates = "event_conflation=true" in options
-        self.feed = self._factory.create_connection()
-        self.quotes = self.feed.create_session().create_region("quotes")
+        self.has_cache = seed % 2 == 0
+        self.feed, self.bank, self.quotes, self.held = self.open()
         self.log: list[tuple[int, str, str]] = []  #: version, key and word of each event
         self.model: dict[str, str | None] = {}
         self.desk: Connection | None = None
@@ -32,6 +32,16 @@ class History:
         self.is_ready = False
         self.since: int | None = None  #: the last version before the durable interest; None: there is none
         self.seen: list[int] = []  #: versions that were told on any connection
+
+    def open(self) -> tuple[Connection, Session, Region, Region]:
+        """A feed, its session for transactions, and the region: for changes at once, and for those of transactions."""
+        feed = self._factory.create_connection()
+        bank = feed.create_session(AcknowledgeMode.TRANSACTED)
+        quotes, held = feed.create_session().create_region("quotes"), bank.create_region("quotes")
+        if self.has_cache:
+            feed.start()
+            held.register_interest(all_keys=True)
+        return feed, bank, quotes, held
 
     # What may happen.
 
@@ -52,6 +62,41 @@ class History:
             assert before not in ("none", None)
             self._note(key, "invalidate")
             self.model[key] = None
+
+    def transact(self) -> None:
+        """Change several keys in a transaction, which reads them; commit it, or not."""
+        then, words = dict(self.model), list[tuple[str, str]]()
+        for _ in range(self.chance.randint(1, 5)):
+            key, how = self.chance.choice(KEYS), self.chance.random()
+            before = then.get(key, "none")
+            if how < 0.6:
+                then[key] = value = str(self.chance.random())
+                assert self.held.put(key, value) == 0
+                words.append((key, "create" if before == "none" else "update"))
+            elif how < 0.8:
+                assert self.held.destroy(key) == (before != "none")
+                if then.pop(key, "none") != "none":
+                    words.append((key, "destroy"))
+            elif self.held.invalidate(key):
+                then[key] = None
+                words.append((key, "invalidate"))
+            self.check(self.held, then)
+            self.check(self.quotes, self.model)
+        if self.chance.random() < 0.3:
+            self.bank.rollback()
+        else:
+            self.bank.commit()
+            self.model = then
+            version = self.log[-1][0] if self.log else 0
+            self.log += [(version + number, *each) for number, each in enumerate(words, 1)]
+        for each in (self.held, self.quotes):
+            self.check(each, self.model)
+        assert not self.has_cache or cached(self.held) == self.model
+
+    @staticmethod
+    def check(made: Region, wanted: dict[str, str | None]) -> None:
+        assert {key: made.get(key) for key in made} == wanted
+        assert made.get_all() == {key: value for key, value in wanted.items() if value is not None}
 
     def _note(self, key: str, word: str) -> None:
         self.log.append((self.log[-1][0] + 1, key, word))  # only one feed: versions follow one another
@@ -83,8 +128,7 @@ class History:
     def restart(self) -> None:
         self.go()
         self.feed.close()
-        self.feed = self._factory.create_connection()
-        self.quotes = self.feed.create_session().create_region("quotes")
+        self.feed, self.bank, self.quotes, self.held = self.open()
 
     def _gather(self) -> None:
         versions = [event.version for event in self.told.events]
@@ -127,7 +171,11 @@ class History:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_durable_client_misses_nothing_and_its_cache_is_right(tmp_path: Path, seed: int, options: str) -> None:
     history = History(tmp_path / "data", seed, options)
-    steps = [history.change] * 12 + [history.come, history.come, history.be_ready, history.go, history.restart]
+    steps = (
+        [history.change] * 9
+        + [history.transact] * 3
+        + [history.come, history.come, history.be_ready, history.go, history.restart]
+    )
     for _ in range(120):
         history.chance.choice(steps)()
     history.end()

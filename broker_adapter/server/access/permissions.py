@@ -1,8 +1,9 @@
 """The one door to destinations: whatever a client of the server wants with one is asked here first.  Pure.
 
 Every user may do everything today (``docs/security.md``).  What asks: links that send, receive and browse, messages of
-links that name their destinations one by one (in transactions as well), temporary destinations, the end of
-subscriptions (also where an attach replaces one that has another topic or selector), and each request.
+links that name their destinations one by one (in transactions as well), changes of regions in transactions, temporary
+destinations, the end of subscriptions (also where an attach replaces one that has another topic or selector), and each
+request.
 
 What the door does not decide, because a name says too little or the engine knows better:
 
