@@ -54,6 +54,8 @@ class BlockedSend(Matched):
         line: where it stands; None: it does not, or it is not the first of its route.
         queue: that of the line; None: it is of no queue in particular.
         is_matching: whether the line is that of its connection, for selectors.
+        is_current: of a commit, whether what it has of keys was read in this cycle.
+        is_asked: of a commit, whether all selectors were asked of what it had.
     """
 
     __slots__ = (
@@ -62,6 +64,8 @@ class BlockedSend(Matched):
         "deadline_ms",
         "errors",
         "index",
+        "is_asked",
+        "is_current",
         "is_matching",
         "line",
         "queue",
@@ -81,6 +85,8 @@ class BlockedSend(Matched):
         self.line: deque[BlockedSend] | None = None
         self.queue: QueueState | None = None
         self.is_matching = False
+        self.is_current = True
+        self.is_asked = False
 
     def note_error(self, index: int, error: JMSException) -> None:
         """Note that a message of a send is refused."""
@@ -356,13 +362,15 @@ class BlockedSends:
     # Trying again.
 
     def supply_commits(self, supply: Callable[[c.Command], Any]) -> None:
-        """Give each commit that waits what the store has of its keys by now.
+        """Begin a cycle: what commits that wait have of keys may be old; read it again for those that only need that.
 
         Args:
             supply: reads it, as the driver does for each command of a cycle.
         """
         for blocked in self.changing:
-            blocked.command = supply(blocked.command)
+            blocked.is_current = blocked.is_asked
+            if blocked.is_asked:
+                blocked.command, blocked.is_asked = supply(blocked.command), False
 
     @property
     def has_more(self) -> bool:

@@ -79,6 +79,8 @@ _PLACES: Final = 3
 #: As how many places of a message in a queue a change counts in a commit, by the time that it takes: it ends a value,
 #: and writes another one, the key and an event.
 _PLACES_IN_COMMIT: Final = 4
+#: Selectors and queries that are asked of the changes of a commit, at most, by the memory that the answers take.
+_QUESTIONS_IN_COMMIT: Final = 1_000_000
 
 
 class EventChanges:
@@ -220,12 +222,19 @@ class EventChanges:
         Raises:
             InvalidDestinationException: there is no such region, or it can have no such key.
             MessageFormatException: a value is larger than the limit.
+            ResourceAllocationException: too many selectors and queries are to be asked.
         """
-        topics = self._directory.topics
-        subscriptions = [topics.get(_topic(self._checked(part)), ()) for part in parts]
-        return sum(
-            len(part.changes) * (_PLACES_IN_COMMIT + len(each)) for part, each in zip(parts, subscriptions, strict=True)
-        )
+        places = questions = 0
+        for part in parts:
+            region, changes = self._checked(part), len(part.changes)
+            places += changes * (_PLACES_IN_COMMIT + len(self._directory.topics.get(_topic(region), ())))
+            questions += changes * (len(region.routing.selectors) + len(region.routing.queries))
+        if questions > _QUESTIONS_IN_COMMIT:
+            raise ResourceAllocationException(
+                f"the changes of the transaction, each with the selectors and queries of its region, make {questions}"
+                f" questions, more than the limit of {_QUESTIONS_IN_COMMIT}; commit more often"
+            )
+        return places
 
     def ask(self, parts: Sequence[e.ChangeKeys]) -> bool:
         """Ask what selectors and queries say of some changes; return False where that takes longer than a decision may.

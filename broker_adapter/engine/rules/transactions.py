@@ -152,7 +152,8 @@ class Transactions:
         if first is not None and not first.is_matching:
             raise self._no_room(first.reason)
         places = self._checked_places(changes) if changes else 0
-        if first is not None or not self._match(blocked, command) or not self._event_changes.ask(changes):
+        blocked.is_asked = first is None and self._match(blocked, command) and self._event_changes.ask(changes)
+        if not (blocked.is_asked and blocked.is_current):
             return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
         size = sum([len(message.payload) for _, message in command.sends]) + sum([part.size for part in changes])
         if size > settings.max_transaction_bytes:

@@ -16,6 +16,7 @@ from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.rules import event_changes
 from broker_adapter.engine.store.room import Room
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import (
@@ -321,6 +322,38 @@ def test_a_commit_that_waits_is_rolled_back_with_the_end_of_its_session(disk: En
     assert broker.call(c.ResolveCommit(c.CommitId("session", 1)), WAIT) is (end == "another commit")
     assert ("quotes", "a") not in values_of(broker)
     assert not broker._state.blocked_sends.changing
+
+
+def test_the_keys_of_a_commit_that_waits_are_read_once_more_and_not_in_each_cycle(broker: Broker) -> None:
+    """Many keys take longer to read than a slice."""
+    slow = Slow(broker)
+    supply, supplied = broker._supply, list[int]()
+
+    def note(command: c.Command) -> c.Command:
+        if isinstance(command, c.Commit):
+            supplied.append(slow.slices)
+        return supply(command)
+
+    broker._supply = note
+    slow.asks = 1
+    answers = slow.begin(priced("quotes", **{f"k{number}": number for number in range(60)}))
+    eventually(lambda: bool(answers))
+    assert answers == [None]
+    assert slow.slices > 30
+    assert len(supplied) == 2
+
+
+def test_a_commit_asks_no_more_than_what_its_answers_have_room_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_changes, "_QUESTIONS_IN_COMMIT", 60)
+    Slow(broker)  # 20 queries of each region
+    client = connect(broker)
+    with pytest.raises(TransactionRolledBackException, match=r"make 80 questions.*commit more often") as raised:
+        broker.call(commit(client, 1, puts("quotes", "a", "b", "c"), puts("orders", "a")), WAIT)
+    assert isinstance(raised.value.__cause__, ResourceAllocationException)
+    broker.call(commit(client, 2, puts("quotes", "a", "b"), puts("orders", "a")), WAIT)
+    assert len(values_of(broker)) == 3
 
 
 def test_a_commit_asks_in_slices_however_its_changes_alternate(broker: Broker) -> None:
