@@ -13,7 +13,7 @@ public class Scenarios {
     interface Scenario { void run() throws Exception; }
 
     static final List<Class<?>> TOPICS =
-        List.of(AcknowledgeModes.class, Messages.class, Topics.class, Connections.class);
+        List.of(AcknowledgeModes.class, Workers.class, Messages.class, Topics.class, Connections.class);
 
     static String url;
     static String name;
