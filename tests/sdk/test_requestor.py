@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from sdk import (
     Message,
     OperationTimedOutException,
     Requestor,
+    Session,
     reply,
 )
+from tests.sdk.region_connections import Connect
 from tests.sdk.small_broker import SmallBroker, started
 from tests.server_process import ServerProcess
 
@@ -133,6 +136,27 @@ def test_a_request_without_an_answer_ends_after_its_time_out(connection: Connect
         pytest.raises(OperationTimedOutException, match=r"no reply to 'ID:.*' within 0\.2 s"),
     ):
         requestor.request("?", timeout=0.2)
+
+
+def test_a_malformed_request_keeps_no_caller_waiting(connect: Connect, name: str) -> None:
+    """In order behind it, they would wait for four minutes."""
+    connection = connect(engine="redelivery_delay_seconds=30")
+    connection.start()
+    failures = threading.Semaphore(0)
+
+    def answer(session: Session, message: Message) -> None:
+        if message.body == "malformed":
+            failures.release()
+            raise ValueError("as each time")
+        reply(session, message, f"{message.body}!")
+
+    serve(connection, name, answer)
+    with connection.create_session() as session, Requestor(session, session.create_queue(name)) as requestor:
+        session.create_producer(session.create_queue(name)).send("malformed")
+        for _ in range(2):
+            assert failures.acquire(timeout=WAIT)
+        for number in range(5):
+            assert requestor.request(str(number), timeout=WAIT).body == f"{number}!"
 
 
 def test_a_reply_that_comes_too_late_is_not_taken_for_another(connection: Connection, name: str) -> None:

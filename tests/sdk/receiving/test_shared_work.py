@@ -138,6 +138,30 @@ def test_a_message_that_has_come_and_waits_for_its_thread_is_work(
     assert consumer._prefetch.size == 1
 
 
+def test_workers_that_join_get_their_part_of_twelve_groups_in_order(
+    connect: Callable[..., Connection], name: str, clock: Clock
+) -> None:
+    with connect().create_session() as session:
+        messages = [session.create_text_message(str(number)) for number in range(240)]
+        for number, message in enumerate(messages):
+            message.group_id = str(number % 12)
+        session.create_producer(session.create_queue(name)).send_all(messages)
+    workers = [worker_of(connect(), name)]
+    done: list[tuple[int, str]] = []
+    while len(done) < 240:
+        for number, worker in enumerate(workers):
+            message = worker.receive_nowait()
+            if message is not None:
+                done.append((number, str(message)))
+        clock.now += TASK_SECONDS
+        if len(done) == 36:
+            workers += [worker_of(connect(), name) for _ in range(3)]
+    for group in range(12):
+        assert [int(body) for _, body in done if int(body) % 12 == group] == list(range(group, 240, 12))
+    groups = [{int(body) % 12 for number, body in done[36:] if number == worker} for worker in range(4)]
+    assert min(map(len, groups)) >= 2, groups
+
+
 @pytest.mark.parametrize("mode", AcknowledgeMode)
 def test_a_window_of_one_message_starves_no_mode(
     connect: Callable[..., Connection], name: str, clock: Clock, mode: AcknowledgeMode
