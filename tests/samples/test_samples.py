@@ -104,6 +104,11 @@ nails: 400 left
 glue: not sold any more
   enough: glue, gone from the list
 """,
+    "s15_order_service": """\
+Ada: lamp (delivery 1), sofa (delivery 1)
+Bob: desk (delivery 3), book (delivery 1)
+in the DLQ: {'itme': 'chair'}, rejected by a consumer: no item in {'itme': 'chair'}
+""",
 }
 
 
