@@ -26,6 +26,7 @@ from benchmarks import (
     scale,
     selectors,
     spark,
+    workers,
 )
 from benchmarks.report import Figure, show
 
@@ -60,13 +61,14 @@ def main() -> int:
         "failover": lambda directory: failover.figures(directory, failover.ROUNDS // (3 if share > 1 else 1)),
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "scale": lambda directory: scale.figures(directory, share),
+        "workers": lambda directory: workers.figures(directory, share),
         "regions": lambda directory: regions.figures(directory, share),
         "region-clients": lambda directory: region_clients.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }
     if options.only is not None and options.only not in parts:
         parser.error(f"--only {options.only}: there is no such part; these are: {', '.join(parts)}")
-    logging.disable(logging.WARNING)  # servers are killed here, and networks cut
+    logging.disable(logging.ERROR)  # servers are killed here, networks cut, and listeners fail
     figures: list[Figure] = []
     progress = Console(stderr=True)
     progress.print(f"{interpreter.description()}; byte code: {interpreter.byte_code_ns():.0f} ns a turn")

@@ -384,6 +384,133 @@ def selective(directory: Path, messages: int) -> Iterator[Figure]:
     )
 
 
+def set_aside(directory: Path, messages: int) -> Iterator[Figure]:
+    """CPU time of a message beside many that have failed twice and wait alone, in another queue or in its own."""
+    waiting = {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}
+    for name, whose in (("idle", "another"), ("busy", "the same")):
+        brokers, flows = [], []
+        for count in (0, messages):
+            broker, client = _opened(directory / f"set-aside-{name}-{count}", **waiting)
+            _fail_twice(broker, client, name, count)
+            brokers.append(broker)
+            flows.append(_Flow(broker, client, "busy"))
+            flows[-1].run(_MESSAGES // 5)
+        costs = list(zip(*[[flow.run(_MESSAGES) for flow in flows] for _ in range(5)], strict=True))
+        for broker in brokers:
+            broker.close()
+        alone, beside = map(min, costs)
+        yield Figure(
+            name=f"engine: a message beside {messages:,} messages of {whose} queue that wait alone",
+            value=beside,
+            unit="us CPU",
+            yardstick=f"beside none: {alone:.1f} us",
+            ratio=beside / alone,
+            goal="at most 1.2",
+            body_bytes=len(_BODY),
+            producers=1,
+            consumers=1,
+        )
+
+
+def _fail_twice(broker: Broker, client: int, name: str, messages: int) -> None:
+    """Fill a queue with messages of which each has failed twice, at a new consumer each: one that fails often rests."""
+    for first in range(0, messages, _MESSAGES):
+        count = min(_MESSAGES, messages - first)
+        broker.call(c.Enqueue(client, queue(name), [c.NewMessage(0xFF, _BODY) for _ in range(count)]), _WAIT)
+        for _ in range(2):
+            got: list[c.Handout] = []
+            consumer = broker.call(c.Attach(client, queue(name), got.extend), _WAIT)
+            broker.call(c.Credit(consumer, count), _WAIT)
+            while len(got) < count:
+                broker.call(c.Due(()), _WAIT)
+            broker.call(c.Settle(consumer, [each.number for each in got], Outcome.FAILED), _WAIT)
+            broker.call(c.Detach(consumer), _WAIT)
+    delayed = sum(each.delayed for each in broker.call(c.Statistics(), _WAIT).queues if each.name == name)
+    if delayed != messages:
+        raise AssertionError(f"{delayed} messages wait, not {messages}")
+
+
+class _Sharing:
+    """Consumers that share a queue of message groups and come and go, each with a buffer of ten messages."""
+
+    def __init__(self, broker: Broker, client: int, groups: int) -> None:
+        self._broker = broker
+        self._client = client
+        self._queue = queue("groups")
+        self._groups = groups
+        self._sent = 0
+        self._held: dict[int, list[int]] = {}  #: consumer → numbers of its deliveries
+
+    def send(self, messages: int) -> None:
+        """Send to one group after the other."""
+        numbers = range(self._sent, self._sent + messages)
+        batch = [c.NewMessage(0xFF, _BODY, group=1 + number % self._groups) for number in numbers]
+        self._broker.call(c.Enqueue(self._client, self._queue, batch), _WAIT)
+        self._sent += messages
+
+    def join(self) -> None:
+        """Attach a consumer."""
+        held: list[int] = []
+
+        def sink(handouts: Any) -> None:
+            held.extend(each.number for each in handouts)
+
+        consumer = self._broker.call(c.Attach(self._client, self._queue, sink), _WAIT)
+        self._held[consumer] = held
+        self._broker.call(c.Credit(consumer, _BATCH), _WAIT)
+
+    def leave(self) -> None:
+        """Detach the consumer that came first; what it holds goes back."""
+        consumer = next(iter(self._held))
+        del self._held[consumer]
+        self._broker.call(c.Detach(consumer, give_back=True), _WAIT)
+
+    def work(self) -> int:
+        """Process a message of each consumer, and send as many; returns how many."""
+        commands: list[Any] = []
+        for consumer, held in self._held.items():
+            if held:
+                commands += [c.Settle(consumer, [held.pop(0)], Outcome.ACCEPTED), c.Credit(consumer, 1)]
+        _all(self._broker, commands)
+        self.send(len(commands) // 2)
+        return len(commands) // 2
+
+
+def joins(directory: Path, groups: int, consumers: int, rounds: int) -> Iterator[Figure]:
+    """CPU time of a consumer that joins others which share message groups, and of one that leaves them."""
+    broker, client = _opened(directory / "joins")
+    crew = _Sharing(broker, client, groups)
+    for _ in range(consumers):
+        crew.join()
+    crew.send(3 * groups // 2)
+    costs: dict[str, float] = {}
+
+    def spend(name: str, act: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        result = act()
+        costs[name] = costs.get(name, 0.0) + time.process_time() - began
+        return result
+
+    processed = {"with": 0, "without": 0}
+    for _ in range(rounds):
+        spend("leave", crew.leave)
+        spend("join", crew.join)
+        processed["with"] += spend("with", crew.work)
+        processed["without"] += spend("without", crew.work)
+    broker.close()
+    each = {name: costs[name] / messages * 1e6 for name, messages in processed.items()}
+    yield Figure(
+        name=f"engine: a consumer joins {consumers} that share {groups:,} groups",
+        value=costs["join"] / rounds * 1000,
+        unit="ms CPU",
+        goal="under 1",
+        body_bytes=len(_BODY),
+        consumers=consumers,
+        note=f"one leaves: {costs['leave'] / rounds * 1000:.2f} ms; a message just after that {each['with']:.0f} us,"
+        f" a round later {each['without']:.0f} us",
+    )
+
+
 def figures(directory: Path, share: int) -> Iterator[Figure]:
     """All of it; with a share of the messages."""
     sizes = (1, 100, 10_000 // share)

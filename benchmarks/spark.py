@@ -37,6 +37,9 @@ _WARM_ROUNDS = 5
 _IDLE_SECONDS = 0.5
 #: The lines that have an API limit beside them.
 WRITE, READ, READ_TEXT, STREAM = "written", "read, all columns", "read, text only", "queue to queue"
+#: Queues that rows name in the column ``queue``.
+_QUEUES = 12
+ROUTED = f"written to {_QUEUES} queues"
 
 
 @attrs.frozen
@@ -149,10 +152,17 @@ def holdfast_lines(spark: SparkSession, directory: Path, rows: int, warm_up: int
     with server(directory) as (url, process):
         meter = Meter(process)
 
-        def write(queue: str, number: int, guarantee: str = "exactly_once") -> Cost:
-            writer = frame_of(spark, number).write.format("jms").mode("append")
+        def write(queue: str, number: int, guarantee: str = "exactly_once", *columns: str) -> Cost:
+            writer = frame_of(spark, number).selectExpr("value", *columns).write.format("jms").mode("append")
             writer = writer.options(url=url, queue=queue, deliveryGuarantee=guarantee)
             return meter.measured(number, writer.save)
+
+        def check_queues(name: str, number: int) -> None:
+            with ConnectionFactory(url).create_connection() as connection:
+                queues = connection.statistics().queues
+            counts = [each.messages for each in queues if each.name.startswith(f"{name} ")]
+            if (len(counts), sum(counts)) != (_QUEUES, number):
+                raise OrderError(f"wrote {number} rows to {_QUEUES} queues, which have {counts}")
 
         def read(queue: str, number: int, schema: str | None = None) -> Cost:
             reader = spark.read.format("jms").options(url=url, queue=queue, minPartitions="2")
@@ -169,6 +179,9 @@ def holdfast_lines(spark: SparkSession, directory: Path, rows: int, warm_up: int
         def all_of(name: str, number: int) -> dict[str, Cost]:
             costs = {WRITE: write(name, number)}
             check(spark.read.format("jms").options(url=url, queue=name).load(), "text", number)
+            route = f"concat('{name}.routed ', cast(value as bigint) % {_QUEUES}) as queue"
+            costs[ROUTED] = write(name, number, "exactly_once", route)
+            check_queues(f"{name}.routed", number)
             costs[f"{WRITE}, at least once"] = write(f"{name}.more", number, "at_least_once")
             costs[READ] = read(name, number)
             costs[READ_TEXT] = read(name, number, TEXT_ONLY)
@@ -242,7 +255,11 @@ def rows(directory: Path, count: int = 200_000) -> Iterator[Figure]:
         yield _figure(f"Spark API limit: rows {what}", cost)
     for what, cost in ours.items():
         limit = limits.get(what)
-        yield _figure(f"Spark: rows {what}", cost, limit, "read at least 0.6" if what in (READ, READ_TEXT) else None)
+        figure = _figure(f"Spark: rows {what}", cost, limit, "read at least 0.6" if what in (READ, READ_TEXT) else None)
+        if what == ROUTED:
+            one = ours[WRITE].rate
+            figure = attrs.evolve(figure, yardstick=f"to one queue {one:,.0f}", ratio=cost.rate / one)
+        yield figure
 
     yield Figure(
         name="Spark: a message through a micro-batch, idle queue to queue, p50",
