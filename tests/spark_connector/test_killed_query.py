@@ -17,7 +17,10 @@ from pyspark.sql import SparkSession
 from tests.server_process import ServerProcess
 from tests.spark_connector.queues import fill, texts
 
-PROGRAM = textwrap.dedent(
+#: To twelve queues, to the first one by the option.
+ROUTE = "if(text % 12 = 0, null, concat('out ', cast(text as int) % 12)) as queue"
+QUEUES = [f"out {number}" for number in range(12)]
+PROGRAM = f"ROUTE = {ROUTE!r}" + textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
@@ -42,15 +45,17 @@ PROGRAM = textwrap.dedent(
 
     stream = spark.readStream.format("jms").option("url", url).option("queue", "in")
     stream = stream.option("maxMessagesPerTrigger", 2000).option("maxMessagesPerPartition", 500).load()
-    rows = stream.selectExpr("text as value").mapInArrow(slowly, "value string")
-    writer = rows.writeStream.format("jms").option("url", url).option("queue", "out")
+    rows = stream.selectExpr("text as value", ROUTE).mapInArrow(slowly, "value string, queue string")
+    writer = rows.writeStream.format("jms").option("url", url).option("queue", "out 0")
     writer.option("checkpointLocation", checkpoint).start().awaitTermination()
     """
 )
 
 
 @pytest.mark.crash
-def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_killed_query_goes_on_from_its_checkpoint_and_writes_to_all_queues_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     program = tmp_path / "query.py"
     program.write_text(PROGRAM)
     checkpoint, mark = tmp_path / "checkpoint", tmp_path / "mark"
@@ -75,15 +80,22 @@ def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_pat
         time.sleep(wait)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(120)
-        done, left = texts(server.url, "out"), texts(server.url, "in")
+        done, left = written(server.url), texts(server.url, "in")
         assert len(done) == len(set(done))
         assert set(done) | set(left) == set(expected), "something was settled that was not processed"
         stream = spark.readStream.format("jms").option("url", server.url).option("queue", "in").load()
         other = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "other")).start()
         with pytest.raises(Exception, match="'in' is claimed by another streaming query"):
             other.awaitTermination(300)
-        writer = stream.selectExpr("text as value").writeStream.format("jms").option("url", server.url)
-        query = writer.option("queue", "out").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer = stream.selectExpr("text as value", ROUTE).writeStream.format("jms").option("url", server.url)
+        query = writer.option("queue", "out 0").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
         assert query.start().awaitTermination(300)
-        assert sorted(texts(server.url, "out"), key=int) == expected
+        assert sorted(written(server.url), key=int) == expected
         assert texts(server.url, "in") == []
+
+
+def written(url: str) -> list[str]:
+    """What waits in the queues of the sink, each in that for its number."""
+    found = {name: texts(url, name) for name in QUEUES}
+    assert all(name == f"out {int(text) % 12}" for name, bodies in found.items() for text in bodies)
+    return [text for bodies in found.values() for text in bodies]
