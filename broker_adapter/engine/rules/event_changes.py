@@ -227,7 +227,7 @@ class EventChanges:
         places = questions = 0
         for part in parts:
             region, changes = self._checked(part), len(part.changes)
-            places += changes * (_PLACES_IN_COMMIT + len(self._directory.topics.get(_topic(region), ())))
+            places += changes * (_PLACES_IN_COMMIT + len(self._directory.topics.get(region.topic, ())))
             questions += changes * (len(region.routing.selectors) + len(region.routing.queries))
         if questions > _QUESTIONS_IN_COMMIT:
             raise ResourceAllocationException(
@@ -265,7 +265,7 @@ class EventChanges:
                     reason = room.ask_for_value(size + of_audiences, _PLACES, durable=durable)
                     if reason is not None:
                         return reason
-            for queue in self._directory.topics.get(_topic(region), ()):
+            for queue in self._directory.topics.get(region.topic, ()):
                 reason = room.ask_for_events(queue, sizes)
                 if reason is not None:
                     return reason
