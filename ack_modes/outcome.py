@@ -22,7 +22,7 @@ class Outcome(IntEnum):
     RELEASED = 3
     """Was not processed: the broker redelivers it, the delivery count unchanged."""
     MODIFIED = 4
-    """Was undone (``delivery-failed``): redelivered to its consumer, in order, and counted.  Where that happens again
+    """Was undone (``delivery-failed``): redelivered, at its place, the delivery count raised.  Where that happens again
     our own engine redelivers it after a pause that grows each time, for which its consumer waits."""
     FAILED = 5
     """Was processed and failed, as a listener that raised: as ``MODIFIED``, and where that happens again others pass it

@@ -218,6 +218,12 @@ class Endings:
         consumer.failed_on = ()
         consumer.queue.backoff.processed_one(consumer)
 
+    def undone(self, consumer: Consumer, effects: Effects) -> None:
+        """A consumer has undone messages together: where it waits for none of them, all are at their places again."""
+        queue = consumer.queue
+        if consumer not in queue.backoff.holders and not queue.keeps_order(consumer):
+            queue.give_to_others(consumer, effects)
+
     def consumer_failed(self, consumer: Consumer, entry: Entry) -> None:
         """A consumer has failed on a message, or on several at once, of which this is the first.
 

@@ -76,6 +76,8 @@ class Deliveries:
                     first = first or entry
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
             if first is not None:
+                if outcome is Outcome.MODIFIED:
+                    self._endings.undone(consumer, effects)
                 if _is_failure(outcome):
                     self._endings.consumer_failed(consumer, first)
             elif consumer.failed_on and settled:
@@ -205,6 +207,7 @@ class Deliveries:
                 if not consumer.attached and not consumer.unsettled:
                     self._removal.unregister(consumer, self._directory.clients[consumer.client], effects)
         for consumer, entry in failed.items():
+            self._endings.undone(consumer, effects)
             self._endings.consumer_failed(consumer, entry)
         effects.answer(command, error)
 

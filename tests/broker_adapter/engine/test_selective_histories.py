@@ -141,8 +141,10 @@ class History:
                 del self.waiting[body]
             elif outcome is not Outcome.RELEASED:
                 self.failures[body] += 1
-            if outcome not in (Outcome.ACCEPTED, Outcome.RELEASED) and len(self.failed_by) < WINDOW:
+            if outcome in (Outcome.FAILED, Outcome.UNDELIVERABLE) and len(self.failed_by) < WINDOW:
                 self.failed_by[body] = taker
+        if ending and outcome is Outcome.MODIFIED:  # what was undone is for all, with what is kept for its consumer
+            self.failed_by = {body: by for body, by in self.failed_by.items() if by is not taker}
 
     def detach(self, index: int) -> None:
         if index < len(self.takers):
