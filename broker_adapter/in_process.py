@@ -29,7 +29,7 @@ from broker_adapter.destination import Destination, DestinationKind, resolved
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.engine.operations.regions import key_change
+from broker_adapter.engine.operations.regions import CHANGED_AT_ONCE, key_change
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.envelope import (
     AMQP_FORMAT,
@@ -552,7 +552,8 @@ class InProcessTransport:
             try:
                 for region, of_region in groupby(changes, itemgetter(0)):
                     rows = [key_change(each.key, each.change, each.payload) for each in of_region]
-                    parts.append(e.ChangeKeys(region, rows))
+                    firsts = range(0, len(rows), CHANGED_AT_ONCE)
+                    parts += [e.ChangeKeys(region, rows[first : first + CHANGED_AT_ONCE]) for first in firsts]
             except JMSException as error:
                 refusal = error.reason
         if refusal is not None:

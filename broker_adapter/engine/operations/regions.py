@@ -31,7 +31,7 @@ from broker_adapter.selectors.language import Selector, parse_selector
 #: Keys that one request may change, name or be answered with, and interests that it may have.
 MAX_KEYS: Final = 10_000
 #: Keys that are changed, and the bytes of their messages, in one commit; more are changed in several.
-_CHANGED_AT_ONCE: Final = 1_000
+CHANGED_AT_ONCE: Final = 1_000
 _CHANGED_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 #: Keys that are read in one step.
 _READ_AT_ONCE: Final = 500
@@ -71,7 +71,7 @@ class ChangeKeysRequest(Request):
     def steps(self, client: int) -> Steps:
         changes = [key_change(*each) for each in rows("changes", self.changes, (str, int, bytes))]
         done: list[tuple[int | None, int]] = []
-        for part in in_parts(changes, lambda each: len(each.message.payload), _CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
+        for part in in_parts(changes, lambda each: len(each.message.payload), CHANGED_AT_ONCE, _CHANGED_BYTES_AT_ONCE):
             answers = yield e.ChangeKeys(self.region, part)
             done += [(None if operation is None else int(operation), version) for operation, version in answers]
         return done

@@ -55,16 +55,16 @@ class BlockedSend(Matched):
         queue: that of the line; None: it is of no queue in particular.
         is_matching: whether the line is that of its connection, for selectors.
         is_current: of a commit, whether what it has of keys was read in this cycle.
-        is_asked: of a commit, whether all selectors were asked of what it had.
+        asked_parts: of a commit, of how many parts of its changes all selectors were asked.
     """
 
     __slots__ = (
         "arrival",
+        "asked_parts",
         "command",
         "deadline_ms",
         "errors",
         "index",
-        "is_asked",
         "is_current",
         "is_matching",
         "line",
@@ -86,7 +86,7 @@ class BlockedSend(Matched):
         self.queue: QueueState | None = None
         self.is_matching = False
         self.is_current = True
-        self.is_asked = False
+        self.asked_parts = 0
 
     def note_error(self, index: int, error: JMSException) -> None:
         """Note that a message of a send is refused."""
@@ -368,9 +368,11 @@ class BlockedSends:
             supply: reads it, as the driver does for each command of a cycle.
         """
         for blocked in self.changing:
-            blocked.is_current = blocked.is_asked
-            if blocked.is_asked:
-                blocked.command, blocked.is_asked = supply(blocked.command), False
+            command = blocked.command
+            assert isinstance(command, c.Commit)
+            blocked.is_current = blocked.asked_parts == len(command.changes)
+            if blocked.is_current:
+                blocked.command, blocked.asked_parts = supply(command), 0
 
     @property
     def has_more(self) -> bool:

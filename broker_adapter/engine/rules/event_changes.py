@@ -79,8 +79,8 @@ _PLACES: Final = 3
 #: As how many places of a message in a queue a change counts in a commit, by the time that it takes: it ends a value,
 #: and writes another one, the key and an event.
 _PLACES_IN_COMMIT: Final = 4
-#: Selectors and queries that are asked of the changes of a commit, at most, by the memory that the answers take.
-_QUESTIONS_IN_COMMIT: Final = 1_000_000
+#: Selectors and queries that are asked of the changes of a commit, at most: a second of work, for which others wait.
+_QUESTIONS_IN_COMMIT: Final = 300_000
 
 
 class EventChanges:
@@ -236,17 +236,22 @@ class EventChanges:
             )
         return places
 
-    def ask(self, parts: Sequence[e.ChangeKeys]) -> bool:
-        """Ask what selectors and queries say of some changes; return False where that takes longer than a decision may.
+    def ask(self, parts: Sequence[e.ChangeKeys], asked_parts: int) -> int:
+        """Ask what selectors and queries say of some changes, as long as the slice of this decision lasts.
 
-        What was asked by then is in ``asked`` of each part.
+        Args:
+            parts: the changes; ``asked`` of each gets the answers.
+            asked_parts: of how many, from the first on, everything was asked.
+
+        Returns:
+            Of how many it was by now.
         """
-        for part in parts:
-            region = self._state.region(part.region)
+        for part in parts[asked_parts:]:
             asked = {} if part.asked is None else part.asked
-            if not self._are_asked(region, part, asked):
-                return False
-        return True
+            if not self._are_asked(self._state.region(part.region), part, asked):
+                break
+            asked_parts += 1
+        return asked_parts
 
     def find_room(self, parts: Sequence[e.ChangeKeys], room: CommitRoom) -> str | None:
         """Ask for the room for some changes; return why there is none.  What takes values away needs none.

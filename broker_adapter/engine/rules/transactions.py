@@ -151,9 +151,12 @@ class Transactions:
         first = self._blocked.first_before(blocked, command) if self._blocked.all else None
         if first is not None and not first.is_matching:
             raise self._no_room(first.reason)
-        places = self._checked_places(changes) if changes else 0
-        blocked.is_asked = first is None and self._match(blocked, command) and self._event_changes.ask(changes)
-        if not (blocked.is_asked and blocked.is_current):
+        places = self._checked_places(changes) if changes and blocked.is_current else 0
+        is_asked = first is None and self._match(blocked, command)
+        if is_asked and changes:
+            blocked.asked_parts = self._event_changes.ask(changes, blocked.asked_parts)
+            is_asked = blocked.is_current and blocked.asked_parts == len(changes)
+        if not is_asked:
             return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
         size = sum([len(message.payload) for _, message in command.sends]) + sum([part.size for part in changes])
         if size > settings.max_transaction_bytes:
