@@ -385,26 +385,30 @@ def selective(directory: Path, messages: int) -> Iterator[Figure]:
 
 
 def set_aside(directory: Path, messages: int) -> Iterator[Figure]:
-    """CPU time of a message beside many that have failed twice and wait alone, in another queue or in its own."""
-    waiting = {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}
-    for name, whose in (("idle", "another"), ("busy", "the same")):
-        brokers, flows = [], []
-        for count in (0, messages):
-            broker, client = _opened(directory / f"set-aside-{name}-{count}", **waiting)
-            _fail_twice(broker, client, name, count)
-            brokers.append(broker)
-            flows.append(_Flow(broker, client, "busy"))
-            flows[-1].run(_MESSAGES // 5)
-        costs = list(zip(*[[flow.run(_MESSAGES) for flow in flows] for _ in range(5)], strict=True))
-        for broker in brokers:
-            broker.close()
-        alone, beside = map(min, costs)
+    """CPU time of a message beside many that have failed twice and wait alone, and beside as many that only wait."""
+    flows = []
+    for number, (name, fails) in enumerate((("idle", False), ("idle", True), ("busy", True))):
+        settings = {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}
+        broker, client = _opened(directory / f"set-aside-{number}", **settings)
+        for _ in range(messages // _MESSAGES):
+            broker.call(c.Enqueue(client, queue(name), [c.NewMessage(0xFF, _BODY) for _ in range(_MESSAGES)]), _WAIT)
+            if fails:
+                _fail_twice(broker, client, name)
+        delayed = sum(each.delayed for each in broker.call(c.Statistics(), _WAIT).queues)
+        if delayed != messages * fails:
+            raise AssertionError(f"{delayed} messages wait alone, not {messages * fails}")
+        flows.append(_Flow(broker, client, "busy"))
+        flows[-1].run(_MESSAGES // 5)
+    plain, *costs = map(min, zip(*[[flow.run(_MESSAGES) for flow in flows] for _ in range(5)], strict=True))
+    for flow in flows:
+        flow.broker.close()
+    for whose, cost in zip(("another", "the same"), costs, strict=True):
         yield Figure(
             name=f"engine: a message beside {messages:,} messages of {whose} queue that wait alone",
-            value=beside,
+            value=cost,
             unit="us CPU",
-            yardstick=f"beside none: {alone:.1f} us",
-            ratio=beside / alone,
+            yardstick=f"beside as many that only wait: {plain:.1f} us",
+            ratio=cost / plain,
             goal="at most 1.2",
             body_bytes=len(_BODY),
             producers=1,
@@ -412,22 +416,16 @@ def set_aside(directory: Path, messages: int) -> Iterator[Figure]:
         )
 
 
-def _fail_twice(broker: Broker, client: int, name: str, messages: int) -> None:
-    """Fill a queue with messages of which each has failed twice, at a new consumer each: one that fails often rests."""
-    for first in range(0, messages, _MESSAGES):
-        count = min(_MESSAGES, messages - first)
-        broker.call(c.Enqueue(client, queue(name), [c.NewMessage(0xFF, _BODY) for _ in range(count)]), _WAIT)
-        for _ in range(2):
-            got: list[c.Handout] = []
-            consumer = broker.call(c.Attach(client, queue(name), got.extend), _WAIT)
-            broker.call(c.Credit(consumer, count), _WAIT)
-            while len(got) < count:
-                broker.call(c.Due(()), _WAIT)
-            broker.call(c.Settle(consumer, [each.number for each in got], Outcome.FAILED), _WAIT)
-            broker.call(c.Detach(consumer), _WAIT)
-    delayed = sum(each.delayed for each in broker.call(c.Statistics(), _WAIT).queues if each.name == name)
-    if delayed != messages:
-        raise AssertionError(f"{delayed} messages wait, not {messages}")
+def _fail_twice(broker: Broker, client: int, name: str) -> None:
+    """Fail on all messages of a queue that may be had, each time at a new consumer: one that fails often rests."""
+    for _ in range(2):
+        got: list[c.Handout] = []
+        consumer = broker.call(c.Attach(client, queue(name), got.extend), _WAIT)
+        broker.call(c.Credit(consumer, _MESSAGES), _WAIT)
+        while len(got) < _MESSAGES:
+            broker.call(c.Due(()), _WAIT)
+        broker.call(c.Settle(consumer, [each.number for each in got], Outcome.FAILED), _WAIT)
+        broker.call(c.Detach(consumer), _WAIT)
 
 
 class _Sharing:

@@ -43,7 +43,7 @@ def _programs(url: str, where: str, share: int) -> Iterator[Figure]:
     with ConnectionFactory(url).create_connection() as connection:  # an embedded engine ends with its last one
         connection.start()
         yield _orders(url, where, connection, 400 // share)
-        yield _requests(url, where, connection, 2000 // share)
+        yield _requests(url, where, connection, 1000 // share)
         yield _tasks(url, where, connection, tasks)
         yield _joiners(url, where, connection, tasks)
         yield _groups(url, where, connection, 1200 // share)
