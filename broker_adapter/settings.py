@@ -358,6 +358,12 @@ class EngineSettings:
         " to twelve times this. While one is open, room that is freed in the store is not used again",
         least=1,
     )
+    site: int = _option(
+        0, "number of the site that the engine is, for gateways (docs/gateways.md); 0: none", least=0, most=255
+    )
+    max_gateway_batch_bytes: int = _limit(
+        8 * MIB, "bytes of the messages of one batch that the gateway of another site sends", least=MIB
+    )
     staged_timeout_seconds: float = _option(
         3600.0,
         "time after which an unpublished staged transaction is dropped, while the engine runs, since its batch"

@@ -201,6 +201,8 @@ class Broker:
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
             self._background.trim(queue)
         self._event_reads.restore(self._state.time.age_ms)
+        with self._stores.records() as records:
+            self._state.gateways.restore(records.items_from("gateways", b""))
         published = sorted(
             (found.record.publishing, found.queue)
             for found in queues
@@ -373,6 +375,25 @@ class Broker:
             whole: the same with the body, which selectors over regions can name; None: ``read`` does what can be done.
         """
         self._state.matching.formats.learn(message_format, read, whole)
+
+    def on_gateways(self, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """Call ``listener`` after each commit that concerns a gateway: one was made, changed or removed, has taken a
+        message, or a batch of it has ended.
+
+        Args:
+            listener: gets None; called in the thread of a cycle, so that it must return quickly.
+
+        Returns:
+            What takes the listener away.
+        """
+        listeners = self._state.gateways.listeners
+        listeners.append(listener)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                listeners.remove(listener)
+
+        return remove
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""

@@ -50,6 +50,7 @@ from broker_adapter.engine.rules.deliveries import Deliveries
 from broker_adapter.engine.rules.destinations import Destinations
 from broker_adapter.engine.rules.event_changes import EventChanges
 from broker_adapter.engine.rules.event_state import EventState
+from broker_adapter.engine.rules.gateways import Gateways
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
@@ -81,6 +82,7 @@ class BrokerState:
         staged_batches: stages and publishes messages.
         commits: the last commit of each session.
         published: the last published number of each group.
+        gateways: to other sites.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class BrokerState:
             *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients
         )
         claims = Claims(directory, time)
+        self.gateways = gateways = Gateways(directory, removal, endings, totals)
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,
             c.Disconnect: connections.disconnect,
@@ -185,6 +188,7 @@ class BrokerState:
             c.EndRun: background.end_run,
             c.Statistics: self._statistics,
             **event_changes.steps,
+            **gateways.steps,
         }
 
     # What a restart finds.
@@ -343,6 +347,8 @@ class BrokerState:
                 effects.durable.put("queues", key, encode_counters(key, queue.counters()))
         if self.events.noted_stamp != self.events.last_stamp:
             self.events.note_stamp()
+        if self.directory.gateways:
+            self.gateways.note(effects)
 
     @property
     def has_more(self) -> bool:

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from ack_modes import Failure, Outcome
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.commands.gateways import GatewayCommand
 from broker_adapter.engine.commands.regions import ChangeKeys, EventCommand
 from broker_adapter.engine.records.layout import MAX_SHORT_NAME, RawEntry, short_name
 from broker_adapter.engine.records.new_message import NewMessage as NewMessage
@@ -715,4 +716,5 @@ Command = (
     | SetAside
     | Statistics
     | EventCommand
+    | GatewayCommand
 )

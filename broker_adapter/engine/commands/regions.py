@@ -13,6 +13,7 @@ from broker_adapter.engine.records.new_message import EventSink, NewMessage, Rep
 from broker_adapter.engine.regions.event_records import EventRecord, Operation
 from broker_adapter.engine.regions.interests import Interest, Prepared
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
+from broker_adapter.engine.regions.stamps import Stamp
 
 #: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
 COUNTED_AT_ONCE: Final = 10_000
@@ -65,6 +66,8 @@ class KeyChange(NamedTuple):
     value: RawEntry | None = None  #: supplied by the driver: the place of its value
     #: supplied by the driver where queries may be asked: format and payload of its value
     old: tuple[int, bytes] | None = None
+    stamp: Stamp | None = None  #: of a change of another site; None: it is made here
+    sites: Sequence[int] = ()  #: that have seen it
 
 
 #: Key, format and payload of a message → what each selector or query says of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.identities import LastNumbers
 from broker_adapter.engine.cycle.entry_reads import EntryReads
@@ -18,7 +19,8 @@ from broker_adapter.engine.store.stores import Stores
 
 #: Messages, and transactions, that a publication moves in its own commit; more are moved by a background job.
 MOVED_AT_ONCE: Final = 1000
-
+#: Messages of a gateway that end in one commit.
+ENDED_AT_ONCE: Final = 10_000
 
 #: Commands that are carried out with what is in memory.
 NEED_NOTHING: Final = frozenset({c.Enqueue, c.Settle, c.Credit, c.TakeInHand})
@@ -63,6 +65,9 @@ class CommandInputs:
             found, after = self._reads.of_range(command.range)
             if type(command) is c.SetAside:
                 found = [each for each in found if self._stores.set_body_aside(each.number)]
+            return command._replace(found=found, next=after)
+        if type(command) is g.EndBatch:
+            found, after = self._reads.of_range(c.Range(command.queue, 0, command.through, ENDED_AT_ONCE))
             return command._replace(found=found, next=after)
         if type(command) is c.PutBack and self._stores.disk is not None:
             return command._replace(there=self._stores.disk.in_quarantine([key for key, _ in command.messages]))

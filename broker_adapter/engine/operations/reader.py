@@ -13,6 +13,7 @@ from broker_adapter.engine.cycle.background_jobs import BackgroundJobs
 from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.queue import QueueState
+from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.engine.records.layout import FLAG_ANNOTATED, MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.engine.regions.key_records import region_key
@@ -20,6 +21,7 @@ from broker_adapter.engine.regions.stored_key import StoredKey, records_behind, 
 from broker_adapter.engine.rules.claims import check_claim
 from broker_adapter.engine.rules.deliveries import Deliveries
 from broker_adapter.engine.rules.event_state import EventState
+from broker_adapter.engine.rules.gateways import gateway_named
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.port import Loaded, StoredColumns, by_position
 from broker_adapter.engine.store.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
@@ -169,6 +171,16 @@ class Reader:
             (body, annotations_of(entry) if entry.flags & FLAG_ANNOTATED else None)
             for entry, body in zip(entries, bodies, strict=True)
         ]
+
+    # Gateways.
+
+    def gateway(self, name: str) -> GatewayRecord:
+        """What is known of a gateway, with the password of its URL; raises InvalidDestinationException."""
+        return gateway_named(self.state.directory, name).noted()
+
+    def gateway_names(self) -> list[str]:
+        """Return the names of all gateways."""
+        return sorted(self.state.directory.gateways)
 
     # Regions.
 

@@ -50,6 +50,7 @@ class Threads(Enum):
     DESCRIBING = "describing"
     READING = "reading"
     LONG = "long"
+    GATEWAY = "gateway"
 
 
 class Names(Enum):
@@ -114,6 +115,7 @@ class Request:
     operation: ClassVar[str]
     threads: ClassVar[Threads]
     once: ClassVar[bool]  #: whether it is not the same when it is carried out again
+    right: ClassVar[str]  #: that the user needs where no argument names a destination
     arguments: ClassVar[Mapping[str, Argument]]
     every: ClassVar[Mapping[str, Argument]]  #: also those by which a repeated request is recognised
     naming: ClassVar[Sequence[tuple[str, Argument]]]  #: the arguments that name a destination
@@ -152,6 +154,7 @@ def request(
     *,
     once: bool = False,
     operation: str | None = None,
+    right: str | None = None,
     table: dict[str, type[Request]] = REQUESTS,
 ) -> Callable[[R], R]:
     """Make a class a request.
@@ -160,13 +163,14 @@ def request(
         threads: that carry it out at a server.
         once: whether it is not the same when it is carried out again.
         operation: its name; None: that of the class in lower case, without ``Request``.
+        right: that the user needs where no argument names a destination; None: the operation.
         table: takes it.
     """
 
     def made(cls: R) -> R:
         frozen = fields_of(cls)
         frozen.operation = operation or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Request")).lower()
-        frozen.threads, frozen.once = threads, once
+        frozen.threads, frozen.once, frozen.right = threads, once, right or frozen.operation
         frozen.every = _arguments(frozen)
         frozen.arguments = {name: each for name, each in frozen.every.items() if name not in REPETITION}
         frozen.naming = [(name, each) for name, each in frozen.arguments.items() if each.names is not None]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.operations import durable_clients, named_messages, ranges, regions, staged, whole_queues
+from broker_adapter.engine.operations import durable_clients, gateways, named_messages, ranges, regions, staged, whole_queues
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import REQUESTS, Request, Steps, request_of
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
@@ -20,7 +20,7 @@ from broker_adapter.errors import ConnectionLostException, OperationTimedOutExce
 __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 
 #: Each registers its requests as it is imported.
-_FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients)
+_FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients, gateways)
 
 
 class RequestEngine(Protocol):

@@ -17,6 +17,7 @@ from typing import Final
 
 from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, checked_name
 from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.queues.gateway_queue import Feed, GatewayQueue
 from broker_adapter.engine.queues.numbers import QueueNumbers
 from broker_adapter.engine.queues.policies import Policies, QueueSettings
 from broker_adapter.engine.queues.queue import Browser, Consumer, Memory, QueueState
@@ -74,6 +75,8 @@ class Directory:
         client_ids: the clients that have an id for themselves.
         consumers: by number.
         browsers: by number.
+        gateways: by name.
+        feeds: what gateways take of each destination; regions are by name and ``REGION_KIND``.
         permanent: queues that always exist.
         policies: what holds for each queue.
         changed: queues to which something has happened since they were last dispatched, by number.
@@ -107,6 +110,8 @@ class Directory:
         self.client_ids: dict[str, int] = {}
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
+        self.gateways: dict[str, GatewayQueue] = {}
+        self.feeds: dict[tuple[str, int], list[Feed]] = {}
         self.permanent: set[Destination] = set()
         self.changed: dict[int, QueueState] = {}
         self._next_name = 1
@@ -127,6 +132,8 @@ class Directory:
             self.topics.setdefault(destination, []).append(queue)
         elif record.kind == "queue":
             self.by_destination[destination] = queue
+        elif isinstance(queue, GatewayQueue):
+            self.gateways[record.name] = queue
         return queue
 
     # Clients.
@@ -230,7 +237,7 @@ class Directory:
         counters: Counters | None,
         lanes: Sequence[int] = (),
     ) -> QueueState:
-        queue = QueueState(
+        queue = (GatewayQueue if record.kind == "gateway" else QueueState)(
             number,
             destination,
             record,

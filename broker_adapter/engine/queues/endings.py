@@ -100,7 +100,7 @@ class Endings:
             modified = ending if isinstance(ending, Modified) else _failed(ending)
             ending = modified.outcome
             if modified.annotations:
-                added = with_annotations(self._annotations(entry, effects), modified.annotations)
+                added = with_annotations(self.annotations(entry, effects), modified.annotations)
                 self._annotate(entry, added, effects)
             if modified.undeliverable and by is not None and by.attached:
                 if not queue.undeliverable.refuse(entry.position, by):
@@ -285,7 +285,7 @@ class Endings:
 
     def failed(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message into the dead-letter queue that consumers could not process, with what was raised last."""
-        raised = self._annotations(entry, effects).get(EXCEPTION_ANNOTATION)
+        raised = self.annotations(entry, effects).get(EXCEPTION_ANNOTATION)
         self.dead_letter(queue, entry, reason, effects, raised)
 
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects, raised: Any = None) -> None:
@@ -334,7 +334,7 @@ class Endings:
 
         Of what was added to it before, it keeps the annotations of consumers, but for what one has raised.
         """
-        kept = self._annotations(entry, effects)
+        kept = self.annotations(entry, effects)
         kept.pop(EXCEPTION_ANNOTATION, None)
         annotations |= {name: value for name, value in kept.items() if name.startswith(ANNOTATION_PREFIX)}
         queue.remove(entry, effects, keep_message=True)
@@ -350,7 +350,7 @@ class Endings:
 
     def _move(self, queue: QueueState, entry: Entry, move: Callable[[], Entry], effects: Effects) -> None:
         """Give a message another place in its queue, with what was added to it and who has refused it."""
-        kept = self._annotations(entry, effects)
+        kept = self.annotations(entry, effects)
         refusers = queue.undeliverable.refusers.get(entry.position)
         moved = move()
         if refusers:
@@ -358,7 +358,7 @@ class Endings:
         if kept:
             self._annotate(moved, kept, effects)
 
-    def _annotations(self, entry: Entry, effects: Effects) -> dict[str, Any]:
+    def annotations(self, entry: Entry, effects: Effects) -> dict[str, Any]:
         """Return what was added to the properties of a message."""
         return (self._read(entry.key, entry.flags, effects) if entry.flags & FLAG_ANNOTATED else None) or {}
 

@@ -16,6 +16,7 @@ producers   msgpack: the stream's name, or its     last u64, solid i64, last use
 commits     session, or its hash where that is     last number u64, last used u64 (ms), crc u32
             long
 published   group, likewise                        as in commits
+gateways    name                                   :mod:`broker_adapter.engine.records.gateway_records`
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
                                                    ``next_queue``, ``next_stream``: the next numbers; ``last_stamp``:
@@ -103,6 +104,7 @@ TABLES = (
     "producers",
     "commits",
     "published",
+    "gateways",
     "quarantine",
     "meta",
     *EVENT_TABLES,
@@ -432,7 +434,7 @@ class Counters(NamedTuple):
 
 
 #: What a record of the catalogue may be: "ended" where only the clearing up is left.
-CATALOG_KINDS = frozenset(("queue", "subscription", "staged", "region", "events", "ended"))
+CATALOG_KINDS = frozenset(("queue", "subscription", "staged", "region", "events", "gateway", "ended"))
 
 
 class CatalogRecord(NamedTuple):

@@ -18,6 +18,7 @@ from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.selection import Selectable
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.entries import Entry
+from broker_adapter.engine.queues.gateway_queue import REGION_KIND
 from broker_adapter.engine.queues.limits import refusal
 from broker_adapter.engine.queues.pending import raw_entry
 from broker_adapter.engine.queues.queue import QueueState
@@ -53,6 +54,7 @@ from broker_adapter.engine.regions.key_records import (
     tombstone,
 )
 from broker_adapter.engine.regions.region import Region
+from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.engine.rules.admission import Admission, CommitRoom
 from broker_adapter.engine.rules.event_answers import EventAnswers
 from broker_adapter.engine.rules.event_descriptions import EventDescriptions
@@ -70,8 +72,6 @@ from broker_adapter.envelope import (
 )
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 
-#: In the names of streams of identities: a region is no queue and no topic.
-_REGION_KIND: Final = 9
 _TOO_LONG: Final = "more events wait for it than may (option max_client_queue_events)"
 #: What an event takes in the record of an event for each audience that may want it, and its places beside that.
 _AUDIENCE_BYTES: Final = 4
@@ -289,11 +289,14 @@ class EventChanges:
         name = region.id, change.key
         before = self._records.get(name, change.before)
         version = 0 if before is None else before.version
-        if not self._is_new(region, change.message, now_ms, effects):
+        if change.stamp is not None:
+            if before is not None and before.stamp >= change.stamp:
+                return None, version  # the same change, or an older one
+        elif not self._is_new(region, change.message, now_ms, effects):
             return answer_again(before, change.message.identity)
         operation = operation_of(change.wanted, before)
         if operation is None:
-            return None, version
+            return None, version if change.stamp is None else self._bury(region, change.key, change.stamp)
         message = change.message._replace(persistent=True, expires_at_ms=None, deliver_at_ms=None, priority=4, group=0)
         events = self._state.events
         assert events is not None
@@ -310,7 +313,7 @@ class EventChanges:
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        stamp = self._state.next_stamp(now_ms)
+        stamp = self._state.next_stamp(now_ms) if change.stamp is None else self._state.seen_stamp(change.stamp)
         annotations = None
         subscriptions = self._directory.topics.get(region.topic)
         if subscriptions:
@@ -324,7 +327,9 @@ class EventChanges:
             }
             queues += self._wanting(subscriptions, message, annotations)
         number = self._intake.next_message
-        self._intake.store(message, queues, now_ms, effects, annotations)
+        feeds = self._directory.feeds
+        fed = feeds.get((region.name, REGION_KIND), ()) if feeds and operation is not Operation.INVALIDATE else ()
+        self._intake.store(message, queues, now_ms, effects, annotations, fed, change.sites)
         if is_wanted:
             stored = [(digest(each), what) for each, what in answers.items()]
             conflated = run if self._clients.conflating.is_asked_for(region) else 0
@@ -342,7 +347,7 @@ class EventChanges:
             self._directory.changed[queue.id] = queue
         if before is not None and before.place:
             self._drop_value(region, before.place, change.value, effects)
-        maker = maker_of(change.message.identity)
+        maker = 0 if change.stamp is not None else maker_of(change.message.identity)
         record = KeyRecord(position, place, self._time.age_ms, STATE_AFTER[operation], run, maker, stamp)
         if operation is Operation.CREATE:
             region.keys += 1
@@ -350,16 +355,35 @@ class EventChanges:
             region.keys = max(0, region.keys - 1)
         if is_wanted or operation in (Operation.CREATE, Operation.DESTROY):
             self._state.store_region(region)
-        self._records[name] = record
         self._payloads[name] = message.format, message.payload
-        key = region_key(region.id, change.key)
-        self._state.batch.put("keys", key, encode_key_record(key, record))
-        if operation is Operation.DESTROY:
-            due_ms = record.changed_ms + int(self._directory.settings.tombstone_seconds * 1000)
-            self._state.batch.put("tombstones", *tombstone(due_ms, key, position))
-            self._state.next_tombstone_ms = min(self._state.next_tombstone_ms or due_ms, due_ms)
+        self._store_record(region, change.key, record)
         self._totals.enqueued += 1
         return operation, position
+
+    def _bury(self, region: Region, key: str, stamp: Stamp) -> int:
+        """A key that is not there was destroyed at another site: an older value of it must not come back.
+
+        Returns its version.
+        """
+        events = self._state.events
+        assert events is not None
+        position = events.next_position
+        events.next_position = position + 1
+        events.counters_due = True
+        self._directory.changed[events.id] = events
+        self._state.seen_stamp(stamp)
+        record = KeyRecord(position, 0, self._time.age_ms, KeyState.TOMBSTONE, 0, 0, stamp)
+        self._store_record(region, key, record)
+        return position
+
+    def _store_record(self, region: Region, of: str, record: KeyRecord) -> None:
+        self._records[region.id, of] = record
+        key = region_key(region.id, of)
+        self._state.batch.put("keys", key, encode_key_record(key, record))
+        if record.state is KeyState.TOMBSTONE:
+            due_ms = record.changed_ms + int(self._directory.settings.tombstone_seconds * 1000)
+            self._state.batch.put("tombstones", *tombstone(due_ms, key, record.version))
+            self._state.next_tombstone_ms = min(self._state.next_tombstone_ms or due_ms, due_ms)
 
     def _answers(
         self,
@@ -391,7 +415,7 @@ class EventChanges:
         identity = message.identity
         if identity is None:
             return True
-        stream = (region.name, _REGION_KIND, short_name(identity.producer_id), identity.thread_id)
+        stream = (region.name, REGION_KIND, short_name(identity.producer_id), identity.thread_id)
         seen = self._intake.streams.get(stream)
         if seen is None:
             seen = Sequences.begin(identity.sequence)

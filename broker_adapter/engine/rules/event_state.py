@@ -41,7 +41,7 @@ from broker_adapter.engine.regions.event_log import BroadStream
 from broker_adapter.engine.regions.interests import Interest, InterestKind, checked_key
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.region_records import RegionRecord, encode_region
-from broker_adapter.engine.regions.stamps import NO_SITE, Stamp, next_time
+from broker_adapter.engine.regions.stamps import Stamp, next_time
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -265,7 +265,12 @@ class EventState:
     def next_stamp(self, now_ms: int) -> Stamp:
         """Return the stamp of a change that is made now."""
         self.last_stamp = time = next_time(self.last_stamp, now_ms)
-        return Stamp(time, NO_SITE)
+        return Stamp(time, self._directory.settings.site)
+
+    def seen_stamp(self, stamp: Stamp) -> Stamp:
+        """Note the stamp of a change of another site, and return it: what is changed here from now on is newer."""
+        self.last_stamp = max(self.last_stamp, stamp.time)
+        return stamp
 
     def note_stamp(self) -> None:
         """Have the commit of this decision keep the last stamp that it gave."""

@@ -23,6 +23,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.gateway_queue import Feed
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import (
@@ -54,6 +55,7 @@ class Intake:
 
     def __init__(self, directory: Directory, totals: Totals, *, durable: bool) -> None:
         self._directory = directory
+        self._feeds = directory.feeds
         self._settings = directory.settings
         self._totals = totals
         self._durable = durable
@@ -90,6 +92,8 @@ class Intake:
         now_ms: int,
         effects: Effects,
         annotations: dict[str, Any] | None = None,
+        fed: Sequence[Feed] = (),
+        sites: Sequence[int] = (),
     ) -> None:
         """Store one copy, and an entry for each queue.
 
@@ -99,11 +103,15 @@ class Intake:
             now_ms: the time of the day.
             effects: of the decision.
             annotations: properties that the engine adds in those of the queues that are subscriptions; None: none.
+            fed: the gateways that take it as well, unless they are stopped.
+            sites: that have seen it.
         """
         number = self.next_message
         if number >= self.reserved:
             self._reserve(1, effects)
-        if len(queues) == 1:
+        if fed:
+            fed = [feed for feed in fed if feed.queue.takes()]
+        if len(queues) == 1 and not fed:
             queue = queues[0]
             self.next_message = number + 1
             store = effects.durable if message.persistent and queue.durable else effects.volatile
@@ -111,20 +119,26 @@ class Intake:
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, False, now_ms, effects, added)
             return
-        if not queues:
+        every: Sequence[QueueState] = [*queues, *[feed.queue for feed in fed]] if fed else queues
+        if not every:
             return
         self.next_message = number + 1
-        durable = sum(1 for queue in queues if queue.durable) if message.persistent else 0
-        for batch, count in ((effects.durable, durable), (effects.volatile, len(queues) - durable)):
+        durable = sum(1 for queue in every if queue.durable) if message.persistent else 0
+        volatile = len(every) - durable
+        for batch, count in ((effects.durable, durable), (effects.volatile, volatile)):
             if count:
                 batch.messages[number] = message
                 if count > 1:
                     batch.references.append((number, count))
         for queue in queues:
             in_durable = message.persistent and queue.durable
-            is_shared = (durable if in_durable else len(queues) - durable) > 1
+            is_shared = (durable if in_durable else volatile) > 1
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, is_shared, now_ms, effects, added)
+        for gateway, destination in fed:
+            is_shared = (durable if message.persistent and gateway.durable else volatile) > 1
+            gateway.take(number, message, is_shared, destination, effects, annotations, sites)
+            self._directory.changed[gateway.id] = gateway
 
     def take_run(
         self,
@@ -146,7 +160,8 @@ class Intake:
         Returns:
             False where they have to be taken one by one; nothing was changed.
         """
-        if not queues or not all(queue.takes_runs(persistent=run.persistent) for queue in queues):
+        feeds = self._feeds.get(destination, ()) if self._feeds else ()
+        if not (queues or feeds) or not all(queue.takes_runs(persistent=run.persistent) for queue in queues):
             return False
         identity = run.identity
         if identity is not None:
@@ -160,16 +175,24 @@ class Intake:
         numbers = range(self.next_message, self.next_message + len(run.messages))
         self._reserve(len(numbers), effects)
         self.next_message = numbers.stop
-        durable = [queue for queue in queues if run.persistent and queue.durable]
-        volatile = [queue for queue in queues if not (run.persistent and queue.durable)]
-        for batch, those in ((effects.durable, durable), (effects.volatile, volatile)):
-            if not those:
-                continue
-            batch.messages.update(zip(numbers, run.messages, strict=True))
-            if len(those) > 1:
-                batch.references += [(number, len(those)) for number in numbers]
-            for queue in those:
-                queue.append_run(numbers.start, run, len(those) > 1, batch)
+        fed = [feed for feed in feeds if feed.queue.takes(len(run.messages))]
+        every = [*queues, *[feed.queue for feed in fed]]
+        durable = sum(1 for queue in every if queue.durable) if run.persistent else 0
+        volatile = len(every) - durable
+        for batch, count in ((effects.durable, durable), (effects.volatile, volatile)):
+            if count:
+                batch.messages.update(zip(numbers, run.messages, strict=True))
+            if count > 1:
+                batch.references += [(number, count) for number in numbers]
+        for queue in queues:
+            if run.persistent and queue.durable:
+                queue.append_run(numbers.start, run, durable > 1, effects.durable)
+            else:
+                queue.append_run(numbers.start, run, volatile > 1, effects.volatile)
+        for gateway, destination_number in fed:
+            is_shared = (durable if run.persistent and gateway.durable else volatile) > 1
+            gateway.take_run(numbers.start, run, is_shared, destination_number, effects)
+            self._directory.changed[gateway.id] = gateway
         self._totals.enqueued += len(run.messages)
         return True
 

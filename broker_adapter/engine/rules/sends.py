@@ -45,6 +45,7 @@ class Sends:
         self._changed = directory.changed
         self._settings = directory.settings
         self._durable = directory.durable
+        self._feeds = directory.feeds
         self._admission = admission
         self._matching = matching
         self._blocked = blocked_sends
@@ -87,6 +88,7 @@ class Sends:
         admission = self._admission
         max_bytes = self._settings.max_message_bytes
         store, streams = self._store, self._streams
+        fed = self._feeds.get(command.destination, ()) if self._feeds else ()
         if self._take_run(blocked, targets, now_ms, effects):
             effects.answer(command, blocked.errors)
             return True
@@ -137,7 +139,7 @@ class Sends:
                     reason = reason or admission.volatile_full()
             # Last, since a send that waits for something else takes no room.
             if not reason and message.persistent and admission.room is not None:
-                reason = "" if admission.room.take(len(message.payload), len(wanting)) else admission.room.reason
+                reason = "" if admission.room.take(len(message.payload), len(wanting) + len(fed)) else admission.room.reason
             if reason and self.is_known(command.destination, message):
                 self._totals.duplicates_rejected += 1
                 full, reason = None, ""
@@ -164,7 +166,8 @@ class Sends:
             if giving_way:
                 admission.note_gave_way(giving_way)
             if message.expires_at_ms is None or not self._intake.is_over(message, now_ms):
-                store(message, admission.takers(giving_way, wanting) if giving_way else wanting, now_ms, effects)
+                takers = admission.takers(giving_way, wanting) if giving_way else wanting
+                store(message, takers, now_ms, effects, None, fed)
         else:
             blocked.index = len(messages)
         self._totals.enqueued += taken

@@ -321,7 +321,7 @@ class Transactions:
                     self._changed[queue.id] = queue
                 return
         all_streams, changed, totals = self._streams, self._changed, self._totals
-        store, is_over = self._intake.store, self._intake.is_over
+        store, is_over, feeds = self._intake.store, self._intake.is_over, self._directory.feeds
         streams: dict[tuple[Any, ...], Sequences] = {}
         stream: tuple[Any, ...] = ()
         sender: tuple[Any, ...] = ()
@@ -342,7 +342,8 @@ class Transactions:
                 streams[stream] = seen
             totals.enqueued += 1
             if message.expires_at_ms is None or not is_over(message, now_ms):
-                store(message, queues, now_ms, effects)
+                fed = feeds.get(destination, ()) if feeds else ()
+                store(message, queues, now_ms, effects, None, fed)
             for queue in queues:
                 changed[queue.id] = queue
         for stream, sequences in streams.items():

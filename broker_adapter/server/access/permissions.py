@@ -19,6 +19,8 @@ What the door does not decide, because a name says too little or the engine know
   asked about, as a topic.
 - ``seen_rest``, ``uncount_rest`` and ``resolve_commit`` name connections and sessions by words that only their client
   knows (UUIDs).  ``seen``, ``uncount`` and ``settle_positions`` also name the queue, which is asked about.
+- A batch that the gateway of another site sends (``apply_batch``, the right ``gateway``) goes to the destinations that
+  it names: that right is one to send to all.
 - ``publish``, ``renew`` and ``discard`` name staged transactions, whoever staged them; those of others can be guessed,
   and ``discard`` takes prefixes.  A rule that keeps users apart must not permit them to every user.
 - A message id may contain the producer id of its sender, and the engine rejects duplicates by it: a user that may send
@@ -98,7 +100,7 @@ def asked_of_request(
         if not found and not asked:
             asked.append((operation, None))
         asked += [(right or operation, each) for each in found for right in wanted.rights]
-    return asked or [(operation, None)]
+    return asked or [(operation if request is None else request.right, None)]
 
 
 def _named(names: Names | None, value: Any, *, is_topic: bool) -> list[Destination]:

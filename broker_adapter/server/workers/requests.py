@@ -36,6 +36,7 @@ THREADS: Final = {
     Threads.DESCRIBING: 2,
     Threads.READING: 4,
     Threads.LONG: 4,
+    Threads.GATEWAY: _WAITING_THREADS,
 }
 #: Operations of each group that a connection may have waiting; one more is refused.
 MAX_WAITING: Final = 200

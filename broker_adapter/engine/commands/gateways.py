@@ -1,0 +1,55 @@
+"""Commands about gateways to other sites; see :mod:`broker_adapter.engine.commands.messaging`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from broker_adapter.engine.records.gateway_records import GatewayRecord
+from broker_adapter.engine.records.layout import RawEntry
+from broker_adapter.engine.records.new_message import Reply
+
+
+class CreateGateway(NamedTuple):
+    """Make a gateway.  Replies with the number of its queue."""
+
+    name: str
+    record: GatewayRecord
+    reply: Reply | None = None
+
+
+class ChangeGateway(NamedTuple):
+    """Change fields of the record of a gateway.  Replies None."""
+
+    name: str
+    fields: Mapping[str, Any]
+    reply: Reply | None = None
+
+
+class DestroyGateway(NamedTuple):
+    """Remove a gateway with all that waits.  Replies with how many messages these were."""
+
+    name: str
+    reply: Reply | None = None
+
+
+class EndBatch(NamedTuple):
+    """What was read of a gateway's queue up to a position is done.
+
+    Replies with how many messages were removed, and the position from which on others are left up to there; None:
+    none.
+    """
+
+    queue: int  #: number of the gateway's queue
+    through: int
+    expired: frozenset[int] = frozenset()  #: positions of those that were left out
+    filtered: frozenset[int] = frozenset()  #: likewise
+    refused: Mapping[int, str] = {}  #: position → why
+    applied: int = 0  #: the last position that the other site has confirmed
+    drops: bool = False  #: nothing of it was sent, by a clean start
+    found: Sequence[RawEntry] = ()  #: supplied by the driver
+    next: int | None = None  #: supplied by the driver
+    reply: Reply | None = None
+
+
+GatewayCommand = CreateGateway | ChangeGateway | DestroyGateway | EndBatch

@@ -1,0 +1,498 @@
+"""Operations on gateways: at the site that sends, and at the one that receives.
+
+Theory of operation
+    A message goes to the other site as :func:`_packed` makes it, and the sender hands on these bytes.  The receiver
+    keeps the position of the last message that it has applied, by who sent it, in the commit of the messages.  So what
+    comes again is known, whatever became of the answer, and also where the batch is cut otherwise.
+
+    A batch is applied up to the first message that is refused, and those behind that are refused as well are told with
+    it; the rest comes in the next batch.  So no message that was refused stands below a position that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from broker_adapter.clock import epoch_ms
+from broker_adapter.destination import Destination, DestinationKind, checked_name
+from broker_adapter.engine.commands import gateways as g
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.commands.failures import message_too_large
+from broker_adapter.engine.commands.selection import Formats, Selectable, selects
+from broker_adapter.engine.operations.reader import OperationsState, Reader
+from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
+from broker_adapter.engine.queues.directory import named_queue
+from broker_adapter.engine.queues.gateway_queue import HEAD, SITES, GatewayQueue
+from broker_adapter.engine.records.gateway_records import STATES, GatewayRecord, destination_of
+from broker_adapter.engine.records.layout import RawEntry, position_of
+from broker_adapter.engine.regions.interests import checked_key
+from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.regions.stamps import Stamp
+from broker_adapter.engine.rules.gateways import gateway_named
+from broker_adapter.engine.store.stores import Message
+from broker_adapter.envelope import (
+    ENVELOPE_FORMAT,
+    KEY_PROPERTY,
+    OPERATION_PROPERTY,
+    SITE_PROPERTY,
+    STAMP_PROPERTY,
+    Identity,
+    read_head,
+)
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+)
+from broker_adapter.packing import unpacked
+from broker_adapter.selectors.language import parse_selector
+from broker_adapter.urls.url import FailoverURL, masked, parse_url
+
+#: Destinations of one gateway.
+MAX_DESTINATIONS: Final = 1000
+#: Messages of one batch.
+MAX_BATCH: Final = 10_000
+#: The right to hand over what another site has sent.
+GATEWAY: Final = "gateway"
+#: Sites that a message may have seen.
+_MAX_SITES: Final = 255
+_MAX_MS: Final = 86_400_000
+_OPERATIONS: Final = {"create": Wanted.PUT, "update": Wanted.PUT, "destroy": Wanted.DESTROY}
+
+
+@request(Threads.SHORT)
+class CreateGatewayRequest(Request):
+    """True.
+
+    From now on what its destinations take is queued for the other site, unless the gateway is stopped; it is sent while
+    it is running.
+    """
+
+    name: str = argument()
+    url: str = argument(note="of the other site")
+    destinations: Sequence[str] = argument(
+        most_values=MAX_DESTINATIONS, note='"queue:NAME", "topic:NAME" or "region:NAME" each'
+    )
+    selector: str | None = argument(None)
+    batch_messages: int = argument(100, least=1, most=MAX_BATCH)
+    batch_bytes: int = argument(1 << 20, least=1, most=MAX_RANGE_BYTES)
+    batch_ms: int = argument(1000, most=_MAX_MS)
+    alert_ms: int = argument(0, most=_MAX_MS, note="0: none")
+    state: str = argument("created", note='or "running"')
+
+    def check(self) -> None:
+        """Refuse what no gateway can be."""
+        _check_url(self.url)
+        if not self.destinations:
+            raise MessageFormatException("a gateway has one destination at least")
+        if len(set(self.destinations)) < len(self.destinations):
+            raise MessageFormatException("a destination of a gateway is named twice")
+        for each in self.destinations:
+            _check_destination(each)
+        if self.selector is not None:
+            parse_selector(self.selector)
+        if self.state not in ("created", "running"):
+            raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
+
+    def steps(self, client: int) -> Steps:
+        sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
+        record = GatewayRecord(self.url, list(self.destinations), self.selector, *sizes, self.state)
+        yield g.CreateGateway(self.name, record)
+        return True
+
+
+def _check_url(url: str) -> None:
+    if not isinstance(parse_url(url), FailoverURL):
+        raise MessageFormatException(f"{masked(url)!r} is no server: a gateway sends over the network")
+
+
+def _check_destination(text: str) -> None:
+    try:
+        _, name = destination_of(text)
+    except ValueError as error:
+        raise MessageFormatException(f"a destination of a gateway: {error}") from None
+    if named_queue(checked_name(name)).is_temporary:
+        raise InvalidDestinationException(f"a gateway cannot take what goes to the temporary destination {name!r}")
+
+
+@request(Threads.DESCRIBING)
+class GatewaysRequest(Request):
+    """A map for each gateway, by name.
+
+    ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
+    ``batch_ms``, ``alert_ms``, ``state`` ("created": it queues and was never started, "running", "paused": it queues,
+    or "stopped": it does not), ``waiting`` and ``waiting_bytes``, ``applied``: the last position that the other site
+    has confirmed.  Counted since it was created: ``received``: messages of its destinations; of these ``filtered``, by
+    the selector or since the other site had seen them, ``not_queued``, while it was stopped, and ``queued``; of the
+    last ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged
+    and in quarantine), and the rest waits; ``batches``.
+    """
+
+    name: str | None = argument(None, note="without it, all")
+
+    def steps(self, client: int) -> Steps:
+        return (yield lambda reader: _described(reader.state, self.name))
+
+
+def _described(state: OperationsState, name: str | None) -> list[dict[str, Any]]:
+    directory = state.directory
+    names = sorted(directory.gateways) if name is None else [name]
+    return [_as_map(each, gateway_named(directory, each)) for each in names]
+
+
+def _as_map(name: str, queue: GatewayQueue) -> dict[str, Any]:
+    record = queue.noted()
+    counters = record.counters
+    fields = record._asdict() | {"url": masked(record.url), "destinations": list(record.destinations)}
+    del fields["counters"]
+    counted = counters._asdict() | {"queued": counters.queued, "lost": queue.gone}
+    return {"name": name, **fields, "waiting": queue.depth, "waiting_bytes": queue.bytes, **counted}
+
+
+@request(Threads.SHORT)
+class ChangeGatewayRequest(Request):
+    """What ``gateways`` says of it then; what is not given stays as it is."""
+
+    name: str = argument()
+    state: str | None = argument(None, note='"running", "paused" or "stopped"')
+    clean: bool = argument(False, note="what waits is dropped first; nothing is queued meanwhile")
+    url: str | None = argument(None)
+    selector: str | None = argument(None, note='"" takes it away')
+    batch_messages: int | None = argument(None, least=1, most=MAX_BATCH)
+    batch_bytes: int | None = argument(None, least=1, most=MAX_RANGE_BYTES)
+    batch_ms: int | None = argument(None, most=_MAX_MS)
+    alert_ms: int | None = argument(None, most=_MAX_MS)
+    forget: bool = argument(False, note="the other site need not know what it has confirmed: it lost that")
+
+    def check(self) -> None:
+        """Refuse what no gateway can be."""
+        if self.url is not None:
+            _check_url(self.url)
+        if self.selector:
+            parse_selector(self.selector)
+        if self.state is not None and self.state not in STATES[1:]:
+            raise MessageFormatException(f"a gateway cannot be made {self.state!r:.100}: {', '.join(STATES[1:])}")
+        if self.clean and self.state != "running":
+            raise MessageFormatException("the argument 'clean' needs the state \"running\"")
+
+    def steps(self, client: int) -> Steps:
+        name = self.name
+        kept = "url", "batch_messages", "batch_bytes", "batch_ms", "alert_ms"
+        fields = {each: value for each in kept if (value := getattr(self, each)) is not None}
+        if self.selector is not None:
+            fields["selector"] = self.selector or None
+        if self.forget:
+            fields["applied"] = 0
+        if self.clean:
+            yield g.ChangeGateway(name, {"state": "stopped"})
+            number, last = yield lambda reader: _bounds(reader, name)
+            left: int | None = last
+            while left is not None:
+                _, left = yield g.EndBatch(number, last, drops=True)
+        if self.state is not None:
+            fields["state"] = self.state
+        yield g.ChangeGateway(name, fields)
+        (found,) = yield lambda reader: _described(reader.state, name)
+        return found
+
+
+def _bounds(reader: Reader, name: str) -> tuple[int, int]:
+    """(number of its queue, last position that it gave) of a gateway."""
+    queue = gateway_named(reader.state.directory, name)
+    return queue.id, queue.next_position - 1
+
+
+@request(Threads.SHORT)
+class DestroyGatewayRequest(Request):
+    """The number of messages that waited, and are dropped."""
+
+    name: str = argument()
+
+    def steps(self, client: int) -> Steps:
+        return (yield g.DestroyGateway(self.name))
+
+
+class _Read(NamedTuple):
+    """What was read of a gateway's queue."""
+
+    queue: GatewayQueue
+    record: GatewayRecord
+    sender: str  #: what tells this gateway from any other one
+    formats: Formats
+    entries: Sequence[RawEntry]
+    messages: Sequence[tuple[Message | None, dict[str, Any] | None]]
+    damaged: Sequence[int]  #: positions
+
+
+@request(Threads.GATEWAY, right=GATEWAY)
+class ReadGatewayRequest(Request):
+    """What waits, from the front; it stays.
+
+    ``entries``: (position, message as ``apply_batch`` takes it) each; ``through``: the position through which this
+    goes, 0 where nothing waits; ``expired`` and ``filtered``: positions up to there that are left out, because their
+    time is over, or the selector does not want them or ``remote_site`` has seen them; ``sender`` and ``applied``: what
+    ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.
+    """
+
+    name: str = argument()
+    max_messages: int = argument(100, least=1, most=MAX_BATCH)
+    max_bytes: int = argument(1 << 20, least=1, most=MAX_RANGE_BYTES)
+    remote_site: int = argument(0, most=_MAX_SITES, note="0: it is not known")
+    after: int = argument(0, note="a position, of those behind it")
+
+    def steps(self, client: int) -> Steps:
+        read: _Read = yield self._read
+        if read.damaged:
+            positions = frozenset(read.damaged)
+            yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
+        selector = None if read.record.selector is None else parse_selector(read.record.selector)
+        now_ms, destinations, remote = epoch_ms(), read.record.destinations, self.remote_site
+        entries: list[tuple[int, bytes]] = []
+        expired: list[int] = []
+        filtered: list[int] = []
+        for entry, (body, added) in zip(read.entries, read.messages, strict=True):
+            if body is None or not 0 < entry.group <= len(destinations):
+                continue
+            annotations = added or {}
+            until_ms = _expires_at_ms(*body, annotations)
+            if until_ms is not None and until_ms <= now_ms:
+                expired.append(entry.position)
+            elif (remote and remote in annotations.get(SITES, ())) or not (
+                selector is None or selects(selector, Selectable(read.formats, *body, annotations=annotations))
+            ):
+                filtered.append(entry.position)
+            else:
+                entries.append((entry.position, _packed(destinations[entry.group - 1], *body, annotations)))
+        return {
+            "entries": entries,
+            "through": max([*[entry.position for entry in read.entries], *read.damaged], default=0),
+            "expired": expired,
+            "filtered": filtered,
+            "sender": read.sender,
+            "applied": read.record.applied,
+            "state": read.record.state,
+            "waiting": read.queue.depth,
+            "waiting_bytes": read.queue.bytes,
+        }
+
+    def _read(self, reader: Reader) -> _Read:
+        directory = reader.state.directory
+        queue = gateway_named(directory, self.name)
+        most = self.max_bytes
+        found = reader.entries(queue.id, self.after + 1, queue.next_position - 1, self.max_messages, most)
+        entries: list[RawEntry] = []
+        for entry in found.entries[: self.max_messages]:
+            most -= entry.size
+            if entries and most < 0:
+                break
+            entries.append(entry)
+        messages = reader.messages(entries)
+        damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
+        damaged += map(position_of, found.corrupt)
+        sender = f"{self.name}/{directory.incarnation(queue)}"
+        return _Read(queue, queue.noted(), sender, reader.state.matching.formats, entries, messages, damaged)
+
+
+def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> int | None:
+    """Return when a message expires; None: never.  The value of a key does not."""
+    if KEY_PROPERTY in annotations:
+        return None
+    if HEAD in annotations:
+        until_ms: int | None = annotations[HEAD][2]
+        return until_ms
+    return read_head(payload).expires_at_ms if message_format == ENVELOPE_FORMAT else None
+
+
+def _packed(destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> bytes:
+    """A message as it goes to the other site."""
+    found = {"to": destination, "format": message_format, "payload": payload, SITES: annotations.get(SITES, [])}
+    if KEY_PROPERTY in annotations:
+        found["key"] = annotations[KEY_PROPERTY]
+        found["operation"] = annotations[OPERATION_PROPERTY]
+        found["stamp"] = [annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY]]
+    elif HEAD in annotations:
+        found[HEAD] = annotations[HEAD]
+    packed: bytes = msgpack.packb(found)
+    return packed
+
+
+@request(Threads.GATEWAY, right=GATEWAY)
+class EndGatewayBatchRequest(Request):
+    """The number of messages removed: those up to ``through``.
+
+    What was refused goes into the queue ``$gateway/NAME/refused``, with the reason, as a dead letter.
+    """
+
+    name: str = argument()
+    through: int = argument(note="a position")
+    expired: Sequence[int] = argument((), most_values=MAX_BATCH, note="as ``read_gateway`` has answered")
+    filtered: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
+    refused: Sequence[Any] = argument((), most_values=MAX_BATCH, note="(position, reason) each")
+    applied: int = argument(0, note="as ``apply_batch`` has answered")
+
+    def steps(self, client: int) -> Steps:
+        refused = dict((position, reason) for position, reason in rows("refused", self.refused, (int, str)))
+        number, _ = yield lambda reader: _bounds(reader, self.name)
+        left_out = frozenset(self.expired), frozenset(self.filtered)
+        removed, left = 0, 0
+        while left is not None:
+            some, left = yield g.EndBatch(number, self.through, *left_out, refused, self.applied)
+            removed += some
+        return removed
+
+
+@request(Threads.SHORT, right=GATEWAY)
+class SiteRequest(Request):
+    """The number of the server's site; 0: it has none."""
+
+    def steps(self, client: int) -> Steps:
+        return (yield lambda reader: reader.state.directory.settings.site)
+
+
+class _Arrived(NamedTuple):
+    """A message of another site."""
+
+    position: int
+    destination: Destination
+    region: str | None  #: None: it goes to the destination
+    message: c.NewMessage
+    key: str
+    wanted: Wanted
+    stamp: Stamp
+    sites: Sequence[int]  #: that have seen it
+
+
+@request(Threads.GATEWAY, right=GATEWAY)
+class ApplyBatchRequest(Request):
+    """What a gateway of another site sends, in the order of its positions; a message is taken once.
+
+    ``through``: the position of the last message that is done; what stands behind it was not looked at.  ``refused``:
+    (position, reason) of the last ones of those.  ``applied``: the position that is known from now on: those up to it
+    are not taken again.  ``repeated``: how many were known.  A change of a key is made if its stamp is newer than that
+    of the key.
+
+    Where there is no room, nothing is taken, and the request may be repeated later.  It is refused where the server has
+    no site, or the same one, or does not know ``after``.
+    """
+
+    site: int = argument(least=1, most=_MAX_SITES, note="of the sender")
+    sender: str = argument(note="which gateway of the site")
+    after: int = argument(note="a position that the sender was told as ``applied``, or 0")
+    positions: Sequence[int] = argument(most_values=MAX_BATCH, note="of the messages, each greater than the last one")
+    messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them")
+
+    def check(self) -> None:
+        """Refuse what is no batch."""
+        if len(self.positions) != len(self.messages):
+            raise MessageFormatException("operation 'apply_batch' needs a position for each message")
+        if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
+            raise MessageFormatException("the positions of a batch do not grow")
+
+    def steps(self, client: int) -> Steps:
+        arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
+        group = f"$gateway/{self.site}/{self.sender}"
+
+        def look(reader: Reader) -> tuple[int, list[str | None]]:
+            settings = reader.state.directory.settings
+            _check_site(settings.site, self.site)
+            size = sum(map(len, self.messages))
+            if size > settings.max_gateway_batch_bytes:
+                raise MessageFormatException(
+                    f"batch of {size} bytes is larger than the limit of {settings.max_gateway_batch_bytes} bytes"
+                    " (max_gateway_batch_bytes)"
+                )
+            known = reader.last_published(group) or 0
+            if known < self.after:
+                raise IllegalStateException(
+                    f"gateway {self.sender!r} of site {self.site} was told position {self.after}, and {known} is known"
+                    " here: this store was restored from an older copy, or has forgotten it; messages may be missing"
+                    " (holdfast gateway alter --forget goes on)"
+                )
+            return known, [_refusal(reader.state, each) for each in arrived]
+
+        known, refusals = yield look
+        first = sum(each.position <= known for each in arrived)
+        last = next((index for index in range(first, len(arrived)) if refusals[index] is not None), len(arrived))
+        end = next((index for index in range(last, len(arrived)) if refusals[index] is None), len(arrived))
+        taken = arrived[first:last]
+        for each in taken:
+            if each.region is None:
+                yield c.Commit(client, None, [(each.destination, each.message)], [])
+            else:
+                change = e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites)
+                yield e.ChangeKeys(each.region, [change])
+        if taken:
+            known = taken[-1].position
+            yield c.Publish(group, known, ())
+        refused = [(arrived[index].position, refusals[index]) for index in range(last, end)]
+        return {
+            "through": arrived[end - 1].position if end else 0,
+            "refused": refused,
+            "applied": known,
+            "repeated": first,
+        }
+
+
+def _check_site(own: int, other: int) -> None:
+    if not own:
+        raise IllegalStateException("this server takes nothing from other sites: it has no site (option site)")
+    if own == other:
+        raise IllegalStateException(f"site {other} sends to itself: each site needs a number of its own (option site)")
+
+
+def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
+    """A message of another site; raises MessageFormatException where it has not the form that such a one has."""
+    try:
+        found = unpacked(packed)
+        kind, name = destination_of(found["to"])
+        payload, message_format = found["payload"], found["format"]
+        sites = sorted({site, *found[SITES]})
+        if type(payload) is not bytes or type(message_format) is not int or not 0 < sites[0] <= sites[-1] <= _MAX_SITES:
+            raise ValueError("it has the wrong fields")
+        key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
+        if kind == "region":
+            key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
+            if type(key) is not str or not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES):
+                raise ValueError("it has the wrong key or stamp")
+        message = _message(message_format, payload, found.get(HEAD))
+    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
+    destination = Destination(name, DestinationKind.TOPIC if kind == "topic" else DestinationKind.QUEUE)
+    region = name if kind == "region" else None
+    return _Arrived(position, destination, region, message, key, wanted, stamp, sites)
+
+
+def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
+    """A message that comes in; ``head``: see :func:`~broker_adapter.engine.queues.gateway_queue.head_of`."""
+    if message_format == ENVELOPE_FORMAT:
+        return c.from_head(payload, read_head(payload))
+    if head is None:
+        return c.NewMessage(message_format, payload)
+    priority, persistent, expires_at_ms, deliver_at_ms, group, of = head
+    identity = None if of is None else Identity(str(of[0]), int(of[1]), int(of[2]))
+    times = [None if each is None else int(each) for each in (expires_at_ms, deliver_at_ms)]
+    made = c.incoming(message_format, payload, int(priority), persistent is True, times[0], times[1], identity, None)
+    return made._replace(group=int(group) % (c.MAX_GROUP_NUMBER + 1))
+
+
+def _refusal(state: OperationsState, arrived: _Arrived) -> str | None:
+    """Why a message cannot be taken for good; None: it can."""
+    most = state.directory.settings.max_message_bytes
+    if len(arrived.message.payload) > most:
+        return message_too_large(len(arrived.message.payload), most).reason
+    try:
+        if arrived.region is None:
+            if named_queue(checked_name(arrived.destination.name)).is_temporary:
+                return f"{arrived.destination.name!r} is a temporary destination"
+        else:
+            state.events.region(arrived.region)
+            checked_key(arrived.key)
+    except JMSException as error:
+        return error.reason
+    return None

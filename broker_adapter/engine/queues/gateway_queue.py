@@ -1,0 +1,144 @@
+"""The queue of a gateway: what waits to be sent to another site, in the order in which it was decided.  Pure.
+
+Theory of operation
+    A gateway takes what its destinations take: the stored message is the same one, and its entry here refers to it.
+    Nobody consumes the entries; they are read and ended by position.  So none of them is kept in memory.  All are in
+    one lane whatever their priority, without an expiry or a delay of their own: what a message says of these is the
+    business of the other site, and of who makes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.commands.message_runs import MessageRun
+from broker_adapter.engine.queues.entries import Entry, Lane
+from broker_adapter.engine.queues.queue import QueueState
+from broker_adapter.engine.records.gateway_records import UNKNOWN, GatewayRecord
+from broker_adapter.engine.records.layout import FLAG_PERSISTENT, FLAG_SHARED, entry_key
+from broker_adapter.engine.records.new_message import NewMessage
+from broker_adapter.engine.regions.event_records import LANE
+from broker_adapter.envelope import ENVELOPE_FORMAT
+
+#: The kind of a region, where those of destinations are numbers.
+REGION_KIND: Final = 9
+#: Annotations of an entry: the sites that have seen the message; and what its payload alone does not say.
+SITES: Final = "sites"
+HEAD: Final = "head"
+
+
+class GatewayQueue(QueueState):
+    """The queue of one gateway.
+
+    Attributes:
+        gateway: what a restart must know of it; ``counters`` are as the last commit has them.
+        is_changed: whether that is to be stored.
+        received, not_queued: counted since then.
+    """
+
+    __slots__ = ("gateway", "is_changed", "not_queued", "received")
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """As a queue; the record is given later."""
+        super().__init__(*arguments, **named)
+        self.gateway: GatewayRecord = UNKNOWN
+        self.is_changed = False
+        self.received = self.not_queued = 0
+        if not self.lanes:
+            self._add_lane(Lane(LANE))
+        for lane in self.lanes:
+            lane.at_end = False  # what comes in stays behind the window
+
+    def takes(self, messages: int = 1) -> bool:
+        """Return whether it takes messages, which are counted."""
+        self.is_changed = True
+        self.received += messages
+        if self.gateway.state == "stopped":
+            self.not_queued += messages
+            return False
+        return True
+
+    def take(
+        self,
+        number: int,
+        message: NewMessage,
+        shared: bool,
+        destination: int,
+        effects: Effects,
+        annotations: Mapping[str, Any] | None,
+        sites: Sequence[int],
+    ) -> None:
+        """Take a new message.
+
+        Args:
+            number: of the message.
+            message: the message.
+            shared: whether other queues of the same store have it as well.
+            destination: number of that which it was sent to.
+            effects: of the decision.
+            annotations: what the engine adds to an event of a region; None: it is none.
+            sites: that have seen it.
+        """
+        added = {} if annotations is None else dict(annotations)
+        if sites:
+            added[SITES] = list(sites)
+        if message.format != ENVELOPE_FORMAT and annotations is None:
+            added[HEAD] = head_of(message)
+        here = NewMessage(message.format, message.payload, persistent=message.persistent, group=destination)
+        self.append(number, here, shared, 0, effects, added or None)
+
+    def take_run(self, number: int, run: MessageRun, shared: bool, destination: int, effects: Effects) -> None:
+        """Take new messages in one step; the arguments are those of ``take``, ``number`` is that of the first one."""
+        is_plain = all(message.format == ENVELOPE_FORMAT for message in run.messages)
+        if not is_plain or not self.takes_runs(persistent=run.persistent):
+            for count, message in enumerate(run.messages, number):
+                self.take(count, message, shared, destination, effects, None, ())
+            return
+        batch = effects.durable if self.durable else effects.volatile
+        flags = (FLAG_PERSISTENT if self.durable else 0) | (FLAG_SHARED if shared else 0)
+        first, queue, lane = self.next_position, self.id, self._lane_for(LANE)
+        self.next_position = first + len(run.sizes)
+        entries = [
+            Entry(entry_key(queue, LANE, position), lane, position, count, 0, flags, 0, size, destination)
+            for position, (count, size) in enumerate(enumerate(run.sizes, number), first)
+        ]
+        self._add_all(lane, entries, batch)
+
+    def noted(self) -> GatewayRecord:
+        """Return what a restart must know, with what was counted since the last commit."""
+        if self.received:
+            counters = self.gateway.counters
+            received, not_queued = counters.received + self.received, counters.not_queued + self.not_queued
+            self.received = self.not_queued = 0
+            counters = counters._replace(received=received, not_queued=not_queued)
+            self.gateway = self.gateway._replace(counters=counters)
+        return self.gateway
+
+    @property
+    def gone(self) -> int:
+        """Messages that are not there any more: not persistent, or damaged and in quarantine."""
+        counted = self.noted().counters
+        ended = counted.distributed + counted.refused + counted.expired + counted.dropped
+        return counted.queued - ended - self.depth
+
+
+class Feed(NamedTuple):
+    """What a gateway takes of one destination."""
+
+    queue: GatewayQueue
+    number: int  #: of the destination among those of the gateway
+
+
+def head_of(message: NewMessage) -> list[Any]:
+    """What a message says of itself, where only who took it in can read that."""
+    identity = message.identity
+    return [
+        message.priority,
+        message.persistent,
+        message.expires_at_ms,
+        message.deliver_at_ms,
+        message.group,
+        None if identity is None else list(identity),
+    ]

@@ -1,0 +1,110 @@
+"""The form on disk of a gateway: where it sends, what it takes, and what it has counted.
+
+==========  ==========================  ===============================================================================
+table       key                         value
+==========  ==========================  ===============================================================================
+gateways    name, in UTF-8              crc u32 over key and value, msgpack array of :data:`_FORM` and the fields of
+                                        :class:`GatewayRecord`
+==========  ==========================  ===============================================================================
+
+The record is written with each commit that its counters see, so that they are right after any crash.  An entry of its
+queue has the number of its destination, from 1 on, in place of that of a message group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import msgpack
+
+from broker_adapter.engine.records.layout import newer
+from broker_adapter.errors import StoreCorruptException
+
+_FORM: Final = 1
+#: What a gateway may be doing; while it is stopped, nothing is queued for it.
+STATES: Final = ("created", "running", "paused", "stopped")
+#: What the name of a destination begins with, by what it is.
+DESTINATION_KINDS: Final = ("queue", "topic", "region")
+
+
+class GatewayCounters(NamedTuple):
+    """What was counted since the gateway was created.
+
+    received = queued + filtered + not_queued, and queued = distributed + refused + expired + dropped + lost + waiting.
+    """
+
+    received: int = 0  #: messages of its destinations
+    filtered: int = 0  #: left out: the selector did not want them, or the other site had seen them
+    not_queued: int = 0  #: came while it was stopped
+    distributed: int = 0  #: confirmed by the other site
+    refused: int = 0  #: the other site did not want them
+    expired: int = 0  #: while they waited
+    dropped: int = 0  #: by a clean start
+    batches: int = 0  #: that were ended
+
+    @property
+    def queued(self) -> int:
+        """Messages that came in to be sent."""
+        return self.received - self.filtered - self.not_queued
+
+
+class GatewayRecord(NamedTuple):
+    """What a restart must know of a gateway."""
+
+    url: str  #: of the other site, with its password
+    destinations: Sequence[str]  #: kind and name of each, divided by a colon
+    selector: str | None = None
+    batch_messages: int = 100
+    batch_bytes: int = 1 << 20
+    batch_ms: int = 1000  #: for how long a batch may be waited for
+    alert_ms: int = 0  #: for how long a message may wait before the log says so; 0: any time
+    state: str = "stopped"  #: one of :data:`STATES`
+    applied: int = 0  #: the last position that the other site has confirmed
+    counters: GatewayCounters = GatewayCounters()
+
+
+#: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
+UNKNOWN: Final = GatewayRecord("", ())
+_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, str, int, list)
+
+
+def gateway_key(name: str) -> bytes:
+    """The key of a record."""
+    return name.encode()
+
+
+def encode_gateway(key: bytes, record: GatewayRecord) -> bytes:
+    """The record of a gateway."""
+    body: bytes = msgpack.packb([_FORM, *record])
+    return crc32(body, crc32(key)).to_bytes(4) + body
+
+
+def decode_gateway(key: bytes, value: bytes) -> GatewayRecord:
+    """The record of a gateway.
+
+    Raises:
+        StoreCorruptException: it cannot be trusted.
+        StoreVersionException: newer software has written it.
+    """
+    body = value[4:]
+    if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
+        raise StoreCorruptException(f"record {key.hex()} of a gateway fails its checksum")
+    found: Any = msgpack.unpackb(body)
+    if type(found) is not list or found[:1] != [_FORM]:
+        raise StoreCorruptException(f"record {key.hex()} of a gateway has a form that is not known")
+    fields = found[1:]
+    if len(fields) > len(_KINDS) or len(fields[-1:]) and len(fields[-1]) > len(GatewayCounters._fields):
+        raise newer(f"record {key.hex()} of a gateway has more fields than this software knows")
+    if len(fields) < len(_KINDS) or not all(isinstance(*each) for each in zip(fields, _KINDS, strict=True)) or fields[7] not in STATES:
+        raise StoreCorruptException(f"record {key.hex()} of a gateway has fields that do not fit")
+    return GatewayRecord(*fields)._replace(counters=GatewayCounters(*fields[9]))
+
+
+def destination_of(text: str) -> tuple[str, str]:
+    """(kind, name) of a destination of a gateway; raises ValueError where it is none."""
+    kind, separator, name = text.partition(":")
+    if not separator or not name or kind not in DESTINATION_KINDS:
+        raise ValueError(f'{text!r:.200} is not "queue:NAME", "topic:NAME" or "region:NAME"')
+    return kind, name

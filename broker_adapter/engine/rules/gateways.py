@@ -1,0 +1,200 @@
+"""How gateways are made, changed and removed, and how what they have sent ends.
+
+What a gateway takes comes in with the message itself (:mod:`broker_adapter.engine.rules.intake`), and is read by
+requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgpack
+
+from broker_adapter.destination import Destination, DestinationKind, checked_name
+from broker_adapter.engine.commands import gateways as g
+from broker_adapter.engine.commands.effects import Effects
+from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.endings import DEAD_LETTER_COUNT, Endings
+from broker_adapter.engine.queues.entries import Entry
+from broker_adapter.engine.queues.gateway_queue import HEAD, REGION_KIND, SITES, Feed, GatewayQueue
+from broker_adapter.engine.queues.statistics import Totals
+from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
+from broker_adapter.engine.records.layout import CatalogRecord
+from broker_adapter.engine.rules.queue_removal import QueueRemoval
+from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON, MAX_REASON
+from broker_adapter.errors import IllegalStateException, InvalidDestinationException, StoreCorruptException
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+_KINDS: Final = {"queue": DestinationKind.QUEUE, "topic": DestinationKind.TOPIC, "region": REGION_KIND}
+_DAMAGE: Final = (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException)
+
+
+class Gateways:
+    """Carries out the commands of :mod:`broker_adapter.engine.commands.gateways`.
+
+    Attributes:
+        listeners: are called after each commit that concerns a gateway.
+    """
+
+    def __init__(self, directory: Directory, removal: QueueRemoval, endings: Endings, totals: Totals) -> None:
+        self._directory = directory
+        self._gateways = directory.gateways
+        self._removal = removal
+        self._endings = endings
+        self._totals = totals
+        self.listeners: list[Callable[[Any], None]] = []
+        self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
+            g.CreateGateway: self._create,
+            g.ChangeGateway: self._change,
+            g.DestroyGateway: self._destroy,
+            g.EndBatch: self._end_batch,
+        }
+
+    def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over what the store has; the queues are there.
+
+        Args:
+            records: key and value of each.
+        """
+        known: set[str] = set()
+        for key, value in records:
+            try:
+                record, name = decode_gateway(key, value), key.decode()
+            except _DAMAGE as error:
+                _log.error("! record %s of table gateways cannot be trusted: %s", key.hex(), error)
+                continue
+            if name in self._gateways:
+                known.add(name)
+                self._gateways[name].gateway = record
+                self._feed(self._gateways[name])
+        for name in self._gateways.keys() - known:
+            _log.error("! the record of gateway %r is missing or damaged: it takes and sends nothing; destroy it", name)
+
+    def note(self, effects: Effects) -> None:
+        """Have the commit of this decision keep what has changed, and tell of it afterwards."""
+        is_changed = False
+        for name, queue in self._gateways.items():
+            if queue.is_changed:
+                is_changed, queue.is_changed = True, False
+                if queue.durable:
+                    key = gateway_key(name)
+                    effects.durable.put("gateways", key, encode_gateway(key, queue.noted()))
+        if is_changed:
+            self._tell(effects)
+
+    def _tell(self, effects: Effects) -> None:
+        effects.replies += [(listener, None) for listener in self.listeners]
+
+    def _create(self, command: g.CreateGateway, now_ms: int, effects: Effects) -> None:
+        name, directory = command.name, self._directory
+        checked_name(name, "gateway")
+        checked_name(refused_queue(name), "gateway's queue of refused messages:")
+        if name in self._gateways:
+            raise IllegalStateException(f"there is a gateway {name!r} already")
+        directory.check_limit()
+        catalogued, destination = CatalogRecord("gateway", name), Destination(name)
+        if directory.durable:
+            queue = directory.new_queue(destination, catalogued, effects)
+        else:
+            queue = directory.new_volatile_queue(destination, catalogued)
+        assert isinstance(queue, GatewayQueue)
+        queue.gateway, queue.is_changed = command.record, True
+        self._gateways[name] = queue
+        self._feed(queue)
+        effects.answer(command, queue.id)
+
+    def _feed(self, queue: GatewayQueue) -> None:
+        for number, text in enumerate(queue.gateway.destinations, 1):
+            kind, name = destination_of(text)
+            self._directory.feeds.setdefault((name, _KINDS[kind]), []).append(Feed(queue, number))
+
+    def _change(self, command: g.ChangeGateway, now_ms: int, effects: Effects) -> None:
+        queue = gateway_named(self._directory, command.name)
+        queue.gateway = queue.noted()._replace(**command.fields)
+        queue.is_changed = True
+        effects.answer(command, None)
+
+    def _destroy(self, command: g.DestroyGateway, now_ms: int, effects: Effects) -> None:
+        queue = gateway_named(self._directory, command.name)
+        del self._gateways[command.name]
+        feeds = self._directory.feeds
+        for key in list(feeds):
+            feeds[key] = [feed for feed in feeds[key] if feed.queue is not queue]
+            if not feeds[key]:
+                del feeds[key]
+        if queue.durable:
+            effects.durable.put("gateways", gateway_key(command.name), None)
+        effects.answer(command, queue.depth)
+        self._removal.end_queue(queue, effects)
+        self._tell(effects)
+
+    def _end_batch(self, command: g.EndBatch, now_ms: int, effects: Effects) -> None:
+        queue = self._directory.queues.get(command.queue)
+        if not isinstance(queue, GatewayQueue) or queue.record.kind == "ended":
+            raise InvalidDestinationException("the gateway was destroyed meanwhile")
+        sent = [raw for raw in command.found if raw.position not in command.refused]
+        run, others = queue.split_run(sent, effects)
+        queue.remove_run(run, effects)
+        gone = {raw.position for raw in run}
+        refused = 0
+        for raw in (*others, *[raw for raw in command.found if raw.position in command.refused]):
+            entry = queue.find(raw, effects)
+            if entry is None:
+                continue
+            if raw.position in command.refused:
+                self._refuse(queue, entry, command.refused[raw.position], effects)
+                refused += 1
+            else:
+                queue.remove(entry, effects)
+                gone.add(raw.position)
+        noted = queue.noted()
+        counters = noted.counters
+        expired, filtered = len(gone & command.expired), len(gone & command.filtered)
+        rest = len(gone) - expired - filtered
+        counters = counters._replace(
+            distributed=counters.distributed + (0 if command.drops else rest),
+            dropped=counters.dropped + (rest if command.drops else 0),
+            refused=counters.refused + refused,
+            expired=counters.expired + expired,
+            filtered=counters.filtered + filtered,
+            batches=counters.batches + (not command.drops),
+        )
+        queue.gateway = noted._replace(counters=counters, applied=max(noted.applied, command.applied))
+        queue.is_changed = True
+        self._directory.changed[queue.id] = queue
+        effects.answer(command, (len(gone) + refused, command.next))
+
+    def _refuse(self, queue: GatewayQueue, entry: Entry, reason: str, effects: Effects) -> None:
+        """Put a message that the other site does not want into the queue of those, with the reason."""
+        name, number = queue.record.name, entry.group
+        destinations = queue.gateway.destinations
+        added = self._endings.annotations(entry, effects)
+        added = {each: value for each, value in added.items() if each not in (SITES, HEAD)}
+        added[DEAD_LETTER_REASON] = reason[:MAX_REASON]
+        added[DEAD_LETTER_QUEUE] = destinations[number - 1].partition(":")[2] if 0 < number <= len(destinations) else ""
+        added[DEAD_LETTER_COUNT] = 0
+        entry.group = 0  # it was the number of the destination
+        target = self._directory.queue(Destination(refused_queue(name)), effects, limited=False)
+        self._endings.move_annotated(queue, entry, target, added, effects)
+        self._totals.dead_lettered += 1
+        effects.warn(
+            ("refused", queue.id),
+            "! a message of gateway %r went to the queue %r, since the other site has refused it: %s",
+            *(name, target.label, reason),
+        )
+
+
+def gateway_named(directory: Directory, name: str) -> GatewayQueue:
+    """The queue of a gateway; raises InvalidDestinationException where there is none of this name."""
+    found = directory.gateways.get(name)
+    if found is None:
+        raise InvalidDestinationException(f"there is no gateway {name!r} (holdfast gateway list)")
+    return found
+
+
+def refused_queue(name: str) -> str:
+    """The name of the queue that gets what the other site of a gateway has refused."""
+    return f"$gateway/{name}/refused"
