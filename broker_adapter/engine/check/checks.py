@@ -32,6 +32,7 @@ from broker_adapter.engine.check.findings import (
     damaged_key,
     to_quarantine,
 )
+from broker_adapter.engine.check.gateways import check_gateways
 from broker_adapter.engine.check.names import check_meta, check_names
 from broker_adapter.engine.check.places import Places
 from broker_adapter.engine.check.schedule_lines import delivery_ms, fits, in_words, right_line
@@ -155,6 +156,7 @@ class Check:
     def _all(self) -> Iterator[Finding]:
         yield from self._check_catalog()
         yield from self._check_events()
+        yield from self._check_gateways()
         yield from self._check_entries()
         yield from self._check_messages()
         yield from self._check_references()
@@ -565,6 +567,11 @@ class Check:
         check = EventCheck(self._tables, regions, events)
         yield from check.findings()
         self._set_aside = check.lost
+
+    def _check_gateways(self) -> Iterator[Finding]:
+        if self._tables.persistent:
+            records = [queue.record for queue in self._queues.values()]
+            yield from check_gateways(self._tables, {each.name for each in records if each.kind == "gateway"})
 
     # Counters.
 

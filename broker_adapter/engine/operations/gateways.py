@@ -33,7 +33,7 @@ from broker_adapter.engine.records.layout import RawEntry, position_of
 from broker_adapter.engine.regions.interests import checked_key
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.engine.regions.stamps import Stamp
-from broker_adapter.engine.rules.gateways import gateway_named
+from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
 from broker_adapter.engine.store.stores import Message
 from broker_adapter.envelope import (
     ENVELOPE_FORMAT,
@@ -257,7 +257,7 @@ class ReadGatewayRequest(Request):
         expired: list[int] = []
         filtered: list[int] = []
         for entry, (body, added) in zip(read.entries, read.messages, strict=True):
-            if body is None or not 0 < entry.group <= len(destinations):
+            if body is None:
                 continue
             annotations = added or {}
             until_ms = _expires_at_ms(*body, annotations)
@@ -284,6 +284,8 @@ class ReadGatewayRequest(Request):
     def _read(self, reader: Reader) -> _Read:
         directory = reader.state.directory
         queue = gateway_named(directory, self.name)
+        if not queue.gateway.destinations:
+            raise record_is_lost(self.name)
         most = self.max_bytes
         found = reader.entries(queue.id, self.after + 1, queue.next_position - 1, self.max_messages, most)
         entries: list[RawEntry] = []

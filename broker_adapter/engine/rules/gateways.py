@@ -113,6 +113,8 @@ class Gateways:
 
     def _change(self, command: g.ChangeGateway, now_ms: int, effects: Effects) -> None:
         queue = gateway_named(self._directory, command.name)
+        if not queue.gateway.destinations:
+            raise record_is_lost(command.name)
         queue.gateway = queue.noted()._replace(**command.fields)
         queue.is_changed = True
         effects.answer(command, None)
@@ -193,6 +195,14 @@ def gateway_named(directory: Directory, name: str) -> GatewayQueue:
     if found is None:
         raise InvalidDestinationException(f"there is no gateway {name!r} (holdfast gateway list)")
     return found
+
+
+def record_is_lost(name: str) -> IllegalStateException:
+    """The error for a gateway of which nothing is known."""
+    return IllegalStateException(
+        f"the record of gateway {name!r} is lost, and with it where its messages are to go; destroy it"
+        f" (holdfast gateway destroy {name})"
+    )
 
 
 def refused_queue(name: str) -> str:

@@ -16,8 +16,10 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.clients.client_records import CursorRecord, encode_cursor
+from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
     FIRST_STAGED_QUEUE,
@@ -97,6 +99,11 @@ def _fill(path: Path) -> None:
     broker.call(c.Commit(client, c.CommitId("s", 7), [], []), WAIT)
     broker.call(c.Publish("g", 3, []), WAIT)
     fill_regions(broker)
+    for name in ("east", "west"):
+        record = GatewayRecord("amqp://localhost", ["queue:orders", "region:quotes"], state="running")
+        broker.call(g.CreateGateway(name, record), WAIT)
+    send(broker, client, "orders", "for other sites")
+    change(broker, "quotes", "d")
     broker.close()
     cursors = [last_key(f"desk {region}") for region in ("quotes", "trades")]
     store = LmdbStore(path, SETTINGS)

@@ -340,7 +340,7 @@ NAMING_NONE = frozenset(
     (
         *("kind", "subscription", "client_id", "incarnation", "run", "runs", "selector", "claim", "holder", "token"),
         *("transaction", "transactions", "group", "prefixes", "keep", "session", "keys", "after", "expression"),
-        *("snapshot", "through", "name"),
+        *("snapshot", "through", "name", "url", "state", "sender"),
     )
 )
 
@@ -348,6 +348,7 @@ NAMING_NONE = frozenset(
 def test_each_text_of_each_request_names_a_destination_or_is_known_to_name_none() -> None:
     for request in REQUESTS.values():
         texts = {name for name, each in request.arguments.items() if str in (each.kind, each.of)}
+        texts -= {"destinations"} if request is REQUESTS["create_gateway"] else set()
         assert texts - {name for name, _ in request.naming} <= NAMING_NONE, request
     assert {name for request in REQUESTS.values() for name, _ in request.naming} == {
         *("destination", "destinations", "queue", "to", "region", "client_id"),
