@@ -131,7 +131,7 @@ class BrokerState:
         self.events = events = EventState(directory)
         self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)
         self._transactions = transactions = Transactions(
-            directory, admission, matching, blocked, intake, deliveries, commits, totals, event_changes
+            directory, admission, matching, blocked, intake, deliveries, commits, published, totals, event_changes
         )
         blocked.take, blocked.commit, blocked.refuse_commit = sends.take, transactions.commit, transactions.refuse
         blocked.is_known = sends.is_known

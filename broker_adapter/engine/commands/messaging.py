@@ -373,11 +373,27 @@ class CommitId(NamedTuple):
     number: int
 
 
+class SiteBatch(NamedTuple):
+    """Says that what a commit does was sent by the gateway of another site, and up to where."""
+
+    group: str  #: who sends, as in the last published numbers
+    known: int  #: the last position of it that is known before
+    position: int  #: of the last message of the commit
+    sites: Sequence[Sequence[int]]  #: for each send, those that have seen the message
+
+
+class Applied(NamedTuple):
+    """What became of the commit of a :class:`SiteBatch`."""
+
+    known: int  #: the last position that is known now; another one than its own: nothing was done
+    unchanged: int = 0  #: changes of keys that were not newer than what is there
+
+
 class Commit(NamedTuple):
     """Sends, settlements and changes of regions, all or nothing; the events of changes come behind the sends.
 
     Replies None when it is done (or was done before, by its id), else TransactionRolledBackException: the deliveries
-    that were still held have then failed.
+    that were still held have then failed.  With a ``batch`` it replies with an :class:`Applied`, else the reason.
     """
 
     client: int
@@ -386,6 +402,7 @@ class Commit(NamedTuple):
     settlements: Sequence[tuple[int, int, Ending]]  #: (consumer, number, outcome)
     reply: Reply | None = None
     changes: Sequence[ChangeKeys] = ()  #: of one region each, in order; their own replies are not used
+    batch: SiteBatch | None = None
 
 
 class EndSession(NamedTuple):

@@ -79,6 +79,8 @@ class CommandInputs:
         if type(command) is c.Commit or type(command) is c.ResolveCommit:
             if command.commit_id is not None:
                 self._look_up(self._commits, command.commit_id.session)
+            if type(command) is c.Commit and command.batch is not None:
+                self._look_up(self._published, command.batch.group)
             if type(command) is c.Commit and command.changes:
                 return command._replace(changes=[self._keys_read(part) for part in command.changes])
         elif type(command) is c.Publish:

@@ -12,6 +12,8 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -339,7 +341,7 @@ class EndGatewayBatchRequest(Request):
     applied: int = argument(0, note="as ``apply_batch`` has answered")
 
     def steps(self, client: int) -> Steps:
-        refused = dict((position, reason) for position, reason in rows("refused", self.refused, (int, str)))
+        refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
         number, _ = yield lambda reader: _bounds(reader, self.name)
         left_out = frozenset(self.expired), frozenset(self.filtered)
         removed, left = 0, 0
@@ -377,7 +379,7 @@ class ApplyBatchRequest(Request):
     ``through``: the position of the last message that is done; what stands behind it was not looked at.  ``refused``:
     (position, reason) of the last ones of those.  ``applied``: the position that is known from now on: those up to it
     are not taken again.  ``repeated``: how many were known.  A change of a key is made if its stamp is newer than that
-    of the key.
+    of the key; ``unchanged``: of those that were taken, how many were not.
 
     Where there is no room, nothing is taken, and the request may be repeated later.  It is refused where the server has
     no site, or the same one, or does not know ``after``.
@@ -418,27 +420,56 @@ class ApplyBatchRequest(Request):
                 )
             return known, [_refusal(reader.state, each) for each in arrived]
 
-        known, refusals = yield look
-        first = sum(each.position <= known for each in arrived)
-        last = next((index for index in range(first, len(arrived)) if refusals[index] is not None), len(arrived))
-        end = next((index for index in range(last, len(arrived)) if refusals[index] is None), len(arrived))
-        taken = arrived[first:last]
-        for each in taken:
-            if each.region is None:
-                yield c.Commit(client, None, [(each.destination, each.message)], [])
-            else:
-                change = e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites)
-                yield e.ChangeKeys(each.region, [change])
-        if taken:
-            known = taken[-1].position
-            yield c.Publish(group, known, ())
-        refused = [(arrived[index].position, refusals[index]) for index in range(last, end)]
-        return {
-            "through": arrived[end - 1].position if end else 0,
-            "refused": refused,
-            "applied": known,
-            "repeated": first,
-        }
+        while True:
+            known, refusals = yield look
+            first = sum(each.position <= known for each in arrived)
+            last = next((index for index in range(first, len(arrived)) if refusals[index] is not None), len(arrived))
+            taken = arrived[first:last]
+            most = yield partial(_at_once, taken)
+            taken = taken[:most]
+            last = first + len(taken)
+            unchanged = 0
+            if taken:
+                done: c.Applied = yield _commit(client, group, known, taken)
+                if done.known != taken[-1].position:
+                    continue  # another connection has brought some of them meanwhile
+                known, unchanged = done
+            end = next((index for index in range(last, len(arrived)) if refusals[index] is None), len(arrived))
+            return {
+                "through": arrived[end - 1].position if end else 0,
+                "refused": [(arrived[index].position, refusals[index]) for index in range(last, end)],
+                "applied": known,
+                "repeated": first,
+                "unchanged": unchanged,
+            }
+
+
+def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
+    """Return how many of some messages one commit may take: their places are limited."""
+    directory = reader.state.directory
+    settings = directory.settings
+    places = 0
+    for count, each in enumerate(arrived):
+        topic = each.destination if each.region is None else Destination(each.region, DestinationKind.TOPIC)
+        places += 1 + directory.fan_out(topic)
+        if count and (places > settings.max_transaction_entries or count == settings.max_transaction_messages):
+            return count
+    return len(arrived)
+
+
+def _commit(client: int, group: str, known: int, arrived: Sequence[_Arrived]) -> c.Commit:
+    """The commit of some messages: those of queues and topics, and the changes of keys, both in order."""
+    sends = [each for each in arrived if each.region is None]
+    changed = [each for each in arrived if each.region is not None]
+    parts = [
+        e.ChangeKeys(
+            region or "",
+            [e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites) for each in run],
+        )
+        for region, run in groupby(changed, key=lambda each: each.region)
+    ]
+    batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends])
+    return c.Commit(client, None, [(each.destination, each.message) for each in sends], [], changes=parts, batch=batch)
 
 
 def _check_site(own: int, other: int) -> None:

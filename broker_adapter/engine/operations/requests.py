@@ -12,7 +12,15 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.operations import durable_clients, gateways, named_messages, ranges, regions, staged, whole_queues
+from broker_adapter.engine.operations import (
+    durable_clients,
+    gateways,
+    named_messages,
+    ranges,
+    regions,
+    staged,
+    whole_queues,
+)
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import REQUESTS, Request, Steps, request_of
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException

@@ -92,14 +92,17 @@ def decode_gateway(key: bytes, value: bytes) -> GatewayRecord:
     if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
         raise StoreCorruptException(f"record {key.hex()} of a gateway fails its checksum")
     found: Any = msgpack.unpackb(body)
-    if type(found) is not list or found[:1] != [_FORM]:
-        raise StoreCorruptException(f"record {key.hex()} of a gateway has a form that is not known")
-    fields = found[1:]
-    if len(fields) > len(_KINDS) or len(fields[-1:]) and len(fields[-1]) > len(GatewayCounters._fields):
-        raise newer(f"record {key.hex()} of a gateway has more fields than this software knows")
-    if len(fields) < len(_KINDS) or not all(isinstance(*each) for each in zip(fields, _KINDS, strict=True)) or fields[7] not in STATES:
+    fields = found[1 : 1 + len(_KINDS)] if type(found) is list and found[:1] == [_FORM] else []
+    if len(fields) < len(_KINDS) or not all(map(_is_of, fields, _KINDS)) or fields[7] not in STATES:
         raise StoreCorruptException(f"record {key.hex()} of a gateway has fields that do not fit")
-    return GatewayRecord(*fields)._replace(counters=GatewayCounters(*fields[9]))
+    *fields, counters = fields
+    if len(found) > 1 + len(_KINDS) or len(counters) > len(GatewayCounters._fields):
+        raise newer(f"record {key.hex()} of a gateway has more fields than this software knows")
+    return GatewayRecord(*fields)._replace(counters=GatewayCounters(*counters))
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind)
 
 
 def destination_of(text: str) -> tuple[str, str]:

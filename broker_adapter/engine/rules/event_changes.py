@@ -276,12 +276,15 @@ class EventChanges:
                     return reason
         return None
 
-    def carry_out(self, parts: Sequence[e.ChangeKeys], now_ms: int, effects: Effects) -> None:
-        """Make some changes, for which there is room."""
+    def carry_out(self, parts: Sequence[e.ChangeKeys], now_ms: int, effects: Effects) -> int:
+        """Make some changes, for which there is room; return how many changed nothing."""
+        unchanged = 0
         for part in parts:
             region, asked = self._state.region(part.region), {} if part.asked is None else part.asked
             for change in part.changes:
-                self._change(region, change, now_ms, effects, asked)
+                operation, _ = self._change(region, change, now_ms, effects, asked)
+                unchanged += operation is None
+        return unchanged
 
     def _change(
         self, region: Region, change: e.KeyChange, now_ms: int, effects: Effects, asked: e.Asked

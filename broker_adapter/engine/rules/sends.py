@@ -139,7 +139,9 @@ class Sends:
                     reason = reason or admission.volatile_full()
             # Last, since a send that waits for something else takes no room.
             if not reason and message.persistent and admission.room is not None:
-                reason = "" if admission.room.take(len(message.payload), len(wanting) + len(fed)) else admission.room.reason
+                reason = (
+                    "" if admission.room.take(len(message.payload), len(wanting) + len(fed)) else admission.room.reason
+                )
             if reason and self.is_known(command.destination, message):
                 self._totals.duplicates_rejected += 1
                 full, reason = None, ""

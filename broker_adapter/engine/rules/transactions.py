@@ -59,6 +59,7 @@ class Transactions:
         intake: Intake,
         deliveries: Deliveries,
         commits: LastNumbers,
+        published: LastNumbers,
         totals: Totals,
         event_changes: EventChanges,
     ) -> None:
@@ -73,6 +74,7 @@ class Transactions:
         self._streams = intake.streams
         self._deliveries = deliveries
         self._commits = commits
+        self._published = published
         self._totals = totals
         self._event_changes = event_changes
         self._has_begun = False  #: whether the last commit that was tried has changed something
@@ -109,7 +111,8 @@ class Transactions:
             finally:
                 self._directory.unmake(made, effects)
         except JMSException as error:
-            self._deliveries.roll_back(command, error, effects)
+            cause = error if command.batch is None else error.__cause__
+            self._deliveries.roll_back(command, cause if isinstance(cause, JMSException) else error, effects)
         except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
             effects.faults.append((command, error))
             self._fail(command, error, effects)
@@ -143,6 +146,10 @@ class Transactions:
         if commit_id is not None and checked_number(commit_id.number) <= (self._commits.last(commit_id.session) or 0):
             effects.answer(command, None)
             return True
+        batch = command.batch
+        if batch is not None and batch.known != (known := self._published.last(batch.group) or 0):
+            effects.answer(command, c.Applied(known))
+            return True
         settings = self._settings
         changes = command.changes
         messages = len(command.sends) + len(command.settlements) + sum([len(part.changes) for part in changes])
@@ -162,6 +169,7 @@ class Transactions:
         if size > settings.max_transaction_bytes:
             raise _too_many_bytes(size, settings.max_transaction_bytes)
         settled = self._settled_by(command)
+        unchanged = 0
         if command.sends or changes:
             room = CommitRoom(self._admission, settled)
             routed = self._find_room(room, made, blocked, command, effects, places)
@@ -171,14 +179,16 @@ class Transactions:
             room.take()
             self._has_begun = True
             if routed:
-                self._take(routed, now_ms, effects)
-            self._event_changes.carry_out(changes, now_ms, effects)
+                self._take(routed, () if batch is None else batch.sites, now_ms, effects)
+            unchanged = self._event_changes.carry_out(changes, now_ms, effects)
         self._has_begun = True
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
         if commit_id is not None:
             self._commits.note(commit_id.session, commit_id.number, effects.durable)
-        effects.answer(command, None)
+        if batch is not None:
+            self._published.note(batch.group, batch.position, effects.durable)
+        effects.answer(command, None if batch is None else c.Applied(batch.position, unchanged))
         return True
 
     def _checked_places(self, changes: Sequence[e.ChangeKeys]) -> int:
@@ -311,22 +321,30 @@ class Transactions:
             made += targets
         return directory.remote(targets, client)
 
-    def _take(self, routed: list[_Routed], now_ms: int, effects: Effects) -> None:
-        """Store the messages of a commit; those whose identity is known already are left out."""
+    def _take(self, routed: list[_Routed], sites: Sequence[Sequence[int]], now_ms: int, effects: Effects) -> None:
+        """Store the messages of a commit; those whose identity is known already are left out.
+
+        Args:
+            routed: the messages.
+            sites: of each, those that have seen it; empty: they were sent here.
+            now_ms: the time of the day.
+            effects: of the decision.
+        """
         queues, destination, _ = routed[0]
-        if all(each[0] is queues and each[1] == destination for each in routed):
+        feeds = self._directory.feeds
+        if not (sites and feeds) and all(each[0] is queues and each[1] == destination for each in routed):
             run = run_of([message for _, _, message in routed])
             if run is not None and self._intake.take_run(run, destination, queues, now_ms, effects):
                 for queue in queues:
                     self._changed[queue.id] = queue
                 return
         all_streams, changed, totals = self._streams, self._changed, self._totals
-        store, is_over, feeds = self._intake.store, self._intake.is_over, self._directory.feeds
+        store, is_over = self._intake.store, self._intake.is_over
         streams: dict[tuple[Any, ...], Sequences] = {}
         stream: tuple[Any, ...] = ()
         sender: tuple[Any, ...] = ()
         seen: Sequences | None = None
-        for queues, destination, message in routed:
+        for index, (queues, destination, message) in enumerate(routed):
             identity = message.identity
             if identity is not None:
                 producer_id, thread_id, sequence = identity
@@ -343,7 +361,7 @@ class Transactions:
             totals.enqueued += 1
             if message.expires_at_ms is None or not is_over(message, now_ms):
                 fed = feeds.get(destination, ()) if feeds else ()
-                store(message, queues, now_ms, effects, None, fed)
+                store(message, queues, now_ms, effects, None, fed, sites[index] if sites else ())
             for queue in queues:
                 changed[queue.id] = queue
         for stream, sequences in streams.items():

@@ -1,0 +1,474 @@
+"""Gateways between two engines, whose sender is driven by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.records.gateway_records import STATES
+from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON, KEY_PROPERTY, Identity
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidURLException,
+    MessageFormatException,
+    ResourceAllocationException,
+)
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.asking import damage_body
+from tests.broker_adapter.engine.driving import WAIT, attach, drained, subscribe
+from tests.broker_adapter.engine.sites import Site, apply, end, pump, read, text_message
+
+DURABLE = Subscription("s", durable=True, shared=False)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Site, Site]]:
+    paths = [tmp_path / name if request.param == "disk" else None for name in ("near", "far")]
+    near, far = Site(1, paths[0]), Site(2, paths[1])
+    with closing(near.broker), closing(far.broker):
+        for site in (near, far):
+            site.ask("create_region", region="quotes")
+        yield near, far
+
+
+def test_what_its_destinations_take_goes_to_the_other_site_in_order(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    subscribe(far.broker, far.client, "news", "s")
+    near.gateway("g", "queue:q", "topic:news", "region:quotes")
+    near.send("q", "1", "2", "3")
+    near.send(topic("news"), "a", "b")
+    near.change("quotes", ("IBM", "90"), ("AMD", "7"))
+    near.send("q", "urgent", priority=9)
+    near.send("other", "not carried")
+    near.change("quotes", ("IBM", "91"), ("AMD", None))
+    assert near.gateways("g")["waiting"] == 10
+    assert pump(near, "g", far) == 1
+    assert far.bodies("q") == ["urgent", "1", "2", "3"]
+    assert len(drained(far.broker, far.client, topic("news"), subscription=DURABLE)) == 2
+    assert far.values("quotes") == near.values("quotes") == {"IBM": "91"}
+    found = near.gateways("g")
+    assert (found["received"], found["distributed"], found["waiting"], found["batches"]) == (10, 10, 0, 1)
+    assert near.bodies("q") == ["urgent", "1", "2", "3"], "it is copied"
+
+
+def test_invalidations_and_changes_that_change_nothing_do_not_travel(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "region:quotes")
+    near.change("quotes", ("IBM", "90"), ("none", None))
+    near.broker.call(e.ChangeKeys("quotes", [e.KeyChange("IBM", Wanted.INVALIDATE, text_message(""))]), WAIT)
+    near.ask("create_region", region="other")
+    assert near.gateways("g")["waiting"] == 1
+    pump(near, "g", far)
+    assert far.values("quotes") == {"IBM": "90"}
+
+
+def test_a_batch_that_comes_again_is_taken_once_wherever_it_is_cut(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", *map(str, range(10)))
+    apply(near, far, read(near, "g", max_messages=4))  # whose answer is lost
+    near.send("q", "10")
+    found = read(near, "g")
+    answer = apply(near, far, found)
+    assert (answer["repeated"], answer["applied"], answer["through"]) == (4, 11, 11)
+    answer = apply(near, far, found)
+    assert (answer["repeated"], answer["applied"], answer["through"]) == (11, 11, 11)
+    assert end(near, "g", found, answer) == 11
+    assert end(near, "g", found, answer) == 0, "it ends once"
+    assert near.gateways("g")["distributed"] == 11
+    assert far.bodies("q") == [*map(str, range(11))]
+
+
+def test_a_refused_message_is_set_aside_with_the_reason_and_the_others_go_on(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "region:unknown", "region:quotes")
+    near.ask("create_region", region="unknown")
+    near.send("q", *map(str, range(6)))
+    near.change("unknown", ("k", "v"), ("l", "v"))
+    near.send("q", "6", "7")
+    near.change("quotes", ("IBM", "90"))
+    found = read(near, "g")
+    answer = apply(near, far, found)
+    assert [position for position, _ in answer["refused"]] == [7, 8]
+    assert (answer["applied"], answer["through"]) == (6, 8)
+    assert apply(near, far, found)["refused"] == answer["refused"], "the answer may be lost"
+    end(near, "g", found, answer)
+    assert pump(near, "g", far) == 1
+    assert far.bodies("q") == [*map(str, range(8))]
+    assert far.values("quotes") == {"IBM": "90"}
+    counted = near.gateways("g")
+    assert (counted["distributed"], counted["refused"]) == (9, 2)
+    refused = drained(near.broker, near.client, "$gateway/g/refused")
+    assert [(each.annotations or {})[KEY_PROPERTY] for each in refused] == ["k", "l"]
+    assert (refused[0].annotations or {})[DEAD_LETTER_QUEUE] == "unknown"
+    assert "there is no region 'unknown'" in (refused[0].annotations or {})[DEAD_LETTER_REASON]
+    assert near.broker.check() == []
+
+
+def test_the_newer_change_of_a_key_holds_at_both_sites(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "region:quotes")
+    far.gateway("g", "region:quotes")
+    near.change("quotes", ("a", "near"), ("b", "near"), ("gone", "near"))
+    far.change("quotes", ("a", "far"), ("gone", "far"))
+    near.change("quotes", ("b", "near again"))
+    far.change("quotes", ("gone", None))
+    found = read(near, "g", remote_site=2)
+    answer = apply(near, far, found)
+    assert answer["unchanged"] == 2
+    end(near, "g", found, answer)
+    pump(far, "g", near)
+    assert near.values("quotes") == far.values("quotes") == {"a": "far", "b": "near again"}
+    pump(near, "g", far)
+    assert near.gateways("g")["waiting"] == far.gateways("g")["waiting"] == 0
+    near.change("quotes", ("a", "after it was seen"))
+    pump(near, "g", far)
+    assert far.values("quotes")["a"] == "after it was seen"
+
+
+def test_a_key_that_was_destroyed_elsewhere_does_not_come_back_by_an_older_value(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("old", "region:quotes")
+    near.change("quotes", ("a", "old"))
+    near.gateway("new", "region:quotes")
+    near.change("quotes", ("a", None))
+    pump(near, "new", far)
+    pump(near, "old", far)
+    assert far.values("quotes") == {}
+    far.change("quotes", ("a", "later"))
+    assert far.values("quotes") == {"a": "later"}
+
+
+def test_an_event_ends_where_it_was_already(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    for site in sites:
+        site.gateway("g", "queue:q", "region:quotes")
+    near.send("q", "1")
+    near.change("quotes", ("a", "1"))
+    for _ in range(3):
+        pump(near, "g", far)
+        pump(far, "g", near)
+    assert near.bodies("q") == far.bodies("q") == ["1"]
+    found = far.gateways("g")
+    assert (found["received"], found["filtered"], found["queued"]) == (2, 2, 0)
+
+
+def test_a_chain_of_sites_passes_on_what_it_gets(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    last = Site(3)
+    with closing(last.broker):
+        last.ask("create_region", region="quotes")
+        near.gateway("g", "queue:q", "region:quotes")
+        far.gateway("g", "queue:q", "region:quotes")
+        near.send("q", *"12")
+        near.change("quotes", ("a", "1"))
+        pump(near, "g", far)
+        pump(far, "g", last)
+        assert last.bodies("q") == ["1", "2"]
+        assert last.values("quotes") == {"a": "1"}
+        last.gateway("back", "queue:q", "region:quotes")
+        last.send("q", "3")
+        pump(last, "back", near)
+        assert near.bodies("q") == ["1", "2", "3"]
+
+
+def test_a_selector_says_what_goes(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "region:quotes", selector="size > 3")
+    for size in range(8):
+        near.send("q", str(size), properties={"size": size})
+    near.change("quotes", ("a", "1"))
+    assert pump(near, "g", far) == 1
+    assert far.bodies("q") == ["4", "5", "6", "7"]
+    found = near.gateways("g")
+    assert (found["received"], found["filtered"], found["distributed"]) == (9, 5, 4)
+    near.ask("change_gateway", name="g", selector="")
+    near.send("q", "all", properties={"size": 0})
+    pump(near, "g", far)
+    assert far.bodies("q")[-1] == "all"
+
+
+def test_what_expires_while_it_waits_stays_and_delays_travel(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    now_ms = time.time_ns() // 1_000_000
+    near.gateway("g", "queue:q")
+    near.send("q", "late", expires_at_ms=now_ms + 1)
+    near.send("q", "lives", expires_at_ms=now_ms + 3_600_000, deliver_at_ms=now_ms + 3_000_000)
+    while time.time_ns() // 1_000_000 <= now_ms + 1:
+        time.sleep(0.001)
+    assert near.gateways("g")["waiting"] in (1, 2)
+    pump(near, "g", far)
+    found = near.gateways("g")
+    assert found["received"] - found["expired"] == found["distributed"] == 1
+    assert far.bodies("q") == []
+    (there,) = [each for each in far.broker.call(c.Statistics(), WAIT).queues if each.name == "q"]
+    assert (there.messages, there.delayed) == (1, 1)
+
+
+def test_a_message_keeps_its_identity(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    identity = Identity("producer", 1, 1)
+    near.send("q", "once", identity=identity)
+    far.send("q", "once", identity=identity)  # by a client that changed its site
+    pump(near, "g", far)
+    assert far.bodies("q") == ["once"]
+
+
+def test_a_message_of_another_format_keeps_what_it_says_of_itself(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "topic:news")
+    far_ms = time.time_ns() // 1_000_000 + 3_600_000
+    foreign = c.NewMessage(7, b"body", 9, True, far_ms, None, Identity("p", 1, 5), 77)
+    near.send_messages(queue("q"), foreign, c.NewMessage(7, b"plain"))
+    near.send_messages(queue("q"), c.NewMessage(7, b"a"), c.NewMessage(7, b"b"))
+    pump(near, "g", far)
+    got = drained(far.broker, far.client, "q")
+    assert [(each.format, each.payload) for each in got] == [(7, b"body"), (7, b"plain"), (7, b"a"), (7, b"b")]
+    far.send_messages(queue("q"), foreign)
+    assert len(drained(far.broker, far.client, "q")) == 4, "its identity is known"
+
+
+@pytest.mark.parametrize("messages", [1, 3])
+def test_nothing_is_queued_while_it_is_stopped(sites: tuple[Site, Site], messages: int) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "topic:news", "region:quotes", state="created")
+    expected = []
+    for state in ("created", "running", "paused", "stopped", "running"):
+        if state != "created":
+            assert near.ask("change_gateway", name="g", state=state)["state"] == state
+        bodies = [f"{state} {number}" for number in range(messages)]
+        near.send("q", *bodies)
+        near.send(topic("news"), *bodies)
+        near.change("quotes", *((body, body) for body in bodies))
+        expected += bodies if state != "stopped" else []
+    found = near.gateways("g")
+    assert (found["received"], found["not_queued"]) == (15 * messages, 3 * messages)
+    pump(near, "g", far)
+    assert far.bodies("q") == expected
+    assert near.broker.check() == []
+
+
+def test_a_clean_start_begins_with_an_empty_queue(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "old", "older")
+    found = near.ask("change_gateway", name="g", state="running", clean=True)
+    assert (found["waiting"], found["dropped"], found["state"]) == (0, 2, "running")
+    near.send("q", "new")
+    pump(near, "g", far)
+    assert far.bodies("q") == ["new"]
+    assert near.bodies("q") == ["old", "older", "new"]
+    assert near.gateways("g")["distributed"] == 1
+
+
+def test_a_gateway_that_was_destroyed_leaves_nothing_and_one_of_its_name_is_another(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "region:quotes")
+    near.send("q", "1", "2", "3")
+    found = read(near, "g", max_messages=2)
+    end(near, "g", found, apply(near, far, found))
+    assert near.ask("destroy_gateway", name="g") == 1
+    with pytest.raises(InvalidDestinationException, match="no gateway 'g'"):
+        near.ask("gateways", name="g")
+    assert near.ask("gateways") == []
+    near.send("q", "4")
+    near.gateway("g", "queue:q")
+    near.send("q", "5")
+    pump(near, "g", far)
+    assert far.bodies("q") == ["1", "2", "5"]
+    assert near.bodies("q") == [*"12345"]
+
+
+def test_volatile_messages_that_wait_are_lost_with_a_restart_and_counted(tmp_path: Path) -> None:
+    near, far = Site(1, tmp_path), Site(2)
+    near.gateway("g", "queue:q")
+    near.send("q", *"12", persistent=False)
+    near.send("q", "3")
+    near.send("q", "4", persistent=False)
+    near.restart()
+    found = near.gateways("g")
+    assert (found["queued"], found["lost"], found["waiting"]) == (4, 3, 1)
+    pump(near, "g", far)
+    assert far.bodies("q") == ["3"]
+    near.send("q", "5", persistent=False)
+    pump(near, "g", far)
+    assert far.bodies("q") == ["3", "5"]
+    near.broker.close()
+    far.broker.close()
+
+
+@pytest.mark.damages
+def test_a_damaged_message_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    near, far = Site(1, tmp_path), Site(2)
+    near.gateway("g", "queue:q")
+    near.send("q", *"123")
+    damage_body(near.broker, b"2")
+    pump(near, "g", far)
+    assert far.bodies("q") == ["1", "3"]
+    found = near.gateways("g")
+    assert (found["distributed"], found["lost"], found["waiting"]) == (2, 1, 0)
+    near.broker.close()
+    far.broker.close()
+
+
+def test_a_site_takes_nothing_of_itself_or_without_a_number(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    with pytest.raises(IllegalStateException, match="site 1 sends to itself"):
+        apply(near, near, read(near, "g"))
+    nobody = Site(0)
+    with closing(nobody.broker), pytest.raises(IllegalStateException, match="has no site"):
+        apply(near, nobody, read(near, "g"))
+    assert (nobody.number, far.ask("site")) == (0, 2)
+
+
+def test_a_receiver_that_has_lost_what_it_confirmed_takes_nothing_until_it_is_told_to(
+    sites: tuple[Site, Site],
+) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    pump(near, "g", far)
+    near.send("q", "2")
+    other = Site(2)
+    with closing(other.broker):
+        with pytest.raises(IllegalStateException, match=r"was told position 1, and 0 is known here"):
+            pump(near, "g", other)
+        near.ask("change_gateway", name="g", forget=True)
+        pump(near, "g", other)
+        assert other.bodies("q") == ["2"]
+
+
+def test_where_there_is_no_room_nothing_of_a_batch_is_taken(tmp_path: Path) -> None:
+    near, far = Site(1), Site(2, max_queue_messages=3)
+    near.gateway("g", "queue:other", "queue:q")
+    near.send("other", "0")
+    near.send("q", *"12345")
+    with pytest.raises(ResourceAllocationException):
+        pump(near, "g", far)
+    assert far.bodies("other") == far.bodies("q") == []
+    assert pump(near, "g", far, max_messages=4) == 1 if near.gateways("g")["waiting"] == 4 else True
+    near.broker.close()
+    far.broker.close()
+
+
+def test_no_reader_of_the_other_site_sees_a_part_of_a_batch(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", "region:quotes")
+    near.send("q", "1")
+    near.change("quotes", ("a", "1"))
+    commits = far.broker.call(c.Statistics(), WAIT).commits
+    apply(near, far, read(near, "g"))
+    assert far.broker.call(c.Statistics(), WAIT).commits - commits in (0, 1)
+
+
+def test_a_consumer_gets_what_a_gateway_brings(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    _, inbox = attach(far.broker, far.client, "q", 10)
+    near.gateway("g", "queue:q")
+    near.send("q", "1", "2")
+    pump(near, "g", far)
+    assert len(inbox.wait_for(2)) == 2
+
+
+def test_a_listener_is_told_of_what_concerns_a_gateway(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    told: list[Any] = []
+    remove = near.broker.on_gateways(told.append)
+    near.send("q", "before")
+    assert told == []
+    near.gateway("g", "queue:q")
+    assert len(told) == 1
+    near.send("q", "1")
+    assert len(told) == 2
+    near.send("other", "1")
+    assert len(told) == 2
+    near.ask("change_gateway", name="g", state="paused")
+    near.ask("destroy_gateway", name="g")
+    assert len(told) == 4
+    remove()
+    near.gateway("g", "queue:q")
+    assert len(told) == 4
+
+
+def test_what_no_gateway_can_be_is_refused(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    for destinations in ([], ["q"], ["queue:"], ["place:q"], ["queue:q", "queue:q"]):
+        with pytest.raises(MessageFormatException, match="destination"):
+            near.gateway("g", *destinations)
+    with pytest.raises(InvalidDestinationException, match="temporary"):
+        near.gateway("g", "queue:temporary-queue/1")
+    with pytest.raises(MessageFormatException, match="embedded"):
+        near.ask("create_gateway", name="g", url="embedded:x", destinations=["queue:q"])
+    with pytest.raises(InvalidURLException):
+        near.ask("create_gateway", name="g", url="http://x", destinations=["queue:q"])
+    for name in ("", "x" * 390):
+        with pytest.raises(InvalidDestinationException, match="gateway"):
+            near.gateway(name, "queue:q")
+    near.gateway("g", "queue:q")
+    with pytest.raises(IllegalStateException, match="there is a gateway 'g' already"):
+        near.gateway("g", "queue:q")
+    for state in ("created", "gone", ""):
+        with pytest.raises(MessageFormatException, match="cannot be made"):
+            near.ask("change_gateway", name="g", state=state)
+    with pytest.raises(MessageFormatException, match="needs the state"):
+        near.ask("change_gateway", name="g", state="paused", clean=True)
+
+
+def test_the_password_of_a_url_is_for_the_sender_alone(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    near.gateway("g", "queue:q")
+    assert "secret" not in str(near.ask("gateways"))
+    assert "secret" not in str(near.ask("change_gateway", name="g", batch_ms=5))
+    assert "secret" not in str(read(near, "g"))
+    with near.broker.reading() as reader:
+        assert reader.gateway("g").url == "amqp://me:secret@far:5672"
+        assert reader.gateway_names() == ["g"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"\xc1", b"\x80", b"\x81\xa2to\xa7queue:q", b"\x93\x01\x02\x03", b"\xa1x", b"H" * 100],
+)
+def test_what_is_no_message_of_a_gateway_is_refused_as_a_whole(sites: tuple[Site, Site], message: bytes) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    (good,) = read(near, "g")["entries"]
+    batch = {"site": 1, "sender": "g", "after": 0}
+    with pytest.raises(MessageFormatException):
+        far.ask("apply_batch", **batch, positions=[1, 2], messages=[good[1], message])
+    with pytest.raises(MessageFormatException, match="do not grow"):
+        far.ask("apply_batch", **batch, positions=[2, 2], messages=[good[1], good[1]])
+    with pytest.raises(MessageFormatException, match="a position for each"):
+        far.ask("apply_batch", **batch, positions=[2], messages=[good[1], good[1]])
+    assert far.bodies("q") == []
+
+
+def test_what_is_known_of_gateways_outlives_a_restart(tmp_path: Path) -> None:
+    near = Site(1, tmp_path)
+    for state in STATES:
+        near.gateway(f"g {state}", "queue:q", "region:r", selector="a = 1", batch_messages=7, batch_bytes=9, batch_ms=3)
+        if state != "created":
+            near.ask("change_gateway", name=f"g {state}", state=state, alert_ms=5)
+    near.send("q", "1")
+    near.send("q", "2", "3")
+    before = near.ask("gateways")
+    near.restart()
+    assert near.ask("gateways") == before
+    assert [each["waiting"] for each in before] == [3, 3, 3, 0]
+    near.send("q", "4")
+    assert [near.gateways(f"g {state}")["received"] for state in STATES] == [4, 4, 4, 4]
+    near.broker.close()
