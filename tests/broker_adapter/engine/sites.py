@@ -14,10 +14,11 @@ from broker_adapter.envelope import BodyKind, Envelope, pack, read_head, unpack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
 
+Q = queue("q")
 URL = "amqp://me:secret@far:5672"
 
 
-def text_message(body: str, to: Destination = queue("q"), **fields: Any) -> c.NewMessage:
+def text_message(body: str, to: Destination = Q, **fields: Any) -> c.NewMessage:
     payload = pack(Envelope(to, BodyKind.TEXT, body, **fields))
     return c.from_head(payload, read_head(payload))
 
@@ -40,7 +41,7 @@ class Site:
         """Start, or start again."""
         settings = EngineSettings(site=self.number, **self._settings)
         self.broker = Broker(settings, None if self._path is None else str(self._path))
-        self.client = connect(self.broker)
+        self.client = connect(self.broker, "me")
 
     def restart(self) -> None:
         self.broker.close()

@@ -236,7 +236,7 @@ def test_a_message_of_another_format_keeps_what_it_says_of_itself(sites: tuple[S
     got = drained(far.broker, far.client, "q")
     assert [(each.format, each.payload) for each in got] == [(7, b"body"), (7, b"plain"), (7, b"a"), (7, b"b")]
     far.send_messages(queue("q"), foreign)
-    assert len(drained(far.broker, far.client, "q")) == 4, "its identity is known"
+    assert far.broker.call(c.Statistics(), WAIT).duplicates_rejected == 1
 
 
 @pytest.mark.parametrize("messages", [1, 3])
@@ -303,7 +303,7 @@ def test_volatile_messages_that_wait_are_lost_with_a_restart_and_counted(tmp_pat
     assert far.bodies("q") == ["3"]
     near.send("q", "5", persistent=False)
     pump(near, "g", far)
-    assert far.bodies("q") == ["3", "5"]
+    assert far.bodies("q") == ["5"]
     near.broker.close()
     far.broker.close()
 
@@ -359,19 +359,23 @@ def test_where_there_is_no_room_nothing_of_a_batch_is_taken(tmp_path: Path) -> N
     with pytest.raises(ResourceAllocationException):
         pump(near, "g", far)
     assert far.bodies("other") == far.bodies("q") == []
-    assert pump(near, "g", far, max_messages=4) == 1 if near.gateways("g")["waiting"] == 4 else True
+    assert near.gateways("g")["waiting"] == 6
+    found = read(near, "g", max_messages=4)
+    end(near, "g", found, apply(near, far, found))
+    assert (far.bodies("other"), far.bodies("q")) == (["0"], ["1", "2", "3"])
     near.broker.close()
     far.broker.close()
 
 
-def test_no_reader_of_the_other_site_sees_a_part_of_a_batch(sites: tuple[Site, Site]) -> None:
+def test_a_batch_is_one_commit_at_the_other_site(sites: tuple[Site, Site]) -> None:
     near, far = sites
-    near.gateway("g", "queue:q", "region:quotes")
-    near.send("q", "1")
-    near.change("quotes", ("a", "1"))
-    commits = far.broker.call(c.Statistics(), WAIT).commits
-    apply(near, far, read(near, "g"))
-    assert far.broker.call(c.Statistics(), WAIT).commits - commits in (0, 1)
+    near.gateway("g", "queue:q", "topic:news", "region:quotes")
+    for number in range(5):
+        near.send("q", str(number))
+        near.change("quotes", ("a", str(number)), ("b", None))
+    commits = far.broker._state.totals.commits
+    answer = apply(near, far, read(near, "g"))
+    assert (answer["applied"], far.broker._state.totals.commits - commits) == (10, far.broker.is_durable)
 
 
 def test_a_consumer_gets_what_a_gateway_brings(sites: tuple[Site, Site]) -> None:
