@@ -88,8 +88,7 @@ class CreateGatewayRequest(Request):
     alert_ms: int = argument(0, most=_MAX_MS, note="0: none")
     state: str = argument("created", note='or "running"')
 
-    def check(self) -> None:
-        """Refuse what no gateway can be."""
+    def steps(self, client: int) -> Steps:
         _check_url(self.url)
         if not self.destinations:
             raise MessageFormatException("a gateway has one destination at least")
@@ -101,8 +100,6 @@ class CreateGatewayRequest(Request):
             parse_selector(self.selector)
         if self.state not in ("created", "running"):
             raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
-
-    def steps(self, client: int) -> Steps:
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
         record = GatewayRecord(self.url, list(self.destinations), self.selector, *sizes, self.state)
         yield g.CreateGateway(self.name, record)
@@ -172,8 +169,7 @@ class ChangeGatewayRequest(Request):
     alert_ms: int | None = argument(None, most=_MAX_MS)
     forget: bool = argument(False, note="the other site need not know what it has confirmed: it lost that")
 
-    def check(self) -> None:
-        """Refuse what no gateway can be."""
+    def steps(self, client: int) -> Steps:
         if self.url is not None:
             _check_url(self.url)
         if self.selector:
@@ -182,8 +178,6 @@ class ChangeGatewayRequest(Request):
             raise MessageFormatException(f"a gateway cannot be made {self.state!r:.100}: {', '.join(STATES[1:])}")
         if self.clean and self.state != "running":
             raise MessageFormatException("the argument 'clean' needs the state \"running\"")
-
-    def steps(self, client: int) -> Steps:
         name = self.name
         kept = "url", "batch_messages", "batch_bytes", "batch_ms", "alert_ms"
         fields = {each: value for each in kept if (value := getattr(self, each)) is not None}
@@ -391,14 +385,11 @@ class ApplyBatchRequest(Request):
     positions: Sequence[int] = argument(most_values=MAX_BATCH, note="of the messages, each greater than the last one")
     messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them")
 
-    def check(self) -> None:
-        """Refuse what is no batch."""
+    def steps(self, client: int) -> Steps:
         if len(self.positions) != len(self.messages):
             raise MessageFormatException("operation 'apply_batch' needs a position for each message")
         if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
             raise MessageFormatException("the positions of a batch do not grow")
-
-    def steps(self, client: int) -> Steps:
         arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
         group = f"$gateway/{self.site}/{self.sender}"
 

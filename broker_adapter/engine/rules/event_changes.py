@@ -18,7 +18,7 @@ from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.selection import Selectable
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.entries import Entry
-from broker_adapter.engine.queues.gateway_queue import REGION_KIND
+from broker_adapter.engine.queues.gateway_queue import REGION_KIND, Feed
 from broker_adapter.engine.queues.limits import refusal
 from broker_adapter.engine.queues.pending import raw_entry
 from broker_adapter.engine.queues.queue import QueueState
@@ -298,8 +298,10 @@ class EventChanges:
         elif not self._is_new(region, change.message, now_ms, effects):
             return answer_again(before, change.message.identity)
         operation = operation_of(change.wanted, before)
+        if operation is None and change.stamp is not None:
+            return None, self._bury(region, change, change.stamp, now_ms, effects)
         if operation is None:
-            return None, version if change.stamp is None else self._bury(region, change.key, change.stamp)
+            return None, version
         message = change.message._replace(persistent=True, expires_at_ms=None, deliver_at_ms=None, priority=4, group=0)
         events = self._state.events
         assert events is not None
@@ -316,22 +318,20 @@ class EventChanges:
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        stamp = self._state.next_stamp(now_ms) if change.stamp is None else self._state.seen_stamp(change.stamp)
-        annotations = None
+        stamp, fed = change.stamp, self._fed(region)
+        if stamp is not None:
+            self._state.seen_stamp(stamp)
+        elif operation is Operation.INVALIDATE and before is not None:
+            stamp, fed = before.stamp, ()  # it is a matter of this site: a value of another one may be newer
+        else:
+            stamp = self._state.next_stamp(now_ms)
         subscriptions = self._directory.topics.get(region.topic)
-        if subscriptions:
-            annotations = {
-                REGION_PROPERTY: region.name,
-                KEY_PROPERTY: change.key,
-                OPERATION_PROPERTY: operation.name.lower(),
-                VERSION_PROPERTY: position,
-                STAMP_PROPERTY: stamp.time,
-                SITE_PROPERTY: stamp.site,
-            }
+        annotations = None
+        if subscriptions or fed:
+            annotations = _annotations(region, change.key, operation, position, stamp)
+        if subscriptions and annotations is not None:
             queues += self._wanting(subscriptions, message, annotations)
         number = self._intake.next_message
-        feeds = self._directory.feeds
-        fed = feeds.get((region.name, REGION_KIND), ()) if feeds and operation is not Operation.INVALIDATE else ()
         self._intake.store(message, queues, now_ms, effects, annotations, fed, change.sites)
         if is_wanted:
             stored = [(digest(each), what) for each, what in answers.items()]
@@ -363,10 +363,10 @@ class EventChanges:
         self._totals.enqueued += 1
         return operation, position
 
-    def _bury(self, region: Region, key: str, stamp: Stamp) -> int:
+    def _bury(self, region: Region, change: e.KeyChange, stamp: Stamp, now_ms: int, effects: Effects) -> int:
         """A key that is not there was destroyed at another site: an older value of it must not come back.
 
-        Returns its version.
+        That is no event here, but further sites may have the key.  Returns its version.
         """
         events = self._state.events
         assert events is not None
@@ -375,9 +375,17 @@ class EventChanges:
         events.counters_due = True
         self._directory.changed[events.id] = events
         self._state.seen_stamp(stamp)
+        annotations = _annotations(region, change.key, Operation.DESTROY, position, stamp)
+        message = change.message._replace(persistent=True)
+        self._intake.store(message, (), now_ms, effects, annotations, self._fed(region), change.sites)
         record = KeyRecord(position, 0, self._time.age_ms, KeyState.TOMBSTONE, 0, 0, stamp)
-        self._store_record(region, key, record)
+        self._store_record(region, change.key, record)
         return position
+
+    def _fed(self, region: Region) -> Sequence[Feed]:
+        """The gateways that take the events of a region."""
+        feeds = self._directory.feeds
+        return feeds.get((region.name, REGION_KIND), ()) if feeds else ()
 
     def _store_record(self, region: Region, of: str, record: KeyRecord) -> None:
         self._records[region.id, of] = record
@@ -638,3 +646,15 @@ class EventChanges:
         elif command.is_empty and not audience.members:
             clients.remove_audience(audience)
         effects.answer(command, None)
+
+
+def _annotations(region: Region, key: str, operation: Operation, version: int, stamp: Stamp) -> dict[str, Any]:
+    """What is added to the message of an event for plain consumers and gateways."""
+    return {
+        REGION_PROPERTY: region.name,
+        KEY_PROPERTY: key,
+        OPERATION_PROPERTY: operation.name.lower(),
+        VERSION_PROPERTY: version,
+        STAMP_PROPERTY: stamp.time,
+        SITE_PROPERTY: stamp.site,
+    }

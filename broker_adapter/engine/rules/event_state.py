@@ -267,10 +267,9 @@ class EventState:
         self.last_stamp = time = next_time(self.last_stamp, now_ms)
         return Stamp(time, self._directory.settings.site)
 
-    def seen_stamp(self, stamp: Stamp) -> Stamp:
-        """Note the stamp of a change of another site, and return it: what is changed here from now on is newer."""
+    def seen_stamp(self, stamp: Stamp) -> None:
+        """Note the stamp of a change of another site: what is changed here from now on is newer."""
         self.last_stamp = max(self.last_stamp, stamp.time)
-        return stamp
 
     def note_stamp(self) -> None:
         """Have the commit of this decision keep the last stamp that it gave."""

@@ -23,7 +23,7 @@ from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
 from broker_adapter.engine.records.layout import CatalogRecord
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
-from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON, MAX_REASON
+from broker_adapter.envelope import DEAD_LETTER_REASON, MAX_REASON
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, StoreCorruptException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -175,8 +175,8 @@ class Gateways:
         destinations = queue.gateway.destinations
         added = self._endings.annotations(entry, effects)
         added = {each: value for each, value in added.items() if each not in (SITES, HEAD)}
-        added[DEAD_LETTER_REASON] = reason[:MAX_REASON]
-        added[DEAD_LETTER_QUEUE] = destinations[number - 1].partition(":")[2] if 0 < number <= len(destinations) else ""
+        # It has no queue to which a redrive could put it back: it is there.
+        added[DEAD_LETTER_REASON] = f"{destinations[number - 1]}: {reason}"[:MAX_REASON]
         added[DEAD_LETTER_COUNT] = 0
         entry.group = 0  # it was the number of the destination
         target = self._directory.queue(Destination(refused_queue(name)), effects, limited=False)

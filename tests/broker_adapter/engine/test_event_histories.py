@@ -276,7 +276,8 @@ class World:
         changes, prices = self.changes(region)
         before = self.broker._state.events.last_stamp
         answers = self.call(e.ChangeKeys(region, changes))
-        assert (self.broker._state.events.last_stamp > before) is any(each is not None for each, _ in answers)
+        is_stamped = any(each not in (None, Operation.INVALIDATE) for each, _ in answers)
+        assert (self.broker._state.events.last_stamp > before) is is_stamped
         self.changed(region, changes, prices, answers)
 
     def commit(self) -> None:
@@ -540,9 +541,8 @@ class World:
                 assert list(records.items_from(table, b"\0")) == [], table
             broad = [queue_key(region.broad.id) for region in state.by_number.values()]
             assert [key for key, _ in records.items_from("audiences", b"\0")] == sorted(broad)
-            stamps = [
-                each.stamp for each in sorted(decode_key_record(*item) for item in records.items_from("keys", b"\0"))
-            ]
+            found = sorted(decode_key_record(*item) for item in records.items_from("keys", b"\0"))
+            stamps = [each.stamp for each in found if each.state is not KeyState.INVALID]
             assert stamps == sorted(set(stamps)), "the later change has the greater stamp"
             known = {
                 (region.name, key[4:].decode()): decode_key_record(key, value).state

@@ -13,7 +13,8 @@ import pytest
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_key_record
+from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.envelope import Identity, unpack
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.engine.sites import Site, apply, end, pump, read, text_message
@@ -42,7 +43,7 @@ class Traffic:
         return text_message(body, to, identity=identity, priority=self._chance.choice((4, 4, 9)))
 
     def _change(self, label: str) -> e.KeyChange:
-        wanted = self._chance.choice((Wanted.PUT, Wanted.PUT, Wanted.DESTROY))
+        wanted = self._chance.choice((Wanted.PUT, Wanted.PUT, Wanted.PUT, Wanted.DESTROY, Wanted.INVALIDATE))
         self._count += 1
         return e.KeyChange(self._chance.choice(KEYS), wanted, text_message(f"{label} {self.site.number}/{self._count}"))
 
@@ -67,6 +68,13 @@ def in_queue(site: Site, name: str = "q") -> list[str]:
     """What a queue has, in the order in which it came."""
     found = site.ask("read_range", destination=name, first=1, last=1 << 40)
     return [str(unpack(payload).body) for _, _, _, payload, _ in found["messages"]]
+
+
+def stamps(site: Site) -> dict[bytes, tuple[Stamp, bool]]:
+    """Of each key the stamp of its last change, and whether that has destroyed it."""
+    with site.broker._stores.records() as records:
+        found = [(key, decode_key_record(key, value)) for key, value in records.items_from("keys", b"")]
+    return {key[4:]: (record.stamp, record.state is KeyState.TOMBSTONE) for key, record in found}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,14 +109,16 @@ def test_sites_in_a_ring_become_equal(tmp_path: Path, seed: int) -> None:
     sent = Counter({"first": 3})
     for each in traffic:
         sent += Counter(each.sent)
-    values = sites[0].values("quotes")
+    keys, values = stamps(sites[0]), {}
     for site in sites:
         got = in_queue(site)
         assert Counter(got) == sent
         for each in traffic:
             own = set(each.sent)
             assert [body for body in got if body in own] == each.sent, "in the order of who sent them"
-        assert site.values("quotes") == values
+        assert stamps(site) == keys
+        for key, value in site.values("quotes").items():  # unless it was invalidated there
+            assert values.setdefault(key, value) == value
         counted = site.gateways("g")
         assert (counted["waiting"], counted["refused"], counted["lost"]) == (0, 0, 0)
         assert site.broker.check() == []

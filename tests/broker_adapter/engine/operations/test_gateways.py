@@ -15,7 +15,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.records.gateway_records import STATES
 from broker_adapter.engine.regions.key_records import Wanted
-from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON, KEY_PROPERTY, Identity
+from broker_adapter.envelope import DEAD_LETTER_REASON, KEY_PROPERTY, Identity
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -110,8 +110,8 @@ def test_a_refused_message_is_set_aside_with_the_reason_and_the_others_go_on(sit
     assert (counted["distributed"], counted["refused"]) == (9, 2)
     refused = drained(near.broker, near.client, "$gateway/g/refused")
     assert [(each.annotations or {})[KEY_PROPERTY] for each in refused] == ["k", "l"]
-    assert (refused[0].annotations or {})[DEAD_LETTER_QUEUE] == "unknown"
-    assert "there is no region 'unknown'" in (refused[0].annotations or {})[DEAD_LETTER_REASON]
+    assert (refused[0].annotations or {})[DEAD_LETTER_REASON].startswith("region:unknown: there is no region 'unknown'")
+    assert near.ask("redrive", destination="$gateway/g/refused") == {"moved": 0, "left": 2}
     assert near.broker.check() == []
 
 
@@ -147,6 +147,33 @@ def test_a_key_that_was_destroyed_elsewhere_does_not_come_back_by_an_older_value
     assert far.values("quotes") == {}
     far.change("quotes", ("a", "later"))
     assert far.values("quotes") == {"a": "later"}
+
+
+def test_an_invalidation_does_not_hide_a_newer_value_of_another_site(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "region:quotes")
+    near.change("quotes", ("a", "1"))
+    pump(near, "g", far)
+    near.change("quotes", ("a", "2"))
+    far.broker.call(e.ChangeKeys("quotes", [e.KeyChange("a", Wanted.INVALIDATE, text_message(""))]), WAIT)
+    assert far.values("quotes") == {}
+    pump(near, "g", far)
+    assert far.values("quotes") == {"a": "2"}
+
+
+def test_a_destruction_goes_on_to_further_sites_where_the_key_was_not_known(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    last = Site(3)
+    with closing(last.broker):
+        last.ask("create_region", region="quotes")
+        last.change("quotes", ("a", "old"))
+        near.change("quotes", ("a", "new"))
+        near.gateway("g", "region:quotes")
+        far.gateway("g", "region:quotes")
+        near.change("quotes", ("a", None))
+        pump(near, "g", far)
+        pump(far, "g", last)
+        assert last.values("quotes") == {}
 
 
 def test_an_event_ends_where_it_was_already(sites: tuple[Site, Site]) -> None:

@@ -209,7 +209,7 @@ def stamps_of(broker: Broker) -> list[Stamp]:
 def test_each_change_has_a_stamp_that_the_key_keeps_also_when_it_is_gone(engines: Engines) -> None:
     broker = engines.start()
     make(broker, "quotes")
-    for name, wanted in (("a", Wanted.PUT), ("b", Wanted.PUT), ("a", Wanted.INVALIDATE), ("b", Wanted.DESTROY)):
+    for name, wanted in (("a", Wanted.PUT), ("b", Wanted.PUT), ("a", Wanted.PUT), ("b", Wanted.DESTROY)):
         change(broker, "quotes", name, wanted)
         last = stamps_of(broker)[-1]
         assert (last.time, last.site) == (broker._state.events.last_stamp, 0)
@@ -221,6 +221,14 @@ def test_each_change_has_a_stamp_that_the_key_keeps_also_when_it_is_gone(engines
     put(broker, "quotes", "c", identity=Identity("p", 1, 1))
     assert again[:-1] == before, "what changes nothing has no stamp"
     assert stamps_of(broker) == again, "what is asked for again neither"
+
+
+def test_an_invalidation_leaves_the_stamp_since_it_is_a_matter_of_this_site(broker: Broker) -> None:
+    make(broker, "quotes")
+    change(broker, "quotes", "a", Wanted.PUT)
+    before = stamps_of(broker)
+    change(broker, "quotes", "a", Wanted.INVALIDATE)
+    assert stamps_of(broker) == before
 
 
 def test_changes_of_one_request_and_one_moment_have_stamps_in_their_order(
