@@ -318,7 +318,7 @@ class EventChanges:
         if operation in (Operation.CREATE, Operation.UPDATE):
             place = values.next_position
             queues.append(values)
-        stamp, fed = change.stamp, self._fed(region)
+        stamp, fed = change.stamp, self._fed(region) if self._directory.feeds else ()
         if stamp is not None:
             self._state.seen_stamp(stamp)
         elif operation is Operation.INVALIDATE and before is not None:
@@ -384,8 +384,7 @@ class EventChanges:
 
     def _fed(self, region: Region) -> Sequence[Feed]:
         """The gateways that take the events of a region."""
-        feeds = self._directory.feeds
-        return feeds.get((region.name, REGION_KIND), ()) if feeds else ()
+        return self._directory.feeds.get((region.name, REGION_KIND), ())
 
     def _store_record(self, region: Region, of: str, record: KeyRecord) -> None:
         self._records[region.id, of] = record

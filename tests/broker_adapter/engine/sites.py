@@ -124,3 +124,9 @@ def pump(sender: Site, gateway: str, receiver: Site, **limits: Any) -> int:
         answer = apply(sender, receiver, found) if found["entries"] else None
         assert end(sender, gateway, found, answer) > 0
         batches += 1
+
+
+def in_queue(site: Site, name: str = "q") -> list[str]:
+    """What a queue has, in the order in which it came."""
+    found = site.ask("read_range", destination=name, first=1, last=1 << 40)
+    return [str(unpack(payload).body) for _, _, _, payload, _ in found["messages"]]

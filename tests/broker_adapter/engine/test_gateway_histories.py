@@ -17,7 +17,7 @@ from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_k
 from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.envelope import Identity, unpack
 from tests.broker_adapter.engine.driving import WAIT
-from tests.broker_adapter.engine.sites import Site, apply, end, pump, read, text_message
+from tests.broker_adapter.engine.sites import Site, apply, end, in_queue, pump, read, text_message
 
 NEWS = topic("news")
 KEYS = "abcd"
@@ -62,12 +62,6 @@ class Traffic:
             sends = [(to, self._message(label, to)) for to in chance.choices(PLACES, k=4)]
             parts = [e.ChangeKeys("quotes", [self._change(label), self._change(label)])]
             site.broker.call(c.Commit(site.client, None, sends, [], changes=parts), WAIT)
-
-
-def in_queue(site: Site, name: str = "q") -> list[str]:
-    """What a queue has, in the order in which it came."""
-    found = site.ask("read_range", destination=name, first=1, last=1 << 40)
-    return [str(unpack(payload).body) for _, _, _, payload, _ in found["messages"]]
 
 
 def stamps(site: Site) -> dict[bytes, tuple[Stamp, bool]]:
