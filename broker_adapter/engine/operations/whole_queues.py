@@ -30,10 +30,10 @@ class StatisticsRequest(Request):
     ``clients``, ``volatile_bytes`` (of non-persistent messages and places), ``blocked_because`` (why all producers are
     held back; or None), ``in_quarantine`` (records), ``durable_clients`` (how many there are in each state),
     ``stored_events`` (of regions) and ``queues``.  Of each of these: ``name``, ``kind`` ("queue", "topic",
-    "subscription", "staged", "region" or "events"), ``messages`` (those in hand and delayed included), ``bytes``,
-    ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (that wait for room), ``next_position``,
-    ``client_id`` (or None), ``oldest_age_ms`` (since its oldest due message was sent, as that says; or None) and
-    ``dropped`` (since the engine was opened).
+    "subscription", "staged", "region", "events" or "gateway"), ``messages`` (those in hand and delayed included),
+    ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (that wait for room),
+    ``next_position``, ``client_id`` (or None), ``oldest_age_ms`` (since its oldest due message was sent, as that says;
+    or None) and ``dropped`` (since the engine was opened).
     """
 
     def steps(self, client: int) -> Steps:

@@ -106,6 +106,12 @@ class GatewayQueue(QueueState):
         ]
         self._add_all(lane, entries, batch)
 
+    def share(self, entry: Entry, flags: int, destination: int, effects: Effects) -> None:
+        """Take a message that another queue has; the arguments are those of its entry there, and of ``take``."""
+        lane = self._lane_for(LANE)
+        here = Entry(entry.key, lane, entry.position, entry.number, 0, flags, 0, entry.size, destination)
+        self.adopt(here, lane, flags, 0, 0, effects)
+
     def noted(self) -> GatewayRecord:
         """Return what a restart must know, with what was counted since the last commit."""
         if self.received:

@@ -17,8 +17,8 @@ class QueueStatistics:
     """One queue or subscription."""
 
     name: str  #: of the queue, topic, subscription or staged transaction
-    #: "queue", "topic" (its number of subscriptions as consumers), "subscription", "staged", "region" (its values) or
-    #: "events" (of all regions)
+    #: "queue", "topic" (its number of subscriptions as consumers), "subscription", "staged", "region" (its values),
+    #: "events" (of all regions) or "gateway" (what waits for another site)
     kind: str
     messages: int  #: waiting, in consumers' hands and not due yet
     bytes: int  #: of their payloads

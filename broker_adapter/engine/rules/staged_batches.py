@@ -20,7 +20,7 @@ from broker_adapter.engine.queues.directory import Directory, named_queue
 from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
-from broker_adapter.engine.records.layout import CatalogRecord, RawEntry
+from broker_adapter.engine.records.layout import FLAG_PERSISTENT, FLAG_SHARED, CatalogRecord, RawEntry
 from broker_adapter.engine.rules.admission import Admission
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
@@ -296,7 +296,7 @@ class StagedBatches:
 
     def _move_run(self, run: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
         target = self._target_of(source, effects)
-        if target.settings.time_to_live is not None:
+        if target.settings.time_to_live is not None or target.destination in self._directory.feeds:
             self._move_one_by_one(run, source, effects)
             return
         source.remove_run(run, effects, keep_messages=True)
@@ -305,10 +305,20 @@ class StagedBatches:
 
     def _move_one_by_one(self, entries: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
         target = self._target_of(source, effects)
+        feeds = self._directory.feeds.get(target.destination, ())
         for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
+                fed = [feed for feed in feeds if feed.queue.takes()]
+                flags = entry.flags
+                if fed:
+                    flags |= FLAG_SHARED
+                    batch = effects.durable if flags & FLAG_PERSISTENT else effects.volatile
+                    batch.references.append((entry.number, 1 + len(fed)))
                 expires_at_ms = target.expiry(entry.expires_at_ms, self._time.now_ms)
-                target.adopt(entry, entry.lane, entry.flags, expires_at_ms, entry.delivery_count, effects)
+                target.adopt(entry, entry.lane, flags, expires_at_ms, entry.delivery_count, effects)
+                for gateway, number in fed:
+                    gateway.share(entry, flags, number, effects)
+                    self._changed[gateway.id] = gateway
                 self._totals.enqueued += 1

@@ -26,7 +26,7 @@ from broker_adapter.errors import (
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, attach, drained, subscribe
-from tests.broker_adapter.engine.sites import Site, apply, end, pump, read, text_message
+from tests.broker_adapter.engine.sites import Site, apply, end, in_queue, pump, read, text_message
 
 DURABLE = Subscription("s", durable=True, shared=False)
 
@@ -412,6 +412,23 @@ def test_a_consumer_gets_what_a_gateway_brings(sites: tuple[Site, Site]) -> None
     near.send("q", "1", "2")
     pump(near, "g", far)
     assert len(inbox.wait_for(2)) == 2
+
+
+@pytest.mark.parametrize("count", [3, 1500])
+def test_what_spark_publishes_to_a_queue_is_carried(sites: tuple[Site, Site], count: int) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.gateway("stopped", "queue:q")
+    near.ask("change_gateway", name="stopped", state="stopped")
+    bodies = [f"{number}" for number in range(count)]
+    payloads = [text_message(body).payload for body in bodies]
+    assert near.ask("stage", transaction="group/1/0", queue="q", first=0, messages=payloads)
+    assert near.ask("publish", group="group", number=1, transactions=["group/1/0"])
+    assert (near.gateways("g")["received"], near.gateways("stopped")["not_queued"]) == (count, count)
+    pump(near, "g", far, max_messages=1000)
+    assert in_queue(far) == in_queue(near) == bodies
+    near.ask("purge", destination="q")
+    assert near.broker.check() == []
 
 
 def test_a_listener_is_told_of_what_concerns_a_gateway(sites: tuple[Site, Site]) -> None:
