@@ -357,8 +357,7 @@ class _Arrived(NamedTuple):
     """A message of another site."""
 
     position: int
-    destination: Destination
-    region: str | None  #: None: it goes to the destination
+    place: tuple[Destination, bool]  #: where it goes; a region, if that is True
     message: c.NewMessage
     key: str
     wanted: Wanted
@@ -409,7 +408,9 @@ class ApplyBatchRequest(Request):
                     " here: this store was restored from an older copy, or has forgotten it; messages may be missing"
                     " (holdfast gateway alter --forget goes on)"
                 )
-            return known, [_refusal(reader.state, each) for each in arrived]
+            places = {each.place for each in arrived}
+            unfit = {place: _unfit(reader.state, *place) for place in places}
+            return known, [_refusal(each, unfit[each.place], settings.max_message_bytes) for each in arrived]
 
         while True:
             known, refusals = yield look
@@ -441,8 +442,7 @@ def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
     settings = directory.settings
     places = 0
     for count, each in enumerate(arrived):
-        topic = each.destination if each.region is None else Destination(each.region, DestinationKind.TOPIC)
-        places += 1 + directory.fan_out(topic)
+        places += 1 + directory.fan_out(each.place[0])  # a region's is that of its topic
         if count and (places > settings.max_transaction_entries or count == settings.max_transaction_messages):
             return count
     return len(arrived)
@@ -450,17 +450,17 @@ def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
 
 def _commit(client: int, group: str, known: int, arrived: Sequence[_Arrived]) -> c.Commit:
     """The commit of some messages: those of queues and topics, and the changes of keys, both in order."""
-    sends = [each for each in arrived if each.region is None]
-    changed = [each for each in arrived if each.region is not None]
+    sends = [each for each in arrived if not each.place[1]]
+    changed = [each for each in arrived if each.place[1]]
     parts = [
         e.ChangeKeys(
-            region or "",
+            region.name,
             [e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites) for each in run],
         )
-        for region, run in groupby(changed, key=lambda each: each.region)
+        for (region, _), run in groupby(changed, key=lambda each: each.place)
     ]
     batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends])
-    return c.Commit(client, None, [(each.destination, each.message) for each in sends], [], changes=parts, batch=batch)
+    return c.Commit(client, None, [(each.place[0], each.message) for each in sends], [], changes=parts, batch=batch)
 
 
 def _check_site(own: int, other: int) -> None:
@@ -482,14 +482,14 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
         key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
         if kind == "region":
             key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
-            if type(key) is not str or not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES):
-                raise ValueError("it has the wrong key or stamp")
+            if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES):
+                raise ValueError("it has a stamp that none can have")
+            checked_key(key)
         message = _message(message_format, payload, found.get(HEAD))
     except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
-    destination = Destination(name, DestinationKind.TOPIC if kind == "topic" else DestinationKind.QUEUE)
-    region = name if kind == "region" else None
-    return _Arrived(position, destination, region, message, key, wanted, stamp, sites)
+    destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
+    return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites)
 
 
 def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
@@ -505,18 +505,27 @@ def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) ->
     return made._replace(group=int(group) % (c.MAX_GROUP_NUMBER + 1))
 
 
-def _refusal(state: OperationsState, arrived: _Arrived) -> str | None:
-    """Why a message cannot be taken for good; None: it can."""
-    most = state.directory.settings.max_message_bytes
-    if len(arrived.message.payload) > most:
-        return message_too_large(len(arrived.message.payload), most).reason
+def _unfit(state: OperationsState, destination: Destination, is_region: bool) -> str | None:
+    """Why nothing can go to a place; None: something can."""
     try:
-        if arrived.region is None:
-            if named_queue(checked_name(arrived.destination.name)).is_temporary:
-                return f"{arrived.destination.name!r} is a temporary destination"
-        else:
-            state.events.region(arrived.region)
-            checked_key(arrived.key)
+        if is_region:
+            state.events.region(destination.name)
+        elif named_queue(checked_name(destination.name)).is_temporary:
+            return f"{destination.name!r} is a temporary destination"
     except JMSException as error:
         return error.reason
     return None
+
+
+def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | None:
+    """Why a message cannot be taken for good; None: it can.
+
+    Args:
+        arrived: the message.
+        unfit: why nothing can go to its place.
+        most_bytes: of a message.
+    """
+    size = len(arrived.message.payload)
+    if unfit is not None or size <= most_bytes:
+        return unfit
+    return message_too_large(size, most_bytes).reason
