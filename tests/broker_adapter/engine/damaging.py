@@ -15,7 +15,9 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.check.pages import File, metas
+from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.engine.records.layout import TABLES, decode_entry, message_key, split_quarantine_key
 from broker_adapter.engine.store.maintenance import Report, check_store
 from broker_adapter.envelope import Identity
@@ -57,6 +59,7 @@ def _fill(path: Path, messages: int) -> None:
     settle(broker, consumer, inbox.wait_for(2), Outcome.REJECTED)
     broker.call(c.Commit(client, c.CommitId("s", 7), [], []), WAIT)
     broker.call(c.Publish("g", 3, []), WAIT)
+    broker.call(g.CreateGateway("east", GatewayRecord("amqp://far", ["region:quotes"], state="running")), WAIT)
     assert [each.text for each in broker.check() if not each.harmless] == []
     broker.close()
 
