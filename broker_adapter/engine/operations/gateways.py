@@ -12,6 +12,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.commands.failures import message_too_large
-from broker_adapter.engine.commands.selection import Formats, Selectable, selects
+from broker_adapter.engine.commands.selection import Selectable
 from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
@@ -36,6 +37,7 @@ from broker_adapter.engine.regions.interests import checked_key
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
+from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.stores import Message
 from broker_adapter.envelope import (
     ENVELOPE_FORMAT,
@@ -220,7 +222,7 @@ class _Read(NamedTuple):
     queue: GatewayQueue
     record: GatewayRecord
     sender: str  #: what tells this gateway from any other one
-    formats: Formats
+    matching: Matching
     entries: Sequence[RawEntry]
     messages: Sequence[tuple[Message | None, dict[str, Any] | None]]
     damaged: Sequence[int]  #: positions
@@ -260,7 +262,7 @@ class ReadGatewayRequest(Request):
             if until_ms is not None and until_ms <= now_ms:
                 expired.append(entry.position)
             elif (remote and remote in annotations.get(SITES, ())) or not (
-                selector is None or selects(selector, Selectable(read.formats, *body, annotations=annotations))
+                selector is None or read.matching.is_selected(selector, _fields(read.matching, *body, annotations))
             ):
                 filtered.append(entry.position)
             else:
@@ -294,7 +296,13 @@ class ReadGatewayRequest(Request):
         damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
         damaged += map(position_of, found.corrupt)
         sender = f"{self.name}/{directory.incarnation(queue)}"
-        return _Read(queue, queue.noted(), sender, reader.state.matching.formats, entries, messages, damaged)
+        return _Read(queue, queue.noted(), sender, reader.state.matching, entries, messages, damaged)
+
+
+def _fields(matching: Matching, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> Selectable:
+    """What a selector can name in a message."""
+    added = {name: value for name, value in annotations.items() if name not in (SITES, HEAD)}
+    return Selectable(matching.formats, message_format, payload, annotations=added)
 
 
 def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> int | None:
@@ -304,7 +312,10 @@ def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str
     if HEAD in annotations:
         until_ms: int | None = annotations[HEAD][2]
         return until_ms
-    return read_head(payload).expires_at_ms if message_format == ENVELOPE_FORMAT else None
+    if message_format == ENVELOPE_FORMAT:
+        with suppress(MessageFormatException):  # the other site says so
+            return read_head(payload).expires_at_ms
+    return None
 
 
 def _packed(destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> bytes:
@@ -363,6 +374,7 @@ class _Arrived(NamedTuple):
     wanted: Wanted
     stamp: Stamp
     sites: Sequence[int]  #: that have seen it
+    unfit: str | None  #: why it cannot be read; None: it can
 
 
 @request(Threads.GATEWAY, right=GATEWAY)
@@ -396,7 +408,7 @@ class ApplyBatchRequest(Request):
             settings = reader.state.directory.settings
             _check_site(settings.site, self.site)
             size = sum(map(len, self.messages))
-            if size > settings.max_gateway_batch_bytes:
+            if size > settings.max_gateway_batch_bytes and len(arrived) > 1:
                 raise MessageFormatException(
                     f"batch of {size} bytes is larger than the limit of {settings.max_gateway_batch_bytes} bytes"
                     " (max_gateway_batch_bytes)"
@@ -485,11 +497,15 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
             if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES):
                 raise ValueError("it has a stamp that none can have")
             checked_key(key)
-        message = _message(message_format, payload, found.get(HEAD))
+        unfit = None
+        try:
+            message = _message(message_format, payload, found.get(HEAD))
+        except MessageFormatException as error:
+            message, unfit = c.NewMessage(message_format, payload), error.reason
     except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
-    return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites)
+    return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites, unfit)
 
 
 def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
@@ -526,6 +542,6 @@ def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | Non
         most_bytes: of a message.
     """
     size = len(arrived.message.payload)
-    if unfit is not None or size <= most_bytes:
-        return unfit
-    return message_too_large(size, most_bytes).reason
+    if size > most_bytes:
+        return message_too_large(size, most_bytes).reason
+    return unfit or arrived.unfit

@@ -15,7 +15,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.records.gateway_records import STATES
 from broker_adapter.engine.regions.key_records import Wanted
-from broker_adapter.envelope import DEAD_LETTER_REASON, KEY_PROPERTY, Identity
+from broker_adapter.envelope import DEAD_LETTER_REASON, ENVELOPE_FORMAT, KEY_PROPERTY, Identity
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -219,6 +219,10 @@ def test_a_selector_says_what_goes(sites: tuple[Site, Site]) -> None:
     assert far.bodies("q") == ["4", "5", "6", "7"]
     found = near.gateways("g")
     assert (found["received"], found["filtered"], found["distributed"]) == (9, 5, 4)
+    near.ask("change_gateway", name="g", selector="head = 'x' AND sites = 'y'")
+    near.send("q", "named as what is added", properties={"head": "x", "sites": "y"})
+    pump(near, "g", far)
+    assert far.bodies("q") == ["named as what is added"]
     near.ask("change_gateway", name="g", selector="")
     near.send("q", "all", properties={"size": 0})
     pump(near, "g", far)
@@ -264,6 +268,29 @@ def test_a_message_of_another_format_keeps_what_it_says_of_itself(sites: tuple[S
     assert [(each.format, each.payload) for each in got] == [(7, b"body"), (7, b"plain"), (7, b"a"), (7, b"b")]
     far.send_messages(queue("q"), foreign)
     assert far.broker.call(c.Statistics(), WAIT).duplicates_rejected == 1
+
+
+def test_a_message_that_cannot_be_read_is_refused_and_does_not_hold_up_the_others(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send_messages(queue("q"), text_message("1"), c.NewMessage(ENVELOPE_FORMAT, b"none"), text_message("2"))
+    pump(near, "g", far)
+    assert far.bodies("q") == ["1", "2"]
+    assert near.gateways("g")["refused"] == 1
+
+
+def test_a_message_that_is_larger_than_a_batch_may_be_goes_alone_and_one_that_is_too_large_is_refused() -> None:
+    near, far = Site(1), Site(2, max_gateway_batch_bytes=1 << 20, max_message_bytes=2 << 20)
+    near.gateway("g", "queue:q")
+    near.send("q", "first", "x" * (3 << 19), "y" * (3 << 20), "last")
+    pump(near, "g", far)
+    assert [len(body) for body in far.bodies("q")] == [5, 3 << 19, 4]
+    assert near.gateways("g")["refused"] == 1
+    near.send("q", *["x" * 600_000] * 2)
+    with pytest.raises(MessageFormatException, match="max_gateway_batch_bytes"):
+        apply(near, far, read(near, "g", max_bytes=2_000_000))
+    near.broker.close()
+    far.broker.close()
 
 
 @pytest.mark.parametrize("messages", [1, 3])
