@@ -5,6 +5,9 @@ Theory of operation
     Nobody consumes the entries; they are read and ended by position.  So none of them is kept in memory.  All are in
     one lane whatever their priority, without an expiry or a delay of their own: what a message says of these is the
     business of the other site, and of who makes a batch.
+
+    The other site knows the last position that it has taken, and leaves out those up to there.  So a store that is
+    replaced by an older copy of itself must not give positions again: at each start they go on at the time of the day.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from broker_adapter.envelope import ENVELOPE_FORMAT
 
 #: The kind of a region, where those of destinations are numbers.
 REGION_KIND: Final = 9
+#: Bits of the positions that a gateway may give in a millisecond without running ahead of the clock.
+_POSITION_BITS: Final = 16
 #: Annotations of an entry: the sites that have seen the message; and what its payload alone does not say.
 SITES: Final = "sites"
 HEAD: Final = "head"
@@ -50,6 +55,10 @@ class GatewayQueue(QueueState):
             self._add_lane(Lane(LANE))
         for lane in self.lanes:
             lane.at_end = False  # what comes in stays behind the window
+
+    def begin(self, now_ms: int) -> None:
+        """The engine starts, or the gateway is new; ``now_ms`` is the time of the day."""
+        self.next_position = self.reserved = max(self.next_position, now_ms << _POSITION_BITS)
 
     def takes(self, messages: int = 1) -> bool:
         """Return whether it takes messages, which are counted."""

@@ -53,11 +53,12 @@ class Gateways:
             g.EndBatch: self._end_batch,
         }
 
-    def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+    def restore(self, records: Iterable[tuple[bytes, bytes]], now_ms: int) -> None:
         """Take over what the store has; the queues are there.
 
         Args:
             records: key and value of each.
+            now_ms: the time of the day.
         """
         known: set[str] = set()
         for key, value in records:
@@ -70,6 +71,8 @@ class Gateways:
                 known.add(name)
                 self._gateways[name].gateway = record
                 self._feed(self._gateways[name])
+        for queue in self._gateways.values():
+            queue.begin(now_ms)
         for name in self._gateways.keys() - known:
             _log.error("! the record of gateway %r is missing or damaged: it takes and sends nothing; destroy it", name)
 
@@ -102,6 +105,7 @@ class Gateways:
             queue = directory.new_volatile_queue(destination, catalogued)
         assert isinstance(queue, GatewayQueue)
         queue.gateway, queue.is_changed = command.record, True
+        queue.begin(now_ms)
         self._gateways[name] = queue
         self._feed(queue)
         effects.answer(command, queue.id)
