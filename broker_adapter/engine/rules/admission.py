@@ -224,7 +224,9 @@ class CommitRoom:
         self._engine_reason = None if ended else admission.blocked_because
         self.is_open = not (self._engine_reason or self._room is not None or admission.has_queue_limits)
 
-    def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> str | None:
+    def ask(
+        self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool, fed: int = 0
+    ) -> str | None:
         """Ask for the room for one message; return why there is none.
 
         Args:
@@ -232,6 +234,7 @@ class CommitRoom:
             length: of its payload, in bytes.
             queues: those that get it.
             all_durable: whether all of these keep persistent messages on the disk.
+            fed: how many gateways get it as well.
 
         Raises:
             TransactionRolledBackException: the commit would find no room in a queue that is empty.
@@ -239,7 +242,7 @@ class CommitRoom:
         admission, room = self._admission, self._room
         reason = self._engine_reason
         self.queues = queues
-        if persistent and room is not None and not room.take(length, len(queues)):
+        if persistent and room is not None and not room.take(length, len(queues) + fed):
             reason = room.reason
         if not (persistent and all_durable):
             self._volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)

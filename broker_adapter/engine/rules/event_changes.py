@@ -205,11 +205,12 @@ class EventChanges:
         if not puts:
             return
         of_audiences = _AUDIENCE_BYTES * len(region.routing.audiences)
-        self._admission.take_at_once([(len(put.message.payload) + of_audiences, _PLACES) for put in puts])
+        places = self._places(region)
+        self._admission.take_at_once([(len(put.message.payload) + of_audiences, places) for put in puts])
         room = self._admission.volatile_room
         if room is not None and not self._directory.durable:
             room -= sum([len(put.message.payload) for put in puts])
-            room -= (MESSAGE_BYTES + of_audiences + _PLACES * PLACE_BYTES) * len(puts)
+            room -= (MESSAGE_BYTES + of_audiences + places * PLACE_BYTES) * len(puts)
             if room < 0:
                 raise ResourceAllocationException(self._admission.volatile_full())
             self._admission.volatile_room = room
@@ -264,10 +265,10 @@ class EventChanges:
         for part in parts:
             region = self._state.region(part.region)
             of_audiences = _AUDIENCE_BYTES * len(region.routing.audiences)
-            sizes = [len(change.message.payload) for change in part.changes]
+            sizes, places = [len(change.message.payload) for change in part.changes], self._places(region)
             for change, size in zip(part.changes, sizes, strict=True):
                 if change.wanted is Wanted.PUT:
-                    reason = room.ask_for_value(size + of_audiences, _PLACES, durable=durable)
+                    reason = room.ask_for_value(size + of_audiences, places, durable=durable)
                     if reason is not None:
                         return reason
             for queue in self._directory.topics.get(region.topic, ()):
@@ -381,6 +382,10 @@ class EventChanges:
         record = KeyRecord(position, 0, self._time.age_ms, KeyState.TOMBSTONE, 0, 0, stamp)
         self._store_record(region, change.key, record)
         return position
+
+    def _places(self, region: Region) -> int:
+        """Return how many places a new value takes."""
+        return _PLACES + (len(self._fed(region)) if self._directory.feeds else 0)
 
     def _fed(self, region: Region) -> Sequence[Feed]:
         """The gateways that take the events of a region."""

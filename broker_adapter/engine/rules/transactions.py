@@ -274,7 +274,7 @@ class Transactions:
         """
         settings = self._settings
         max_bytes, most_places = settings.max_message_bytes, settings.max_transaction_entries
-        durable, is_open = self._durable, room.is_open
+        durable, is_open, feeds = self._durable, room.is_open, self._directory.feeds
         matches = blocked.matches
         routed: list[_Routed] = []
         last: Destination | None = None
@@ -300,7 +300,8 @@ class Transactions:
                 raise _too_many_places(most_places)
             if is_open and all_durable and message.persistent:
                 continue
-            reason = room.ask(message.persistent, length, queues, all_durable)
+            fed = len(feeds.get(destination, ())) if feeds else 0
+            reason = room.ask(message.persistent, length, queues, all_durable, fed)
             if reason is not None:
                 raise self._no_room(reason)
             if room.queues is not queues:
