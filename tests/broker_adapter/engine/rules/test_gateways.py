@@ -20,6 +20,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     TransactionRolledBackException,
 )
+from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.decisions import Rules
 from tests.broker_adapter.engine.sites import text_message
 
@@ -191,3 +192,27 @@ def test_a_batch_for_which_there_is_no_room_changes_nothing_and_says_why() -> No
         rules.do(batch(0, 5, Q, queue("other"), Q, Q))
     assert Q not in rules.state.directory.by_destination
     assert rules.do(batch(0, 3, Q, queue("other"), Q)) == c.Applied(3)
+
+
+def test_a_batch_waits_for_selectors_that_take_their_time_and_is_done_once() -> None:
+    rules = Rules(site=2)
+    client = rules.connect("me")
+    subscription = Subscription("s", durable=True, shared=False)
+    rules.attach(client, topic("news"), subscription=subscription, selector="a IS NULL")
+    matching = rules.state.matching
+    in_time, matching.new_slice = matching.new_slice, lambda: lambda: True
+    done: list[object] = []
+
+    def decide(*commands: c.Commit) -> None:
+        for reply, result in rules.state.decide(commands, rules.now_ms).replies:
+            reply(result)
+
+    command = batch(0, 5, topic("news"))._replace(client=client, reply=done.append)
+    decide(command)
+    assert done == []
+    matching.new_slice = in_time
+    decide(command)  # its sender did not wait for the answer
+    decide()
+    assert done == [c.Applied(5), c.Applied(5)]
+    (queue_of,) = rules.state.directory.topics[topic("news")]
+    assert queue_of.depth == 1
