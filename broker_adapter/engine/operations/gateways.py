@@ -46,6 +46,7 @@ from broker_adapter.envelope import (
     SITE_PROPERTY,
     STAMP_PROPERTY,
     Identity,
+    check_identity,
     read_head,
 )
 from broker_adapter.errors import (
@@ -489,12 +490,14 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
         kind, name = destination_of(found["to"])
         payload, message_format = found["payload"], found["format"]
         sites = sorted({site, *found[SITES]})
-        if type(payload) is not bytes or type(message_format) is not int or not 0 < sites[0] <= sites[-1] <= _MAX_SITES:
-            raise ValueError("it has the wrong fields")
+        if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
+            raise ValueError("it has a payload or a format that none can have")
+        if not 0 < sites[0] <= sites[-1] <= _MAX_SITES or not all(type(each) is int for each in sites):
+            raise ValueError("it has a site that none can be")
         key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
         if kind == "region":
             key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
-            if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES):
+            if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= _MAX_SITES) or {*map(type, stamp)} != {int}:
                 raise ValueError("it has a stamp that none can have")
             checked_key(key)
         unfit = None
@@ -502,7 +505,7 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
             message = _message(message_format, payload, found.get(HEAD))
         except MessageFormatException as error:
             message, unfit = c.NewMessage(message_format, payload), error.reason
-    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
     return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites, unfit)
@@ -515,10 +518,16 @@ def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) ->
     if head is None:
         return c.NewMessage(message_format, payload)
     priority, persistent, expires_at_ms, deliver_at_ms, group, of = head
-    identity = None if of is None else Identity(str(of[0]), int(of[1]), int(of[2]))
-    times = [None if each is None else int(each) for each in (expires_at_ms, deliver_at_ms)]
-    made = c.incoming(message_format, payload, int(priority), persistent is True, times[0], times[1], identity, None)
-    return made._replace(group=int(group) % (c.MAX_GROUP_NUMBER + 1))
+    numbers = priority, expires_at_ms or 0, deliver_at_ms or 0, group
+    if not all(type(each) is int for each in numbers):
+        raise ValueError("it has a head that none can have")
+    identity = None
+    if of is not None:
+        check_identity(*of)
+        identity = Identity(*of)
+    times = expires_at_ms, deliver_at_ms
+    made = c.incoming(message_format, payload, priority, persistent is True, *times, identity, None)
+    return made._replace(group=group % (c.MAX_GROUP_NUMBER + 1))
 
 
 def _unfit(state: OperationsState, destination: Destination, is_region: bool) -> str | None:

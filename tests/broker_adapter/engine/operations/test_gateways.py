@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from broker_adapter.destination import queue, topic
@@ -554,6 +555,38 @@ def test_what_is_no_message_of_a_gateway_is_refused_as_a_whole(sites: tuple[Site
     with pytest.raises(MessageFormatException, match="a position for each"):
         far.ask("apply_batch", **batch, positions=[2], messages=[good[1], good[1]])
     assert far.bodies("q") == []
+
+
+WRONG = (None, True, -1, 0, 1 << 32, 1.5, float("inf"), "", "x", b"", [], {}, [1, 2], ["a"], (1 << 64) - 1)
+
+
+def test_whatever_another_site_sends_the_engine_goes_on_and_what_it_stores_is_sound(tmp_path: Path) -> None:
+    near, far = Site(1), Site(2, tmp_path)
+    for site in (near, far):
+        site.ask("create_region", region="quotes")
+    near.gateway("g", "queue:q", "region:quotes")
+    near.send_messages(queue("q"), c.NewMessage(7, b"x", 9, True, 1 << 41, None, Identity("p", 1, 1), 5))
+    near.change("quotes", ("k", "v"), ("k", None))
+    position = 0
+    for _, packed in read(near, "g")["entries"]:
+        good = msgpack.unpackb(packed)
+        wrong = [{**good, name: value} for name in good for value in WRONG]
+        for name in [name for name, value in good.items() if type(value) is list]:
+            places = range(len(good[name]))
+            wrong += [
+                {**good, name: [*good[name][:at], each, *good[name][at + 1 :]]} for at in places for each in WRONG
+            ]
+        wrong += [{key: value for key, value in good.items() if key != name} for name in good]
+        for each in wrong:
+            position += 1
+            batch = {"site": 1, "sender": "g", "after": 0, "positions": [position], "messages": [msgpack.packb(each)]}
+            with suppress(MessageFormatException, InvalidDestinationException):
+                far.ask("apply_batch", **batch)
+    far.send("q", "after it")
+    assert far.broker.failed is None
+    assert [each.text for each in far.broker.check() if not each.harmless] == []
+    near.broker.close()
+    far.broker.close()
 
 
 def test_what_is_known_of_gateways_outlives_a_restart(tmp_path: Path) -> None:
