@@ -130,10 +130,11 @@ class GatewaysRequest(Request):
     ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
     ``batch_ms``, ``alert_ms``, ``state`` ("created": it queues and was never started, "running", "paused": it queues,
     or "stopped": it does not), ``waiting`` and ``waiting_bytes``, ``applied``: the last position that the other site
-    has confirmed.  Counted since it was created: ``received``: messages of its destinations; of these ``filtered``, by
-    the selector or since the other site had seen them, ``not_queued``, while it was stopped, and ``queued``; of the
-    last ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged
-    and in quarantine), and the rest waits; ``batches``.
+    has confirmed; ``is_sending``: whether a batch may be under way, ``trouble``: why the last attempt to send failed,
+    or empty.  Counted since it was created: ``received``: messages of its destinations; of these ``filtered``, by the
+    selector or since the other site had seen them, ``not_queued``, while it was stopped, and ``queued``; of the last
+    ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and
+    in quarantine), and the rest waits; ``batches``.
     """
 
     name: str | None = argument(None, note="without it, all")
@@ -154,7 +155,8 @@ def _as_map(name: str, queue: GatewayQueue) -> dict[str, Any]:
     fields = record._asdict() | {"url": masked(record.url), "destinations": list(record.destinations)}
     del fields["counters"]
     counted = counters._asdict() | {"queued": counters.queued, "lost": queue.gone}
-    return {"name": name, **fields, "waiting": queue.depth, "waiting_bytes": queue.bytes, **counted}
+    waiting = {"waiting": queue.depth, "waiting_bytes": queue.bytes}
+    return {"name": name, **fields, **waiting, **counted, "is_sending": queue.is_sending, "trouble": queue.trouble}
 
 
 @request(Threads.SHORT)

@@ -182,6 +182,25 @@ class Reader:
         """Return the names of all gateways."""
         return sorted(self.state.directory.gateways)
 
+    def note_sender(self, name: str, *, sends: bool, trouble: str) -> tuple[GatewayRecord, int, int]:
+        """Note what the sender of a gateway does, as the request ``gateways`` shows it.
+
+        Args:
+            name: of the gateway.
+            sends: whether it sends a batch from now on; if the gateway is not running, it may not.
+            trouble: why the last attempt failed; empty: it did not.
+
+        Returns:
+            What is known of the gateway, with the password of its URL; messages that wait, and their bytes.
+
+        Raises:
+            InvalidDestinationException: there is no such gateway.
+        """
+        queue = gateway_named(self.state.directory, name)
+        record = queue.noted()
+        queue.is_sending, queue.trouble = sends and record.state == "running", trouble
+        return record, queue.depth, queue.bytes
+
     # Regions.
 
     def key(self, region: int, key: str) -> StoredKey:

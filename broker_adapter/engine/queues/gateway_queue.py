@@ -41,16 +41,19 @@ class GatewayQueue(QueueState):
         gateway: what a restart must know of it; ``counters`` are as the last commit has them.
         is_changed: whether that is to be stored.
         received, not_queued: counted since then.
+        is_sending: whether a batch may be under way.
+        trouble: why its sender could not send; empty: it could.
     """
 
-    __slots__ = ("gateway", "is_changed", "not_queued", "received")
+    __slots__ = ("gateway", "is_changed", "is_sending", "not_queued", "received", "trouble")
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """As a queue; the record is given later."""
         super().__init__(*arguments, **named)
         self.gateway: GatewayRecord = UNKNOWN
-        self.is_changed = False
+        self.is_changed = self.is_sending = False
         self.received = self.not_queued = 0
+        self.trouble = ""
         if not self.lanes:
             self._add_lane(Lane(LANE))
         for lane in self.lanes:
