@@ -447,6 +447,9 @@ class ServerSettings:
         "time without data from a client after which it is dropped; 0: no limit; the SDK keeps at least 0.5",
         least=0,
     )
+    gateway_retry_seconds: float = _option(
+        5.0, "time after which a gateway tries again to send, where that failed", least=0.001
+    )
     max_frame_bytes: int = _option(
         MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB
     )

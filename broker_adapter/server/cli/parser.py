@@ -13,6 +13,7 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.selectors.language import checked_property_name
 from broker_adapter.server.cli.client_arguments import add_client_commands
+from broker_adapter.server.cli.gateway_arguments import add_gateway_command
 from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_arguments import add_store_commands
 from broker_adapter.server.cli.tools import add_option, add_yes, text_argument, url_argument
@@ -140,6 +141,12 @@ def _make_parser() -> argparse.ArgumentParser:
         help="settings of single queues, see: config example; default: $HOLDFAST_CONFIG",
     )
     serving.add_argument(
+        "--site",
+        type=text_argument,
+        metavar="N",
+        help="number of this site, 1 to 255, for gateways between sites; see: gateway",
+    )
+    serving.add_argument(
         "--insecure",
         action="store_true",
         help="listen on an address that other machines can reach, without users or TLS",
@@ -256,6 +263,7 @@ def _make_parser() -> argparse.ArgumentParser:
     redriving.set_defaults(run=command("server_commands", "redrive"))
 
     add_client_commands(lambda name, text: _client(commands, name, text, destination=False))
+    gateway_actions = add_gateway_command(commands, _client)
     add_store_commands(commands)
 
     configuring = commands.add_parser(
@@ -298,7 +306,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     managing.add_argument("--json", action="store_true", help="one JSON object a line")
     managing.set_defaults(run=command("user_commands", "user"), late="name")
-    for each in commands.choices.values():
+    for each in (*commands.choices.values(), *gateway_actions.choices.values()):
         each.set_defaults(parser=each)  # for errors about arguments, with the usage of this command
     return parser
 

@@ -31,6 +31,7 @@ from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
+from broker_adapter.server.gateways.senders import Senders
 from broker_adapter.server.kept_memory import keep_freed_memory
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.listening import check_address
@@ -57,7 +58,8 @@ _Told = queue.SimpleQueue[int | None]
 def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails."""
     host, port = _address(options.listen)
-    engine_settings, server_settings = settings_of(options.option)
+    site = [] if options.site is None else [f"site={options.site}"]
+    engine_settings, server_settings = settings_of([*options.option, *site])
     policies = Policies(engine_settings, read_policies(options.config) if options.config else ())
     servers = servers_from(listed(options.failover_servers))
     users = UsersFile(options.users) if options.users else None
@@ -92,6 +94,8 @@ def serve(options: argparse.Namespace) -> int:
         servers=servers,
     )
 
+    senders = Senders(broker, server_settings.gateway_retry_seconds)
+
     def look(*, reloads: bool) -> None:
         if users is not None and reloads:
             users.reload()
@@ -112,12 +116,14 @@ def serve(options: argparse.Namespace) -> int:
         broker.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
         scheme = "amqps" if certificates is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
+        senders.start()
         if broker.failed is None:  # else it failed ahead of the line above
             _wait(told, look)
         if broker.failed is not None:
             raise broker.failed
         _say("holdfast stopping")
     finally:
+        senders.stop()
         listener.stop()
         broker.close()
         for number in _SIGNALS:  # as Python ends, it gives each handler of ours the default again

@@ -1,0 +1,108 @@
+"""The arguments of ``holdfast gateway``: what sends to another site."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from broker_adapter.server.cli.on_demand import command
+from broker_adapter.server.cli.tools import add_yes, text_argument
+
+#: Variable of the environment that has the URL of the other site, which may have a password.
+REMOTE_URL = "HOLDFAST_GATEWAY_URL"
+
+
+def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentParser]) -> Any:
+    """Add the command to the parser.
+
+    Args:
+        commands: takes it.
+        client: makes an action of a name and a help text, with the arguments of a connection.
+
+    Returns:
+        The actions of the command.
+    """
+    parser = commands.add_parser(
+        "gateway",
+        help="send what queues, topics and regions take to another site (docs/gateways.md)",
+        description="Send what queues, topics and regions take to another site.  See docs/gateways.md.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    def add(name: str, text: str, *, names_one: bool = True) -> argparse.ArgumentParser:
+        made = client(actions, name, text, destination=False)
+        if names_one:
+            made.add_argument("name", type=text_argument, metavar="NAME", help="name of the gateway")
+        made.set_defaults(run=command("gateway_commands", name))
+        return made
+
+    creating = add("create", "make a gateway; it queues from now on, and sends from its start on")
+    _add_options(creating, is_new=True)
+    for kind in ("queue", "topic", "region"):
+        creating.add_argument(
+            f"--{kind}",
+            type=text_argument,
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"a {kind} of which it sends a copy of what comes in; several times",
+        )
+    creating.add_argument("--start", action="store_true", help="start it as well")
+
+    add("list", "list the gateways", names_one=False)
+    add("status", "show one gateway: what it sends where, its state and its counters")
+
+    starting = add("start", "start to send, or resume")
+    starting.add_argument("--clean", action="store_true", help="drop what waits first; asks, unless --yes is given")
+    add_yes(starting)
+
+    add("stop", "send and queue nothing more: what comes until the next start does not reach the other site")
+    add("pause", "send nothing more, and go on to queue; returns when nothing more will leave")
+    add("resume", "send again")
+
+    altering = add("alter", "change a gateway, which may be running")
+    _add_options(altering, is_new=False)
+    altering.add_argument(
+        "--forget",
+        action="store_true",
+        help="go on although the other site does not know what it has confirmed: its store is an older copy",
+    )
+
+    destroying = add("destroy", "remove a gateway, and drop what waits")
+    add_yes(destroying)
+    return actions
+
+
+def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
+    given = os.environ.get(REMOTE_URL) or None
+    parser.add_argument(
+        "--to",
+        type=text_argument,
+        default=given if is_new else None,
+        required=is_new and given is None,
+        metavar="URL",
+        help=f"the other site: amqp://, amqps:// or failover:(); with a password in it, better in ${REMOTE_URL}"
+        if is_new
+        else "the other site; a lone dash: $" + REMOTE_URL,
+    )
+    parser.add_argument(
+        "--selector",
+        type=text_argument,
+        metavar="TEXT",
+        help="only these messages and events, such as \"colour = 'red'\"" + ("" if is_new else "; '': all"),
+    )
+    parser.add_argument("--batch-messages", type=int, metavar="N", help="send when so many wait; default 100")
+    parser.add_argument(
+        "--batch-bytes", type=int, metavar="N", help="most bytes that are sent together; default 1,048,576"
+    )
+    parser.add_argument(
+        "--batch-seconds", type=float, metavar="SECONDS", help="send after this time, however few wait; default 1"
+    )
+    parser.add_argument(
+        "--alert-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="log when messages wait for longer; 0, the default: never",
+    )

@@ -1,0 +1,1 @@
+"""Senders of gateways: what is queued for other sites, sent to them."""

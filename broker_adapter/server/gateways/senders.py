@@ -1,0 +1,233 @@
+"""The senders of a server: a thread for each gateway that is running, and one that starts them.
+
+The rules are in :mod:`broker_adapter.server.gateways.sender`.  A sender is a client of the other site: its connection
+is as any other one's, but it is not restored: the next attempt makes a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker_adapter.connect import transport_for
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.records.gateway_records import GatewayRecord
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+)
+from broker_adapter.server.gateways.sender import Sender, batch_of, end_of
+from broker_adapter.transport import Credentials, Transport
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Shortest time between two looks at what waits, in seconds: each commit may bring something.
+_LOOK_SECONDS: Final = 0.01
+#: Longest wait for the engine, which may have to wait for the disk, in seconds.
+_ENGINE_SECONDS: Final = 60.0
+#: Longest wait for the end of a connection, in seconds.
+_CLOSE_SECONDS: Final = 1.0
+#: Longest wait for the threads as the server stops, in seconds.
+_STOP_SECONDS: Final = 5.0
+
+
+class Senders:
+    """The senders of an engine.
+
+    Args:
+        broker: the engine; it is not closed with the senders.
+        retry_seconds: time from an attempt that failed to the next one.
+    """
+
+    def __init__(self, broker: Broker, retry_seconds: float) -> None:
+        self._broker = broker
+        self._retry_seconds = retry_seconds
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._senders: dict[str, _SenderThread] = {}
+        self._unregister: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._watch, name="holdfast-gateways", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Senders {sorted(self._senders)}>"
+
+    def start(self) -> None:
+        """Start to send, and to follow which gateways are running."""
+        self._unregister = self._broker.on_gateways(lambda _: self._woken.set())
+        self._woken.set()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send nothing more.  Legal twice.  Waits for a few seconds at most."""
+        self._unregister()
+        self._stopping.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_SECONDS)
+        for sender in self._senders.values():
+            sender.stop()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for sender in self._senders.values():
+            sender.thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _watch(self) -> None:
+        """Start a thread for each gateway that begins to run, and wake those that there are."""
+        while True:
+            self._woken.wait()
+            self._woken.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._look()
+            except JMSException as error:
+                if self._broker.failed is not None:
+                    return
+                _log.warning("! the gateways could not be looked at, and are once more: %s", error)
+                self._woken.set()
+            self._stopping.wait(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        senders = self._senders
+        with self._broker.reading() as reader:
+            running = [name for name in reader.gateway_names() if reader.gateway(name).state == "running"]
+            for name in [name for name, sender in senders.items() if sender.has_ended]:
+                del senders[name]
+            new = [name for name in running if name not in senders]
+        for sender in senders.values():
+            sender.wake.set()
+        for name in new:
+            senders[name] = _SenderThread(self._broker, name, self._retry_seconds)
+            senders[name].thread.start()
+
+
+class _SenderThread:
+    """The thread of one sender.
+
+    Attributes:
+        wake: set when there may be something to do.
+        has_ended: whether it does nothing more; set while all other threads are kept out of the engine.
+    """
+
+    def __init__(self, broker: Broker, name: str, retry_seconds: float) -> None:
+        self._broker = broker
+        self._name = name
+        self._rules = Sender(retry_seconds)
+        self._transport: Transport | None = None
+        self._url = ""
+        self._remote_site = self._batch_bytes = 0
+        self._is_stopping = False
+        self.wake = threading.Event()
+        self.has_ended = False
+        self.thread = threading.Thread(target=self._run, name=f"holdfast-gateway {name}", daemon=True)
+
+    def stop(self) -> None:
+        """End the thread; what is under way fails."""
+        self._is_stopping = True
+        self.wake.set()
+        transport = self._transport
+        if transport is not None:
+            transport.close(0)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping and self._broker.failed is None:
+                try:
+                    if not self._turn():
+                        return
+                except JMSException as error:
+                    self._failed(error)
+                except Exception as error:
+                    _log.exception("! gateway %r: unexpected error", self._name)
+                    self._failed(JMSException(f"unexpected error {error!r}"))
+        finally:
+            self._disconnect()
+
+    def _turn(self) -> bool:
+        """Send a batch, or wait until one may be due; returns False where there is nothing to do for this thread."""
+        found = self._look(sends=False)
+        if found is None:
+            return False
+        record, messages, size = found
+        now = time.monotonic()
+        seconds = self._rules.seconds_until_due(record, messages, size, now)
+        alert = self._rules.alert(record, now)
+        if alert is not None:
+            _log.warning("! gateway %r: %s", self._name, alert)
+        if seconds is None or seconds > 0:
+            self.wake.wait(seconds)
+            self.wake.clear()
+            return True
+        remote = self._connected(record)
+        if self._look(sends=True) is None:
+            return False
+        self._send(remote)
+        return True
+
+    def _look(self, *, sends: bool) -> tuple[GatewayRecord, int, int] | None:
+        """Look at what waits; None: the gateway is not running any more, and this thread ends."""
+        with self._broker.reading() as reader:
+            try:
+                found = reader.note_sender(self._name, sends=sends, trouble=self._rules.trouble)
+            except InvalidDestinationException:
+                found = None
+            if found is None or found[0].state != "running":
+                self.has_ended = True
+                return None
+        return found
+
+    def _send(self, remote: Transport) -> None:
+        """Send one batch."""
+        rules = self._rules
+        found = self._ask(
+            "read_gateway", max_messages=rules.max_messages, max_bytes=self._batch_bytes, remote_site=self._remote_site
+        )
+        if not found["through"]:
+            self.wake.wait(_LOOK_SECONDS)  # what waited is gone
+            return
+        answer = None
+        if found["entries"]:
+            try:
+                answer = remote.request("apply_batch", batch_of(found, self._broker.settings.site), None)
+            except MessageFormatException as error:
+                answer = rules.refused_whole(found, error)
+                if answer is None:
+                    return
+        self._ask("end_gateway_batch", **end_of(found, answer))
+        told = rules.ended(time.monotonic())
+        if told is not None:
+            _log.info("= gateway %r: %s", self._name, told)
+
+    def _ask(self, operation: str, **arguments: Any) -> Any:
+        return self._broker.request(operation, {"name": self._name, **arguments}, _ENGINE_SECONDS)
+
+    def _connected(self, record: GatewayRecord) -> Transport:
+        """Return the connection to the other site; it is made where there is none, or one to somewhere else."""
+        self._batch_bytes = record.batch_bytes
+        if self._transport is not None and self._url == record.url:
+            return self._transport
+        self._disconnect()
+        if not self._broker.settings.site:
+            raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
+        transport, _ = transport_for(record.url, restores=False)
+        self._transport, self._url = transport, record.url
+        transport.open(Credentials(), lambda _event: None, None)
+        self._remote_site = transport.request("site", {}, None)
+        return transport
+
+    def _failed(self, error: JMSException) -> None:
+        self._disconnect()
+        if self._is_stopping:
+            return
+        told = self._rules.failed(error, time.monotonic())
+        if told is not None:
+            _log.warning("! gateway %r: %s", self._name, told)
+
+    def _disconnect(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close(_CLOSE_SECONDS)
