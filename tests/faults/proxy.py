@@ -103,6 +103,12 @@ class Proxy:
     def url(self) -> str:
         return f"amqp://127.0.0.1:{self.port}"
 
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        with self._lock:
+            return len(self._pairs)
+
     # Faults.
 
     def plan(self, cut: Cut | None) -> None:

@@ -27,7 +27,8 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
     parser = commands.add_parser(
         "gateway",
         help="send what queues, topics and regions take to another site (docs/gateways.md)",
-        description="Send what queues, topics and regions take to another site.  See docs/gateways.md.",
+        description="Send what queues, topics and regions take to another site, see docs/gateways.md.  All actions take"
+        " --json.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 

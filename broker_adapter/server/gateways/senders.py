@@ -73,7 +73,8 @@ class Senders:
             sender.stop()
         deadline = time.monotonic() + _STOP_SECONDS
         for sender in self._senders.values():
-            sender.thread.join(max(0.0, deadline - time.monotonic()))
+            if not sender.is_connecting:
+                sender.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
         """Start a thread for each gateway that begins to run, and wake those that there are."""
@@ -111,6 +112,8 @@ class _SenderThread:
     Attributes:
         wake: set when there may be something to do.
         has_ended: whether it does nothing more; set while all other threads are kept out of the engine.
+        is_connecting: whether it waits for the other site to let it in.  Once it is stopped, it does nothing more with
+            the engine then.
     """
 
     def __init__(self, broker: Broker, name: str, retry_seconds: float) -> None:
@@ -122,7 +125,7 @@ class _SenderThread:
         self._remote_site = self._batch_bytes = 0
         self._is_stopping = False
         self.wake = threading.Event()
-        self.has_ended = False
+        self.has_ended = self.is_connecting = False
         self.thread = threading.Thread(target=self._run, name=f"holdfast-gateway {name}", daemon=True)
 
     def stop(self) -> None:
@@ -163,7 +166,7 @@ class _SenderThread:
             self.wake.clear()
             return True
         remote = self._connected(record)
-        if self._look(sends=True) is None:
+        if self._is_stopping or self._look(sends=True) is None:
             return False
         self._send(remote)
         return True
@@ -215,8 +218,12 @@ class _SenderThread:
             raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
         transport, _ = transport_for(record.url, restores=False)
         self._transport, self._url = transport, record.url
-        transport.open(Credentials(), lambda _event: None, None)
-        self._remote_site = transport.request("site", {}, None)
+        self.is_connecting = True
+        try:
+            transport.open(Credentials(), lambda _event: None, None)
+            self._remote_site = transport.request("site", {}, None)
+        finally:
+            self.is_connecting = False
         return transport
 
     def _failed(self, error: JMSException) -> None:

@@ -1,0 +1,111 @@
+"""``holdfast gateway``: what sends to another site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.broker_adapter.server.cli.running import NASTY, answered, done, holdfast
+from tests.server_process import ServerProcess
+
+FAR = "amqp://me:secret@127.0.0.1:1"
+
+
+@pytest.fixture
+def url(server: ServerProcess) -> Iterator[tuple[str, str]]:
+    """Of a server that has no gateways; as arguments."""
+    arguments = ("--url", server.url)
+    yield arguments
+    for each in done("gateway", "list", *arguments, "--json").splitlines():
+        done("gateway", "destroy", "--yes", *arguments, "--", json.loads(each)["name"])
+
+
+def one(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done("gateway", *arguments, "--json"))
+    return found
+
+
+def test_a_gateway_is_created_shown_changed_and_destroyed(url: tuple[str, str]) -> None:
+    empty = holdfast("gateway", "list", *url)
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "0 gateways\n")
+    named = ("--queue", "orders", "--queue", "bills", "--topic", "news", "--region", "quotes")
+    made = done("gateway", "create", "north", "--to", FAR, *named, "--selector", "a = 1", *url)
+    assert made == "created gateway north; 0 messages wait\n"
+    found = one("status", "north", *url)
+    assert found["destinations"] == ["queue:orders", "queue:bills", "topic:news", "region:quotes"]
+    assert (found["state"], found["selector"], found["url"]) == ("created", "a = 1", "amqp://***@127.0.0.1:1")
+    options = ("--batch-messages", "7", "--batch-bytes", "5000", "--batch-seconds", "0.5", "--alert-seconds", "60")
+    assert done("gateway", "alter", "north", *options, "--selector", "", *url).startswith("changed gateway north")
+    changed = one("status", "north", *url)
+    assert [changed[each] for each in ("batch_messages", "batch_bytes", "batch_ms", "alert_ms", "selector")] == [
+        *(7, 5000, 500, 60_000),
+        None,
+    ]
+    assert [one(action, "north", *url)["state"] for action in ("start", "pause", "resume", "stop")] == [
+        *("running", "paused", "running", "stopped"),
+    ]
+    shown = done("gateway", "status", "north", *url)
+    assert "destinations         queue:orders, queue:bills, topic:news, region:quotes\n" in shown
+    assert "batch                7 messages or 0.5 s, 5000 bytes at most\n" in shown
+    assert "secret" not in shown
+    listed = done("gateway", "list", *url)
+    assert listed.splitlines()[1].split()[:4] == ["north", "amqp://***@127.0.0.1:1", "stopped", "no"]
+    assert one("destroy", "north", "--yes", *url) == {"dropped": 0}
+
+
+def test_what_drops_messages_asks_first(url: tuple[str, str]) -> None:
+    done("gateway", "create", "north", "--to", FAR, "--queue", "asked", *url)
+    done("send", "asked", "a", "b", *url)
+    for arguments in (("start", "north", "--clean"), ("destroy", "north")):
+        assert answered("n", "gateway", *arguments, *url).returncode == 1
+        without = holdfast("gateway", *arguments, *url)
+        assert (without.returncode, "give --yes" in without.stderr) == (2, True)
+    assert one("status", "north", *url)["waiting"] == 2
+    assert done("gateway", "start", "north", "--clean", "--yes", *url) == "started gateway north; 0 messages wait\n"
+    found = one("pause", "north", *url)
+    assert (found["received"], found["dropped"]) == (2, 2)
+    done("send", "asked", "c", *url)
+    assert done("gateway", "destroy", "north", "--yes", *url) == (
+        "destroyed gateway north; 1 message was waiting, and dropped\n"
+    )
+
+
+def test_the_url_of_the_other_site_may_come_from_the_environment(url: tuple[str, str]) -> None:
+    done("gateway", "create", "north", "--queue", "q", *url, HOLDFAST_GATEWAY_URL=FAR)
+    assert one("status", "north", *url)["url"] == "amqp://***@127.0.0.1:1"
+    done("gateway", "alter", "north", "--to", "-", *url, HOLDFAST_GATEWAY_URL="amqp://you:secret@127.0.0.1:2")
+    assert one("status", "north", *url)["url"] == "amqp://***@127.0.0.1:2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (("create", "g", "--to", FAR), 1, "nothing to send is named; give --queue, --topic or --region"),
+        (("create", "g", "--queue", "q"), 2, "the following arguments are required: --to"),
+        (("create", "g", "--queue", "q", "--to", "embedded:x"), 1, "is no server"),
+        (("create", "g", "--queue", "q", "--to", FAR, "--selector", "a ="), 1, "selector 'a =' is wrong"),
+        (("create", "g", "--queue", "q", "--to", FAR, "--batch-messages", "0"), 1, "batch_messages"),
+        (("alter", "g"), 1, "nothing to change is given"),
+        (("status", "g"), 1, "there is no gateway 'g'"),
+        (("pause", NASTY), 1, "there is no gateway"),
+        (("start", "g"), 1, "there is no gateway 'g'"),
+        (("destroy", "g", "--yes"), 1, "there is no gateway 'g'"),
+        (("nonsense",), 2, "invalid choice: 'nonsense'"),
+        ((), 2, "the following arguments are required: ACTION"),
+    ],
+)
+def test_what_cannot_be_done_says_why(
+    url: tuple[str, str], arguments: tuple[str, ...], status: int, reason: str
+) -> None:
+    finished = holdfast("gateway", *arguments, *(url if len(arguments) > 1 else ()))
+    assert (finished.returncode, reason in finished.stderr) == (status, True), finished.stderr
+    assert "secret" not in finished.stderr
+    assert "\x1b" not in finished.stderr
+
+
+def test_a_site_is_a_number_from_1_to_255() -> None:
+    finished = holdfast("serve", "--data", "unused", "--site", "256")
+    assert (finished.returncode, "site" in finished.stderr) == (1, True)

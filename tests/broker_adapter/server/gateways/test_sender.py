@@ -1,0 +1,106 @@
+"""The rules of a sender: when a batch is due, what an answer means, what the log says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_adapter.engine.records.gateway_records import GatewayRecord
+from broker_adapter.errors import ConnectionLostException, MessageFormatException
+from broker_adapter.server.gateways.sender import MAX_BATCH, Sender, batch_of, end_of
+
+RECORD = GatewayRecord("amqp://far", ["queue:q"], state="running")
+
+
+def found(*positions: int, **fields: Any) -> dict[str, Any]:
+    """What ``read_gateway`` answers."""
+    entries = [(position, b"%d" % position) for position in positions]
+    through = max(positions, default=0)
+    return {
+        **{"entries": entries, "through": through, "expired": [], "filtered": [], "sender": "g/1", "applied": 3},
+        **fields,
+    }
+
+
+def answer(through: int, *refused: tuple[int, str]) -> dict[str, Any]:
+    """What ``apply_batch`` answers."""
+    return {"through": through, "refused": list(refused), "applied": through - len(refused)}
+
+
+def test_a_batch_is_due_when_enough_waits_or_after_a_time() -> None:
+    sender = Sender(5)
+    assert sender.seconds_until_due(RECORD, 0, 0, 10) is None
+    assert sender.seconds_until_due(RECORD, 1, 10, 20) == 1
+    assert sender.seconds_until_due(RECORD, 99, 990, 20.75) == 0.25
+    assert sender.seconds_until_due(RECORD, 100, 1000, 20.75) == 0
+    assert sender.seconds_until_due(RECORD, 99, 1 << 20, 20.75) == 0
+    assert sender.seconds_until_due(RECORD, 99, 990, 21) == 0
+    assert sender.ended(21) is None
+    assert sender.seconds_until_due(RECORD, 5, 50, 22) == 1  # those have come since
+    assert sender.seconds_until_due(RECORD._replace(batch_ms=0), 1, 10, 22) == 0
+
+
+def test_what_failed_is_tried_again_after_a_pause_and_logged_once_an_hour() -> None:
+    sender = Sender(5)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 10) == 0
+    error = ConnectionLostException("nobody is there")
+    assert sender.failed(error, 10) == "nothing can be sent, and is tried again each 5 s: nobody is there"
+    assert sender.trouble == "nobody is there"
+    assert sender.seconds_until_due(RECORD, 100, 1000, 11) == 4
+    assert sender.seconds_until_due(RECORD, 1, 10, 15) == 0  # whatever waits
+    assert sender.failed(error, 15) is None
+    assert sender.failed(error, 3609) is None
+    assert sender.failed(error, 3610) is not None
+    assert sender.failed(error, 3615) is None
+    assert sender.ended(3620) == "the other site takes messages again, after 3610 s"
+    assert sender.trouble == ""
+    assert sender.ended(3620) is None
+
+
+def test_another_url_is_tried_at_once() -> None:
+    sender = Sender(5)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 10) == 0
+    sender.failed(ConnectionLostException("nobody is there"), 10)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 11) == 4
+    assert sender.seconds_until_due(RECORD._replace(url="amqp://near"), 100, 1000, 11) == 0
+
+
+def test_messages_that_wait_for_too_long_are_told_once_a_minute() -> None:
+    sender, record = Sender(5), RECORD._replace(alert_ms=2000)
+    sender.seconds_until_due(record, 1, 10, 100)
+    assert sender.alert(RECORD, 200) is None
+    assert sender.alert(record, 101.9) is None
+    assert sender.alert(record, 102.5) == "nothing was sent for 2.5 s, and messages wait"
+    assert sender.alert(record, 162) is None
+    assert sender.alert(record, 163) is not None
+    sender.ended(164)
+    assert sender.alert(record, 300) is None
+
+
+def test_a_batch_has_what_the_other_site_needs() -> None:
+    assert batch_of(found(5, 7), 1) == {
+        **{"site": 1, "sender": "g/1", "after": 3},
+        **{"positions": [5, 7], "messages": [b"5", b"7"]},
+    }
+
+
+def test_a_batch_ends_with_what_was_left_out_behind_it_unless_it_was_cut() -> None:
+    read = found(5, 7, through=9, expired=[6], filtered=[8, 9])
+    left_out = {"expired": [6], "filtered": [8, 9]}
+    assert end_of(read, answer(7)) == {"through": 9, **left_out, "refused": [], "applied": 7}
+    assert end_of(read, answer(5)) == {"through": 5, **left_out, "refused": [], "applied": 5}
+    assert end_of(found(through=9, **left_out), None) == {"through": 9, **left_out}
+
+
+def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_refused() -> None:
+    sender, error = Sender(5), MessageFormatException("too large")
+    assert sender.max_messages == MAX_BATCH
+    assert sender.refused_whole(found(*range(1, 8)), error) is None
+    assert sender.max_messages == 3
+    assert sender.refused_whole(found(1, 2, 3), error) is None
+    assert sender.max_messages == 1
+    refused = sender.refused_whole(found(1), error)
+    assert refused == {"through": 1, "refused": [(1, "too large")], "applied": 3}
+    assert end_of(found(1), refused)["refused"] == [(1, "too large")]
+    for _ in range(20):  # the next ones may be larger again
+        sender.ended(1)
+    assert sender.max_messages == MAX_BATCH

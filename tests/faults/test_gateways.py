@@ -1,0 +1,249 @@
+"""Two sites, and faults on the way between them: what one sends arrives at the other, each once and in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from sdk import AcknowledgeMode
+from tests.broker_adapter.server.cli.running import done
+from tests.faults.proxy import Cut, Direction, Proxy
+from tests.faults.scenarios import wait_for
+from tests.faults.sites import Site, numbered, url_of
+
+MOST = 100_000  #: bytes of a message at the second site
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+    directory = tmp_path_factory.mktemp("sites")
+    made = [
+        Site(1, directory / "one", log=directory / "log"),
+        Site(2, directory / "two", "--option", f"max_message_bytes={MOST}"),
+    ]
+    yield made[0], made[1]
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def here(sites: tuple[Site, Site]) -> Iterator[Site]:
+    yield sites[0]
+    for each in sites[0].ask("gateways"):
+        sites[0].ask("destroy_gateway", name=each["name"])
+
+
+@pytest.fixture
+def there(sites: tuple[Site, Site]) -> Site:
+    return sites[1]
+
+
+@pytest.fixture
+def way(there: Site) -> Iterator[Proxy]:
+    with Proxy(there.server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a queue, and of the gateway that sends what it takes."""
+    return f"q{uuid4().hex}"
+
+
+def test_what_was_sent_while_the_other_site_was_away_arrives(here: Site, there: Site, way: Proxy, name: str) -> None:
+    way.refuse()
+    here.gateway(name, url_of(way, "allow_plain_without_tls=true").replace("//", "//me:secret@"), f"queue:{name}")
+    here.send(name, numbered(0, 500))
+    assert wait_for(lambda: here.gateways(name)["trouble"] != "")
+    here.restart()
+    here.send(name, numbered(500, 1000))
+    assert here.gateways(name)["waiting"] == 1000
+    assert wait_for(lambda: here.gateways(name)["trouble"] != "")
+    way.refuse(False)
+    found = here.drained(name)
+    assert (found["distributed"], found["trouble"], found["received"]) == (1000, "", 1000)
+    assert there.bodies(name) == here.bodies(name) == numbered(0, 1000)
+    assert [each.message_id for each in there.waiting(name)] == [each.message_id for each in here.waiting(name)]
+    log = here.log()
+    assert log.count(f"gateway {name!r}: nothing can be sent, and is tried again each 0.05 s") == 2  # once a start
+    assert f"gateway {name!r}: the other site takes messages again" in log
+    assert "secret" not in log + str(found)
+
+
+@pytest.mark.parametrize("direction", Direction, ids=lambda each: each.name)
+def test_a_batch_and_its_answer_may_be_cut_at_any_frame(
+    here: Site, there: Site, way: Proxy, name: str, direction: Direction
+) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}")
+    sent = cuts = after = 0
+    while True:
+        here.ask("change_gateway", name=name, state="paused")
+        assert wait_for(lambda: way.open == 0)
+        here.send(name, numbered(sent, sent + 3))
+        sent += 3
+        way.plan(Cut(direction, frames=after, into_next=5 * (after % 2)))
+        here.ask("change_gateway", name=name, state="running")
+        here.drained(name)
+        if way.cuts == cuts:
+            break  # that is more frames than there are
+        cuts = way.cuts
+        after += 1
+    assert after >= way.frames[direction] > 5
+    assert there.bodies(name) == numbered(0, sent)
+
+
+def test_a_batch_without_an_answer_stays_and_is_applied_once(here: Site, there: Site, way: Proxy, name: str) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}")
+    here.send(name, ["first"])
+    here.drained(name)
+    for number in range(5):
+        way.hold(Direction.TO_CLIENT)
+        here.send(name, [str(number)])
+        assert wait_for(lambda count=number + 2: len(there.bodies(name)) == count)
+        found = here.gateways(name)
+        assert (found["waiting"], found["is_sending"]) == (1, True)
+        way.cut()
+        way.hold()
+        here.drained(name)
+    assert there.bodies(name) == ["first", *numbered(0, 5)]
+
+
+def test_nothing_leaves_once_pause_has_returned(here: Site, there: Site, way: Proxy, name: str) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}")
+    here.send(name, ["first"])
+    here.drained(name)
+    way.hold(Direction.TO_SERVER)
+    here.send(name, ["under way"])
+    assert wait_for(lambda: here.gateways(name)["is_sending"])
+    pausing = threading.Thread(target=done, args=("gateway", "pause", name, "--url", here.server.url))
+    pausing.start()
+    assert wait_for(lambda: here.gateways(name)["state"] == "paused")
+    here.send(name, ["paused"])
+    assert pausing.is_alive()
+    way.hold()
+    pausing.join()
+    found = here.gateways(name)
+    assert (found["waiting"], found["distributed"], found["is_sending"]) == (1, 2, False)
+    assert there.bodies(name) == ["first", "under way"]
+    done("gateway", "resume", name, "--url", here.server.url)
+    here.drained(name)
+    assert there.bodies(name) == ["first", "under way", "paused"]
+
+
+def test_what_the_other_site_refuses_is_kept_with_the_reason(here: Site, there: Site, way: Proxy, name: str) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}")
+    here.ask("change_gateway", name=name, state="paused")
+    bodies = ["x" * 2 * MOST if number == 7 else f"{number} " + "y" * (MOST // 4) for number in range(1, 11)]
+    here.send(name, bodies)
+    here.ask("change_gateway", name=name, state="running")
+    found = here.drained(name)
+    assert (found["distributed"], found["refused"]) == (9, 1)
+    assert there.bodies(name) == [*bodies[:6], *bodies[7:]]
+    (refused,) = here.waiting(f"$gateway/{name}/refused")
+    assert refused.body == bodies[6]
+    assert f"larger than the limit of {MOST} bytes" in str(refused.properties["JMS_HOLDFAST_DEAD_LETTER_REASON"])
+    assert here.log().count(f"a message of gateway {name!r} went to the queue") == 1
+
+
+def test_changes_of_keys_arrive_but_reads_and_invalidations_do_not(
+    here: Site, there: Site, way: Proxy, name: str
+) -> None:
+    mine, theirs = here.session.create_region(name), there.session.create_region(name)
+    here.gateway(name, url_of(way), f"region:{name}")
+    mine.put("IBM", "1")
+    mine.put("IBM", "2")
+    mine.put_all({"SAP": "3", "HPQ": "4"})
+    assert mine.get("SAP") == "3"
+    mine.invalidate("SAP")
+    mine.destroy("HPQ")
+    assert here.drained(name)["received"] == 5
+    assert theirs.get_all() == {"IBM": "2", "SAP": "3"}
+
+
+def test_a_region_that_the_other_site_has_not_is_refused(here: Site, there: Site, way: Proxy, name: str) -> None:
+    here.session.create_region(name).put("early", "1")
+    here.gateway(name, url_of(way), f"region:{name}", f"queue:{name}")
+    here.session.create_region(name).put("IBM", "1")
+    here.send(name, ["goes on"])
+    assert here.drained(name)["refused"] == 1
+    assert there.bodies(name) == ["goes on"]
+    theirs = there.session.create_region(name)
+    here.session.create_region(name).put("IBM", "2")
+    here.drained(name)
+    assert theirs.get_all() == {"IBM": "2"}
+
+
+def test_two_sites_may_send_to_each_other(here: Site, there: Site, way: Proxy, name: str) -> None:
+    regions = [each.session.create_region(name) for each in (here, there)]
+    with Proxy(here.server.port) as back:
+        here.gateway(name, url_of(way), f"queue:{name}", f"region:{name}")
+        there.gateway(name, url_of(back), f"queue:{name}", f"region:{name}")
+        for number in range(20):
+            here.send(name, [f"from one: {number}"])
+            there.send(name, [f"from two: {number}"])
+            regions[number % 2].put(str(number), str(number))
+        for site in (here, there):
+            assert wait_for(lambda site=site: len(site.bodies(name)) == 40)
+            assert wait_for(lambda site=site: site.session.create_region(name).get_all() == regions[0].get_all())
+            assert site.drained(name)["distributed"] == 30
+        for site in (here, there):
+            assert [each for each in site.bodies(name) if "one" in each] == [f"from one: {n}" for n in range(20)]
+            assert [each for each in site.bodies(name) if "two" in each] == [f"from two: {n}" for n in range(20)]
+        assert regions[0].get_all() == regions[1].get_all() == {str(number): str(number) for number in range(20)}
+        there.ask("destroy_gateway", name=name)
+
+
+def test_a_topic_and_a_transaction_arrive_and_what_was_rolled_back_does_not(
+    here: Site, there: Site, way: Proxy, name: str
+) -> None:
+    here.gateway(name, url_of(way), f"topic:{name}", f"queue:{name}", selector="wanted = TRUE")
+    subscriber = there.session.create_shared_durable_consumer(there.session.create_topic(name), name)
+    with here.connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+        queue, topic = session.create_queue(name), session.create_topic(name)
+        producer = session.create_producer()
+        for text, wanted in (("kept", True), ("left", False)):
+            for destination in (queue, topic):
+                message = session.create_text_message(text)
+                message.properties["wanted"] = wanted
+                producer.send(message, destination)
+        session.commit()
+        message = session.create_text_message("rolled back")
+        message.properties["wanted"] = True
+        producer.send(message, queue)
+        session.rollback()
+    found = here.drained(name)
+    assert (found["received"], found["filtered"], found["distributed"]) == (4, 2, 2)
+    assert there.bodies(name) == ["kept"]
+    message = subscriber.receive(60)
+    assert message is not None
+    assert message.body == "kept"
+    assert subscriber.receive_nowait() is None
+    subscriber.close()
+    there.session.unsubscribe(name)
+
+
+@pytest.mark.crash
+def test_either_site_may_be_killed_at_any_moment(tmp_path: Path) -> None:
+    chance = random.Random(random.randrange(1 << 32))
+    here, there = Site(1, tmp_path / "one"), Site(2, tmp_path / "two")
+    with Proxy(there.server.port) as way:
+        here.gateway("g", url_of(way), "queue:q", batch_bytes=2000)
+        sent = 0
+        for number in range(10):
+            here.send("q", numbered(sent, sent + 200))
+            sent += 200
+            threading.Event().wait(chance.random() * 0.05)
+            (here, there)[number % 2].restart()
+        here.drained("g")
+        assert there.bodies("q") == here.bodies("q") == numbered(0, sent)
+        way.hold(Direction.TO_CLIENT)
+        here.send("q", ["last"])
+        assert wait_for(lambda: here.gateways("g")["is_sending"])
+        assert here.server.stop() == 0  # while an answer does not come
+    for each in (here, there):
+        each.close()
