@@ -41,6 +41,7 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "links",
                 "entries",
                 "multiplier",
+                "site",
             ), info.name
             assert info.least is None or info.default >= info.least
             assert info.most is None or info.default <= info.most
