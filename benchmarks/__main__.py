@@ -19,6 +19,7 @@ from benchmarks import (
     codec,
     engine,
     failover,
+    gateways,
     interpreter,
     modes,
     region_clients,
@@ -63,6 +64,7 @@ def main() -> int:
         "scale": lambda directory: scale.figures(directory, share),
         "workers": lambda directory: workers.figures(directory, share),
         "regions": lambda directory: regions.figures(directory, share),
+        "gateways": lambda directory: gateways.figures(directory, share),
         "region-clients": lambda directory: region_clients.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }

@@ -109,6 +109,17 @@ Ada: lamp (delivery 1), sofa (delivery 1)
 Bob: desk (delivery 3), book (delivery 1)
 in the DLQ: {'itme': 'chair'}, rejected by a consumer: no item in {'itme': 'chair'}
 """,
+    "s16_two_sites": """\
+connected:
+  site 1: prices {'IBM': '92.50'}, 1 orders, 0 waiting
+  site 2: prices {'IBM': '92.50'}, 1 orders, 0 waiting
+the line is cut, and both work on:
+  site 1: prices {'IBM': '93.00'}, 3 orders, 3 waiting
+  site 2: prices {'IBM': '94.00', 'SAP': '120.10'}, 1 orders, 2 waiting
+connected again:
+  site 1: prices {'IBM': '94.00', 'SAP': '120.10'}, 3 orders, 0 waiting
+  site 2: prices {'IBM': '94.00', 'SAP': '120.10'}, 3 orders, 0 waiting
+""",
 }
 
 
