@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode
+from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.server.cli.running import done
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import wait_for
-from tests.faults.sites import Site, numbered, url_of
+from tests.faults.sites import OPTIONS, Site, numbered, url_of
+from tests.server_process import ServerProcess
 
 MOST = 100_000  #: bytes of a message at the second site
 
@@ -225,6 +227,47 @@ def test_a_topic_and_a_transaction_arrive_and_what_was_rolled_back_does_not(
     assert subscriber.receive_nowait() is None
     subscriber.close()
     there.session.unsubscribe(name)
+
+
+def test_why_nothing_can_be_sent_is_shown(here: Site, name: str, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "three") as no_site:
+        for url, reason in (
+            ("amqp://127.0.0.1:1", "Connection refused"),
+            (no_site.url, "this server takes nothing from other sites: it has no site (option site)"),
+            (here.server.url, "site 1 sends to itself"),
+        ):
+            here.gateway(f"{name}{reason[:4]}", f"{url}?{OPTIONS}", f"queue:{name}")
+            here.send(name, ["waits"])
+            assert wait_for(lambda each=f"{name}{reason[:4]}", text=reason: text in here.gateways(each)["trouble"])
+        with ConnectionFactory(no_site.url).create_connection() as connection:
+            destinations = {"destinations": ["queue:q"], "state": "running"}
+            connection.request("create_gateway", {"name": "g", "url": here.server.url, **destinations, "batch_ms": 0})
+            connection.create_session().create_sender().send("waits", "q")
+            assert wait_for(lambda: "no site of its own" in connection.request("gateways", {})[0]["trouble"])
+
+
+def test_a_site_that_was_restored_from_a_copy_gets_no_more_until_that_is_allowed(tmp_path: Path) -> None:
+    here, there = Site(1, tmp_path / "one"), Site(2, tmp_path / "two")
+    here.gateway("g", f"{there.server.url}?{OPTIONS}", "queue:q")
+    here.send("q", ["before"])
+    here.drained("g")
+    there.server.stop()
+    shutil.copytree(tmp_path / "two", tmp_path / "copy")
+    there.server.start()
+    here.send("q", ["lost with the store"])
+    here.drained("g")
+    there.server.kill()
+    shutil.rmtree(tmp_path / "two")
+    (tmp_path / "copy").rename(tmp_path / "two")
+    there.server.start()
+    here.send("q", ["after"])
+    assert wait_for(lambda: "restored from an older copy" in here.gateways("g")["trouble"])
+    assert there.bodies("q") == ["before"]
+    done("gateway", "alter", "g", "--forget", "--url", here.server.url)
+    here.drained("g")
+    assert there.bodies("q") == ["before", "after"]
+    for each in (here, there):
+        each.close()
 
 
 @pytest.mark.crash

@@ -2,9 +2,9 @@
 
 Theory of operation
     One batch is under way at a time.  It is read from the front of the gateway's queue, handed over to the other site,
-    and ended here when the other site has answered.  Where no answer comes, nothing is ended, and the next batch begins
-    with the same messages: the other site knows the positions that it has applied, and leaves them out.  So nothing
-    about a batch is kept here but what the queue has.
+    and ended here when the other site has answered.  While one is under way the next one may be read.  Where no answer
+    comes, nothing is ended, and the next batch begins with the same messages: the other site knows the positions that
+    it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
 
     A batch is due when ``batch_messages`` or ``batch_bytes`` wait, or when something has waited for ``batch_ms``.  It
     takes all that waits, up to ``batch_bytes``, so that a backlog goes in large batches.
@@ -42,7 +42,8 @@ class Sender:
     def __init__(self, retry_seconds: float) -> None:
         self._retry_seconds = retry_seconds
         self._url: str | None = None
-        self._waits_since: float | None = None  # when the first of those that wait was seen
+        self._waits_since: float | None = None  # when the first of those that wait may have come
+        self._begun = 0.0  # when a batch was due, and read
         self._retry_at = 0.0
         self._failing_since: float | None = None
         self._tell_at = 0.0
@@ -74,9 +75,11 @@ class Sender:
             self._waits_since = now
         if now < self._retry_at:
             return self._retry_at - now
-        if messages >= record.batch_messages or size >= record.batch_bytes or self.trouble:
-            return 0.0
-        return max(0.0, self._waits_since + record.batch_ms / 1000 - now)
+        due = self._waits_since + record.batch_ms / 1000
+        if now < due and messages < record.batch_messages and size < record.batch_bytes and not self.trouble:
+            return due - now
+        self._begun = now
+        return 0.0
 
     def alert(self, record: GatewayRecord, now: float) -> str | None:
         """Return what the log says of messages that wait for too long; None: nothing now."""
@@ -108,10 +111,10 @@ class Sender:
         position = entries[0][0]
         return {"through": position, "refused": [(position, error.reason)], "applied": found["applied"]}
 
-    def ended(self, now: float) -> str | None:
-        """Note that a batch was handed over and ended; returns what the log says of that, or None."""
+    def applied(self, now: float) -> str | None:
+        """Note that the other site has answered; returns what the log says of that, or None."""
         self._most = min(MAX_BATCH, self._most * 2)
-        self._waits_since = None
+        self._waits_since = self._begun
         self.trouble = ""
         since, self._failing_since = self._failing_since, None
         return None if since is None else f"the other site takes messages again, after {in_seconds(round(now - since))}"
@@ -143,6 +146,28 @@ def batch_of(found: Mapping[str, Any], site: int) -> dict[str, Any]:
         "positions": [position for position, _ in entries],
         "messages": [message for _, message in entries],
     }
+
+
+def has_more(found: Mapping[str, Any]) -> bool:
+    """Return whether more waits than what was read; ``found``: what ``read_gateway`` has answered."""
+    return int(found["waiting"]) > sum(len(found[each]) for each in ("entries", "expired", "filtered"))
+
+
+def follows(
+    record: GatewayRecord, found: Mapping[str, Any], answer: Mapping[str, Any], following: Mapping[str, Any]
+) -> bool:
+    """Return whether what was read behind a batch is the next one, and due.
+
+    Args:
+        record: of the gateway.
+        found: the batch, as ``read_gateway`` has it.
+        answer: what ``apply_batch`` has answered.
+        following: what ``read_gateway`` has behind the batch.
+    """
+    entries = following["entries"]
+    if answer["through"] != found["entries"][-1][0] or not entries:
+        return False
+    return len(entries) >= record.batch_messages or sum(len(message) for _, message in entries) >= record.batch_bytes
 
 
 def end_of(found: Mapping[str, Any], answer: Mapping[str, Any] | None) -> dict[str, Any]:

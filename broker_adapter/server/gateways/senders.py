@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from broker_adapter.connect import transport_for
@@ -21,13 +22,16 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
 )
-from broker_adapter.server.gateways.sender import Sender, batch_of, end_of
+from broker_adapter.limited_log import LimitedLog
+from broker_adapter.server.gateways.sender import Sender, batch_of, end_of, follows, has_more
 from broker_adapter.transport import Credentials, Transport
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Shortest time between two looks at what waits, in seconds: each commit may bring something.
 _LOOK_SECONDS: Final = 0.01
+#: Pause where even looking failed, in seconds.
+_PAUSE_SECONDS: Final = 0.5
 #: Longest wait for the engine, which may have to wait for the disk, in seconds.
 _ENGINE_SECONDS: Final = 60.0
 #: Longest wait for the end of a connection, in seconds.
@@ -50,6 +54,7 @@ class Senders:
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._senders: dict[str, _SenderThread] = {}
+        self._log = LimitedLog(_log)
         self._unregister: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._watch, name="holdfast-gateways", daemon=True)
 
@@ -83,14 +88,16 @@ class Senders:
             self._woken.clear()
             if self._stopping.is_set():
                 return
+            seconds = _LOOK_SECONDS
             try:
                 self._look()
-            except JMSException as error:
+            except (JMSException, RuntimeError) as error:  # there may be no more threads
                 if self._broker.failed is not None:
                     return
-                _log.warning("! the gateways could not be looked at, and are once more: %s", error)
+                self._log.write("look", "! the gateways could not be looked at, and are once more: %s", error)
                 self._woken.set()
-            self._stopping.wait(_LOOK_SECONDS)
+                seconds = _PAUSE_SECONDS
+            self._stopping.wait(seconds)
 
     def _look(self) -> None:
         senders = self._senders
@@ -102,8 +109,9 @@ class Senders:
         for sender in senders.values():
             sender.wake.set()
         for name in new:
-            senders[name] = _SenderThread(self._broker, name, self._retry_seconds)
-            senders[name].thread.start()
+            sender = _SenderThread(self._broker, name, self._retry_seconds)
+            sender.thread.start()
+            senders[name] = sender
 
 
 class _SenderThread:
@@ -122,7 +130,8 @@ class _SenderThread:
         self._rules = Sender(retry_seconds)
         self._transport: Transport | None = None
         self._url = ""
-        self._remote_site = self._batch_bytes = 0
+        self._remote_site = 0
+        self._beside = ThreadPoolExecutor(1, f"holdfast-gateway-reader {name}")  # starts with the first backlog
         self._is_stopping = False
         self.wake = threading.Event()
         self.has_ended = self.is_connecting = False
@@ -149,6 +158,7 @@ class _SenderThread:
                     self._failed(JMSException(f"unexpected error {error!r}"))
         finally:
             self._disconnect()
+            self._beside.shutdown()
 
     def _turn(self) -> bool:
         """Send a batch, or wait until one may be due; returns False where there is nothing to do for this thread."""
@@ -168,7 +178,7 @@ class _SenderThread:
         remote = self._connected(record)
         if self._is_stopping or self._look(sends=True) is None:
             return False
-        self._send(remote)
+        self._send(remote, record)
         return True
 
     def _look(self, *, sends: bool) -> tuple[GatewayRecord, int, int] | None:
@@ -183,34 +193,54 @@ class _SenderThread:
                 return None
         return found
 
-    def _send(self, remote: Transport) -> None:
-        """Send one batch."""
-        rules = self._rules
-        found = self._ask(
-            "read_gateway", max_messages=rules.max_messages, max_bytes=self._batch_bytes, remote_site=self._remote_site
-        )
-        if not found["through"]:
-            self.wake.wait(_LOOK_SECONDS)  # what waited is gone
+    def _send(self, remote: Transport, record: GatewayRecord) -> None:
+        """Send a batch, and the next ones while enough waits; each is read while the one before it is under way."""
+        found = self._read(record, 0)
+        if not found["entries"]:
+            if found["through"]:
+                self._end(found, None)
+            else:
+                self.wake.wait(_LOOK_SECONDS)  # what waited is gone
             return
-        answer = None
-        if found["entries"]:
-            try:
-                answer = remote.request("apply_batch", batch_of(found, self._broker.settings.site), None)
-            except MessageFormatException as error:
-                answer = rules.refused_whole(found, error)
-                if answer is None:
-                    return
-        self._ask("end_gateway_batch", **end_of(found, answer))
-        told = rules.ended(time.monotonic())
+        ending: Future[None] | None = None
+        while True:
+            ahead = self._beside.submit(self._read, record, found["through"]) if has_more(found) else None
+            answer = self._hand_over(remote, found)
+            if ending is not None:
+                ending.result()
+            if answer is None:
+                return
+            following = None if ahead is None else ahead.result()
+            if following is None or not follows(record, found, answer, following) or self._look(sends=True) is None:
+                self._end(found, answer)
+                return
+            ending = self._beside.submit(self._end, found, answer)
+            found = {**following, "applied": answer["applied"]}
+
+    def _read(self, record: GatewayRecord, after: int) -> dict[str, Any]:
+        limits = {"max_messages": self._rules.max_messages, "max_bytes": record.batch_bytes}
+        found: dict[str, Any] = self._ask("read_gateway", after=after, remote_site=self._remote_site, **limits)
+        return found
+
+    def _hand_over(self, remote: Transport, found: dict[str, Any]) -> dict[str, Any] | None:
+        """Hand a batch over; returns the answer, or None where the next one is to be smaller."""
+        try:
+            answer: dict[str, Any] = remote.request("apply_batch", batch_of(found, self._broker.settings.site), None)
+        except MessageFormatException as error:
+            return self._rules.refused_whole(found, error)
+        told = self._rules.applied(time.monotonic())
         if told is not None:
             _log.info("= gateway %r: %s", self._name, told)
+        return answer
+
+    def _end(self, found: dict[str, Any], answer: dict[str, Any] | None) -> None:
+        self._ask("end_gateway_batch", **end_of(found, answer))
 
     def _ask(self, operation: str, **arguments: Any) -> Any:
         return self._broker.request(operation, {"name": self._name, **arguments}, _ENGINE_SECONDS)
 
     def _connected(self, record: GatewayRecord) -> Transport:
         """Return the connection to the other site; it is made where there is none, or one to somewhere else."""
-        self._batch_bytes = record.batch_bytes
         if self._transport is not None and self._url == record.url:
             return self._transport
         self._disconnect()
@@ -233,6 +263,8 @@ class _SenderThread:
         told = self._rules.failed(error, time.monotonic())
         if told is not None:
             _log.warning("! gateway %r: %s", self._name, told)
+        self.wake.clear()
+        self.wake.wait(_LOOK_SECONDS)  # even looking may have failed
 
     def _disconnect(self) -> None:
         transport, self._transport = self._transport, None

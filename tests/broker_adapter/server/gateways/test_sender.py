@@ -6,7 +6,7 @@ from typing import Any
 
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.errors import ConnectionLostException, MessageFormatException
-from broker_adapter.server.gateways.sender import MAX_BATCH, Sender, batch_of, end_of
+from broker_adapter.server.gateways.sender import MAX_BATCH, Sender, batch_of, end_of, follows, has_more
 
 RECORD = GatewayRecord("amqp://far", ["queue:q"], state="running")
 
@@ -34,9 +34,11 @@ def test_a_batch_is_due_when_enough_waits_or_after_a_time() -> None:
     assert sender.seconds_until_due(RECORD, 100, 1000, 20.75) == 0
     assert sender.seconds_until_due(RECORD, 99, 1 << 20, 20.75) == 0
     assert sender.seconds_until_due(RECORD, 99, 990, 21) == 0
-    assert sender.ended(21) is None
-    assert sender.seconds_until_due(RECORD, 5, 50, 22) == 1  # those have come since
-    assert sender.seconds_until_due(RECORD._replace(batch_ms=0), 1, 10, 22) == 0
+    assert sender.applied(21.25) is None
+    assert sender.seconds_until_due(RECORD, 5, 50, 21.5) == 0.5  # those may have come as soon as the batch was read
+    assert sender.seconds_until_due(RECORD._replace(batch_ms=0), 1, 10, 21.5) == 0
+    assert sender.seconds_until_due(RECORD, 0, 0, 22) is None
+    assert sender.seconds_until_due(RECORD, 1, 10, 30) == 1
 
 
 def test_what_failed_is_tried_again_after_a_pause_and_logged_once_an_hour() -> None:
@@ -51,9 +53,9 @@ def test_what_failed_is_tried_again_after_a_pause_and_logged_once_an_hour() -> N
     assert sender.failed(error, 3609) is None
     assert sender.failed(error, 3610) is not None
     assert sender.failed(error, 3615) is None
-    assert sender.ended(3620) == "the other site takes messages again, after 3610 s"
+    assert sender.applied(3620) == "the other site takes messages again, after 3610 s"
     assert sender.trouble == ""
-    assert sender.ended(3620) is None
+    assert sender.applied(3620) is None
 
 
 def test_another_url_is_tried_at_once() -> None:
@@ -72,7 +74,8 @@ def test_messages_that_wait_for_too_long_are_told_once_a_minute() -> None:
     assert sender.alert(record, 102.5) == "nothing was sent for 2.5 s, and messages wait"
     assert sender.alert(record, 162) is None
     assert sender.alert(record, 163) is not None
-    sender.ended(164)
+    sender.seconds_until_due(record, 1, 10, 299)
+    sender.applied(300)
     assert sender.alert(record, 300) is None
 
 
@@ -91,6 +94,18 @@ def test_a_batch_ends_with_what_was_left_out_behind_it_unless_it_was_cut() -> No
     assert end_of(found(through=9, **left_out), None) == {"through": 9, **left_out}
 
 
+def test_the_next_batch_follows_where_the_last_one_was_done_and_enough_waits() -> None:
+    record, read = RECORD._replace(batch_messages=2), found(5, 7, waiting=2)
+    assert not has_more(read)
+    assert has_more(read | {"waiting": 3})
+    assert not has_more(read | {"waiting": 3, "expired": [6]})
+    assert follows(record, read, answer(7), found(8, 9))
+    assert not follows(record, read, answer(5), found(8, 9))
+    assert not follows(record, read, answer(7), found(8))
+    assert follows(record._replace(batch_bytes=1), read, answer(7), found(8))
+    assert not follows(record._replace(batch_messages=0), read, answer(7), found())
+
+
 def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_refused() -> None:
     sender, error = Sender(5), MessageFormatException("too large")
     assert sender.max_messages == MAX_BATCH
@@ -102,5 +117,5 @@ def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_
     assert refused == {"through": 1, "refused": [(1, "too large")], "applied": 3}
     assert end_of(found(1), refused)["refused"] == [(1, "too large")]
     for _ in range(20):  # the next ones may be larger again
-        sender.ended(1)
+        sender.applied(1)
     assert sender.max_messages == MAX_BATCH
