@@ -24,10 +24,17 @@ from broker_adapter.engine.records.gateway_records import decode_gateway, destin
 from broker_adapter.engine.records.layout import CatalogRecord
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
 from broker_adapter.envelope import DEAD_LETTER_REASON, MAX_REASON
-from broker_adapter.errors import IllegalStateException, InvalidDestinationException, StoreCorruptException
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    ResourceAllocationException,
+    StoreCorruptException,
+)
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
+#: Gateways of a server: each that is running has a thread.
+MAX_GATEWAYS: Final = 100
 _KINDS: Final = {"queue": DestinationKind.QUEUE, "topic": DestinationKind.TOPIC, "region": REGION_KIND}
 _DAMAGE: Final = (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException)
 
@@ -97,6 +104,10 @@ class Gateways:
         checked_name(refused_queue(name), "gateway's queue of refused messages:")
         if name in self._gateways:
             raise IllegalStateException(f"there is a gateway {name!r} already")
+        if len(self._gateways) >= MAX_GATEWAYS:
+            raise ResourceAllocationException(
+                f"no more than {MAX_GATEWAYS} gateways; destroy those that are not in use"
+            )
         directory.check_limit()
         catalogued, destination = CatalogRecord("gateway", name), Destination(name)
         if directory.durable:

@@ -17,6 +17,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.records.gateway_records import STATES
 from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.rules.gateways import MAX_GATEWAYS
 from broker_adapter.envelope import DEAD_LETTER_REASON, ENVELOPE_FORMAT, KEY_PROPERTY, Identity
 from broker_adapter.errors import (
     IllegalStateException,
@@ -525,6 +526,15 @@ def test_what_no_gateway_can_be_is_refused(sites: tuple[Site, Site]) -> None:
             near.ask("change_gateway", name="g", state=state)
     with pytest.raises(MessageFormatException, match="needs the state"):
         near.ask("change_gateway", name="g", state="paused", clean=True)
+
+
+def test_there_are_no_more_gateways_than_the_limit(sites: tuple[Site, Site]) -> None:
+    for number in range(MAX_GATEWAYS):
+        sites[0].gateway(str(number), "queue:q")
+    with pytest.raises(ResourceAllocationException, match=f"no more than {MAX_GATEWAYS} gateways"):
+        sites[0].gateway("one more", "queue:q")
+    sites[0].ask("destroy_gateway", name="7")
+    sites[0].gateway("one more", "queue:q")
 
 
 def test_the_password_of_a_url_is_for_the_sender_alone(sites: tuple[Site, Site]) -> None:
