@@ -33,6 +33,11 @@ class _Site:
         times = self.process.cpu_times()
         return times.user + times.system
 
+    def memory(self) -> int:
+        """Bytes in memory that are not pages of the store."""
+        info = self.process.memory_info()
+        return int(info.rss - info.shared)
+
     def ask(self, operation: str, **arguments: object) -> object:
         return self.connection.request(operation, arguments)
 
@@ -110,14 +115,14 @@ def _catch_up(here: _Site, there: _Site, messages: int) -> Figure:
     """What waited is sent, against an SDK consumer that receives the same at the other site."""
     here.gateway(there, "queue:backlog", "created")
     modes.send(here.url, "backlog", messages, AcknowledgeMode.AUTO)
-    memory = [site.process.memory_info().rss for site in (here, there)]
+    memory = [site.memory() for site in (here, there)]
     cpu = [site.cpu() for site in (here, there)]
     started = time.perf_counter()
     here.ask("change_gateway", name="bench", state="running")
     here.wait_until_sent()
     seconds = time.perf_counter() - started
     used = [(site.cpu() - before) / messages * 1e6 for site, before in zip((here, there), cpu, strict=True)]
-    grown = [site.process.memory_info().rss - before for site, before in zip((here, there), memory, strict=True)]
+    grown = [site.memory() - before for site, before in zip((here, there), memory, strict=True)]
     batches = here.ask("gateways", name="bench")[0]["batches"]  # type: ignore[index]
     here.ask("destroy_gateway", name="bench")
     received = modes.receive(there.url, "backlog", messages, _MODE)  # which checks their order
