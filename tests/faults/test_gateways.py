@@ -247,6 +247,20 @@ def test_why_nothing_can_be_sent_is_shown(here: Site, name: str, tmp_path: Path)
             assert wait_for(lambda: "no site of its own" in connection.request("gateways", {})[0]["trouble"])
 
 
+def test_a_gateway_logs_in_as_the_user_of_its_url(here: Site, name: str, tmp_path: Path) -> None:
+    users = str(tmp_path / "users")
+    done("user", "add", users, "north", "--iterations", "4096", HOLDFAST_PASSWORD="se cret")
+    with ServerProcess(tmp_path / "two", "--site", "2", "--users", users) as there:
+        url = there.url.replace("//", "//north:{}@")
+        here.gateway(name, url.format("wrong"), f"queue:{name}")
+        here.send(name, ["waits"])
+        assert wait_for(lambda: here.gateways(name)["trouble"] != "")
+        here.ask("change_gateway", name=name, url=url.format("se%20cret"))
+        found = here.drained(name)
+        assert (found["distributed"], found["url"]) == (1, there.url.replace("//", "//***@"))
+    assert not [each for each in ("se cret", "se%20cret", "wrong@") if each in here.log()]
+
+
 def test_a_site_that_was_restored_from_a_copy_gets_no_more_until_that_is_allowed(tmp_path: Path) -> None:
     here, there = Site(1, tmp_path / "one"), Site(2, tmp_path / "two")
     here.gateway("g", f"{there.server.url}?{OPTIONS}", "queue:q")
