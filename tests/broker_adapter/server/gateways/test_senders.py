@@ -11,6 +11,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.server.gateways.senders import Senders
 from broker_adapter.settings import EngineSettings
 from tests.faults.scenarios import wait_for
+from tests.threads import no_new_threads
 
 NOBODY = "amqp://127.0.0.1:1"
 
@@ -54,6 +55,19 @@ def test_each_gateway_that_is_running_has_a_thread(broker: Broker) -> None:
 
 def test_senders_that_were_never_started_can_be_stopped(broker: Broker) -> None:
     Senders(broker, 1).stop()
+
+
+def test_a_sender_for_which_there_is_no_thread_is_started_later(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    senders = Senders(broker, 0.01)
+    senders.start()
+    with no_new_threads():
+        create(broker, "g")
+        assert wait_for(lambda: "could not be looked at, and are once more: can't start new thread" in caplog.text)
+    assert wait_for(lambda: threads() == {"g"})
+    senders.stop()
+    assert threads() == set()
 
 
 def test_senders_end_with_their_engine(broker: Broker) -> None:
