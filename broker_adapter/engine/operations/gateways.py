@@ -28,6 +28,7 @@ from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.commands.selection import Selectable
 from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.staged import GATEWAY_GROUP
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import named_queue
 from broker_adapter.engine.queues.gateway_queue import HEAD, SITES, GatewayQueue
@@ -405,7 +406,7 @@ class ApplyBatchRequest(Request):
         if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
             raise MessageFormatException("the positions of a batch do not grow")
         arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
-        group = f"$gateway/{self.site}/{self.sender}"
+        group = f"{GATEWAY_GROUP}{self.site}/{self.sender}"
 
         def look(reader: Reader) -> tuple[int, list[str | None]]:
             settings = reader.state.directory.settings

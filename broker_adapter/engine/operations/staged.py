@@ -18,12 +18,15 @@ from broker_adapter.engine.operations.steps import (
     STAGED_AT_ONCE,
     STAGED_BYTES_AT_ONCE,
 )
+from broker_adapter.engine.queues.directory import SETTLED_GROUP
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.envelope import read_head
 from broker_adapter.errors import (
     MessageFormatException,
 )
 
+#: What the groups begin with by which the engine notes how far the batches of a gateway have come.
+GATEWAY_GROUP: Final = "$gateway/"
 #: Transactions that are dropped in one decision.
 DISCARDED_AT_ONCE: Final = 500
 
@@ -86,6 +89,10 @@ class PublishRequest(Request):
     number: int = argument(most=MAX_NUMBER)
     transactions: Sequence[str] = argument(most_values=MAX_PUBLISHED)
     counts: Sequence[int] | None = argument(None, most_values=MAX_PUBLISHED, note="of their messages")
+
+    def check(self) -> None:
+        if self.group.startswith((GATEWAY_GROUP, SETTLED_GROUP)):
+            raise MessageFormatException(f"operation 'publish': the engine itself publishes group {self.group!r}")
 
     def steps(self, client: int) -> Steps:
         transactions, counts = self.transactions, self.counts

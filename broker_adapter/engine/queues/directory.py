@@ -34,6 +34,8 @@ from broker_adapter.selectors.language import parse_selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.wording import counted
 
+#: What the groups begin with by which the engine notes how far queues were settled by ranges.
+SETTLED_GROUP: Final = "settled/"
 #: Queues that get the settings of other policies in one decision.
 _QUEUES_AT_ONCE: Final = 100
 
@@ -227,7 +229,7 @@ class Directory:
 
     def settled_group(self, queue: QueueState) -> str:
         """The group whose last published number is the last position of a queue that was settled by a range."""
-        return f"settled/{self.incarnation(queue)}"
+        return SETTLED_GROUP + self.incarnation(queue)
 
     def _make_queue(
         self,

@@ -87,6 +87,13 @@ def test_a_number_of_messages_that_does_not_belong_to_each_transaction_is_refuse
     assert depth(broker, "target") == 1
 
 
+@pytest.mark.parametrize("group", ["$gateway/7/south", "settled/a-1"])
+def test_a_group_by_which_the_engine_notes_numbers_is_refused(broker: Broker, group: str) -> None:
+    with pytest.raises(MessageFormatException, match="the engine itself publishes group"):
+        ask(broker, "publish", group=group, number=1, transactions=[])
+    assert ask(broker, "published", group=group) is None
+
+
 def test_the_last_published_number_of_a_group_is_answered(broker: Broker) -> None:
     assert ask(broker, "published", group="g") is None
     ask(broker, "publish", group="g", number=4, transactions=[])
