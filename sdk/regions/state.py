@@ -132,6 +132,7 @@ class RegionState:
         values: bool = True,
         expression: str | None = None,
         selector: str | None = None,
+        positions: list[int] | None = None,
     ) -> Iterator[tuple[str, int, KeyState, Message | None]]:
         """(key, version, state, value) of keys that are there, as the server has them; asked page by page.
 
@@ -140,6 +141,7 @@ class RegionState:
             values: whether their values are wanted.
             expression: of all keys, those that match this regular expression; None: all.
             selector: of those, the ones whose values match it; None: all.
+            positions: gets, for each page, the position of an event up to which the page has everything.
 
         Raises:
             JMSException: as requests.
@@ -160,6 +162,8 @@ class RegionState:
                     "selector": selector,
                 }
                 answer = self._ask("read_keys", arguments)
+                if positions is not None:
+                    positions.append(answer["position"])
                 for key, version, state, form, payload in answer["entries"]:
                     if form is not None:
                         yield key, version, KeyState.VALID, _message(form, payload)
@@ -428,18 +432,16 @@ class RegionState:
             self._start_over()
 
     def _read_again(self, keys: Sequence[str], *, values: bool) -> None:
-        while keys:
-            with self.asking() as cache:
-                with self.lock:
-                    gone = {key: cache.get(key) for key in keys}
-                for key, version, state, message in self.read(keys, values=values):
-                    del gone[key]
-                    self.add_result(cache, key, version, state, message)
-                with self.lock:
-                    # What an event has told meanwhile may be newer.
-                    keys = [key for key, known in gone.items() if cache.get(key) is not known]
-                    for key in gone.keys() - keys:
-                        cache.drop(key)
+        if not keys:
+            return
+        with self.asking() as cache:
+            gone, positions = dict.fromkeys(keys), list[int]()
+            for key, version, state, message in self.read(keys, values=values, positions=positions):
+                del gone[key]
+                self.add_result(cache, key, version, state, message)
+            with self.lock:
+                for key in gone:  # marked, since events that are on their way may be older
+                    cache.change(key, RegionOperation.DESTROY, min(positions))
 
     def _drop(self, keys: Iterable[str], error: JMSException) -> None:
         """Keys have changed, and cannot be read."""

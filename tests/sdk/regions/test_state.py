@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker_adapter import BodyKind, Envelope, EventDelivery
+from broker_adapter import BodyKind, Envelope, EventDelivery, JMSException
 from broker_adapter.destination import topic
 from sdk import ResultPolicy
 from sdk.regions.cache import KeyState, RegionOperation
@@ -128,3 +128,29 @@ def test_an_own_change_ahead_of_a_registration_is_kept_by_what_that_reads_only()
     state.changed(state.cache, "late", RegionOperation.CREATE, 4, None)
     state.changed(state.cache, "behind", RegionOperation.CREATE, 7, None)
     assert state.cache.known() == ["behind"]
+
+
+def test_an_event_that_was_on_its_way_brings_back_no_key_that_a_commit_has_destroyed() -> None:
+    state = RegionState("quotes", lambda *_: {"entries": [("kept", 8, 1, None, None)], "next": None, "position": 9})
+    state.want({ALL: HOW})
+    state.registered([ALL], 1)
+    state.cache.add_result("gone", 3, KeyState.UNREAD)
+    state.committed(["gone", "kept", "never there"])
+    assert list(state.cache) == ["kept"]
+    state.process(put("gone", 6), is_live=True)  # of the commit, which has destroyed the key behind it
+    assert list(state.cache) == ["kept"]
+    state.process(put("gone", 12), is_live=True)
+    assert sorted(state.cache) == ["gone", "kept"]
+
+
+def test_keys_that_a_commit_has_changed_leave_the_cache_where_they_cannot_be_read() -> None:
+    def ask(*_: object) -> Any:
+        raise JMSException("the engine is away")
+
+    state = RegionState("quotes", ask)
+    state.want({ALL: HOW})
+    state.cache.is_whole = True
+    for key in ("changed", "other"):
+        state.cache.add_result(key, 3, KeyState.UNREAD)
+    state.committed(["changed"])
+    assert (list(state.cache), state.cache.is_whole) == (["other"], False)
