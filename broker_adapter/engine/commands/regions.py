@@ -15,6 +15,11 @@ from broker_adapter.engine.regions.interests import Interest, Prepared
 from broker_adapter.engine.regions.key_records import KeyRecord, Wanted
 from broker_adapter.engine.regions.stamps import Stamp
 
+#: As how many places of a message in a queue a change counts in a commit, by the time that it takes: it ends a value,
+#: and writes another one, the key and an event.
+PLACES_IN_COMMIT: Final = 4
+#: Selectors and queries that are asked of the changes of a commit, at most: a second of work, for which others wait.
+QUESTIONS_IN_COMMIT: Final = 300_000
 #: Events of a queue at which a client looks that connects and has updates conflated, to be told how many wait for it.
 COUNTED_AT_ONCE: Final = 10_000
 #: Clients and regions of which one answer tells, at most, and interests of one client.

@@ -30,13 +30,13 @@ from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.staged import GATEWAY_GROUP
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
-from broker_adapter.engine.queues.directory import named_queue
+from broker_adapter.engine.queues.directory import Directory, named_queue
 from broker_adapter.engine.queues.gateway_queue import HEAD, SITES, GatewayQueue
 from broker_adapter.engine.records.gateway_records import STATES, GatewayRecord, destination_of
 from broker_adapter.engine.records.layout import RawEntry, position_of
 from broker_adapter.engine.regions.interests import checked_key
 from broker_adapter.engine.regions.key_records import Wanted
-from broker_adapter.engine.regions.stamps import Stamp
+from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.stores import Message
@@ -69,6 +69,8 @@ GATEWAY: Final = "gateway"
 #: Sites that a message may have seen.
 _MAX_SITES: Final = 255
 _MAX_MS: Final = 86_400_000
+#: By how much the clock of another site may be ahead: a change that is made later than it says would lose against it.
+_MOST_AHEAD_MS: Final = 86_400_000
 _OPERATIONS: Final = {"create": Wanted.PUT, "update": Wanted.PUT, "destroy": Wanted.DESTROY}
 
 
@@ -232,7 +234,7 @@ class _Read(NamedTuple):
     damaged: Sequence[int]  #: positions
 
 
-@request(Threads.GATEWAY, right=GATEWAY)
+@request(Threads.GATEWAY)
 class ReadGatewayRequest(Request):
     """What waits, from the front; it stays.
 
@@ -298,9 +300,14 @@ class ReadGatewayRequest(Request):
             entries.append(entry)
         messages = reader.messages(entries)
         damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
-        damaged += map(position_of, found.corrupt)
-        sender = f"{self.name}/{directory.incarnation(queue)}"
-        return _Read(queue, queue.noted(), sender, reader.state.matching, entries, messages, damaged)
+        through = entries[-1].position if entries else queue.next_position
+        damaged += [position for position in map(position_of, found.corrupt) if position < through]
+        return _Read(queue, queue.noted(), _sender(directory, queue), reader.state.matching, entries, messages, damaged)
+
+
+def _sender(directory: Directory, queue: GatewayQueue) -> str:
+    """What tells a gateway from any other one of its site."""
+    return f"{queue.label}/{directory.incarnation(queue)}"
 
 
 def _fields(matching: Matching, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> Selectable:
@@ -335,7 +342,7 @@ def _packed(destination: str, message_format: int, payload: bytes, annotations: 
     return packed
 
 
-@request(Threads.GATEWAY, right=GATEWAY)
+@request(Threads.GATEWAY)
 class EndGatewayBatchRequest(Request):
     """The number of messages removed: those up to ``through``.
 
@@ -348,16 +355,24 @@ class EndGatewayBatchRequest(Request):
     filtered: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
     refused: Sequence[Any] = argument((), most_values=MAX_BATCH, note="(position, reason) each")
     applied: int = argument(0, note="as ``apply_batch`` has answered")
+    sender: str | None = argument(None, note="as ``read_gateway`` has answered; or None")
 
     def steps(self, client: int) -> Steps:
         refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
-        number, _ = yield lambda reader: _bounds(reader, self.name)
+        number: int = yield self._queue
         left_out = frozenset(self.expired), frozenset(self.filtered)
         removed, left = 0, 0
         while left is not None:
             some, left = yield g.EndBatch(number, self.through, *left_out, refused, self.applied)
             removed += some
         return removed
+
+    def _queue(self, reader: Reader) -> int:
+        directory = reader.state.directory
+        queue = gateway_named(directory, self.name)
+        if self.sender is not None and self.sender != _sender(directory, queue):
+            raise InvalidDestinationException(f"gateway {self.name!r} was destroyed, and is another one by now")
+        return queue.id
 
 
 @request(Threads.SHORT, right=GATEWAY)
@@ -453,13 +468,19 @@ class ApplyBatchRequest(Request):
 
 
 def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
-    """Return how many of some messages one commit may take: their places are limited."""
+    """Return how many of some messages one commit may take, by the limits of a transaction."""
     directory = reader.state.directory
     settings = directory.settings
-    places = 0
+    places = questions = size = 0
     for count, each in enumerate(arrived):
-        places += 1 + directory.fan_out(each.place[0])  # a region's is that of its topic
-        if count and (places > settings.max_transaction_entries or count == settings.max_transaction_messages):
+        destination, is_region = each.place
+        places += (e.PLACES_IN_COMMIT if is_region else 1) + directory.fan_out(destination)
+        questions += reader.state.events.region(destination.name).questions if is_region else 0
+        size += len(each.message.payload)
+        is_too_much = places > settings.max_transaction_entries or questions > e.QUESTIONS_IN_COMMIT
+        if count and (
+            is_too_much or count == settings.max_transaction_messages or size > settings.max_transaction_bytes
+        ):
             return count
     return len(arrived)
 
@@ -508,6 +529,8 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
             message = _message(message_format, payload, found.get(HEAD))
         except MessageFormatException as error:
             message, unfit = c.NewMessage(message_format, payload), error.reason
+        if milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
+            unfit = "the stamp of the change is more than a day ahead of the clock of this site"
     except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)

@@ -64,6 +64,11 @@ class GatewayRecord(NamedTuple):
     applied: int = 0  #: the last position that the other site has confirmed
     counters: GatewayCounters = GatewayCounters()
 
+    @property
+    def options(self) -> Sequence[Any]:
+        """Where it sends what, and how."""
+        return self[:7]
+
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())

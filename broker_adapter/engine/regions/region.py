@@ -36,6 +36,11 @@ class Region:
         self.keys = 0
         self.events = 0
 
+    @property
+    def questions(self) -> int:
+        """How many selectors and queries are asked of each change."""
+        return len(self.routing.selectors) + len(self.routing.queries)
+
     def record(self) -> RegionRecord:
         """For the store."""
         return RegionRecord(self.conflates, self.keys, self.events)

@@ -29,6 +29,11 @@ class Stamp(NamedTuple):
 NO_STAMP: Final = Stamp(0, NO_SITE)
 
 
+def milliseconds_of(stamp: Stamp) -> int:
+    """Return when a change was made, by the clock of its site: in milliseconds since 1970."""
+    return stamp.time >> _COUNT_BITS
+
+
 def next_time(last: int, now_ms: int) -> int:
     """Return the time of the next change's stamp.
 

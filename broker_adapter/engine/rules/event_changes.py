@@ -76,11 +76,6 @@ _TOO_LONG: Final = "more events wait for it than may (option max_client_queue_ev
 #: What an event takes in the record of an event for each audience that may want it, and its places beside that.
 _AUDIENCE_BYTES: Final = 4
 _PLACES: Final = 3
-#: As how many places of a message in a queue a change counts in a commit, by the time that it takes: it ends a value,
-#: and writes another one, the key and an event.
-_PLACES_IN_COMMIT: Final = 4
-#: Selectors and queries that are asked of the changes of a commit, at most: a second of work, for which others wait.
-_QUESTIONS_IN_COMMIT: Final = 300_000
 
 
 class EventChanges:
@@ -228,12 +223,12 @@ class EventChanges:
         places = questions = 0
         for part in parts:
             region, changes = self._checked(part), len(part.changes)
-            places += changes * (_PLACES_IN_COMMIT + len(self._directory.topics.get(region.topic, ())))
-            questions += changes * (len(region.routing.selectors) + len(region.routing.queries))
-        if questions > _QUESTIONS_IN_COMMIT:
+            places += changes * (e.PLACES_IN_COMMIT + len(self._directory.topics.get(region.topic, ())))
+            questions += changes * region.questions
+        if questions > e.QUESTIONS_IN_COMMIT:
             raise ResourceAllocationException(
                 f"the changes of the transaction, each with the selectors and queries of its region, make {questions}"
-                f" questions, more than the limit of {_QUESTIONS_IN_COMMIT}; commit more often"
+                f" questions, more than the limit of {e.QUESTIONS_IN_COMMIT}; commit more often"
             )
         return places
 

@@ -177,7 +177,7 @@ def end_of(found: Mapping[str, Any], answer: Mapping[str, Any] | None) -> dict[s
         found: what ``read_gateway`` has answered.
         answer: what ``apply_batch`` has answered; None: nothing was handed over, since all was left out.
     """
-    left_out = {"expired": found["expired"], "filtered": found["filtered"]}
+    left_out = {"sender": found["sender"], "expired": found["expired"], "filtered": found["filtered"]}
     if answer is None:
         return {"through": found["through"], **left_out}
     is_whole = answer["through"] == found["entries"][-1][0]

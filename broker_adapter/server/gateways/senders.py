@@ -147,7 +147,7 @@ class _SenderThread:
 
     def _run(self) -> None:
         try:
-            while not self._is_stopping and self._broker.failed is None:
+            while not (self._is_stopping or self.has_ended) and self._broker.failed is None:
                 try:
                     if not self._turn():
                         return
@@ -211,11 +211,16 @@ class _SenderThread:
             if answer is None:
                 return
             following = None if ahead is None else ahead.result()
-            if following is None or not follows(record, found, answer, following) or self._look(sends=True) is None:
+            if following is None or not follows(record, found, answer, following) or not self._still_sends(record):
                 self._end(found, answer)
                 return
             ending = self._beside.submit(self._end, found, answer)
             found = {**following, "applied": answer["applied"]}
+
+    def _still_sends(self, record: GatewayRecord) -> bool:
+        """Return whether the gateway is running, and is what it was."""
+        looked = self._look(sends=True)
+        return looked is not None and looked[0].options == record.options
 
     def _read(self, record: GatewayRecord, after: int) -> dict[str, Any]:
         limits = {"max_messages": self._rules.max_messages, "max_bytes": record.batch_bytes}

@@ -266,6 +266,7 @@ class Coordinator:
         self._roll_back(transaction)
         self._budget.transactions -= transaction.kept_bytes
         transaction.settlements.clear()
+        transaction.annotation_bytes = 0
 
     def end_idle(self, now_ms: int) -> bool:
         """Undo what the client has left alone for too long; returns whether there is something to check again."""

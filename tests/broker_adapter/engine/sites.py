@@ -109,7 +109,7 @@ def end(sender: Site, gateway: str, found: dict[str, Any], answer: dict[str, Any
     if answer is not None:
         more = {"refused": answer["refused"], "applied": answer["applied"]}
         through = through if answer["through"] == found["entries"][-1][0] else answer["through"]
-    left_out = {"expired": found["expired"], "filtered": found["filtered"]}
+    left_out = {"sender": found["sender"], "expired": found["expired"], "filtered": found["filtered"]}
     removed: int = sender.ask("end_gateway_batch", name=gateway, through=through, **left_out, **more)
     return removed
 

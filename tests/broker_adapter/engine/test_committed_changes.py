@@ -16,7 +16,6 @@ from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.interests import Interest, InterestKind
 from broker_adapter.engine.regions.key_records import Wanted
-from broker_adapter.engine.rules import event_changes
 from broker_adapter.engine.store.room import Room
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import (
@@ -346,7 +345,7 @@ def test_the_keys_of_a_commit_that_waits_are_read_once_more_and_not_in_each_cycl
 def test_a_commit_asks_no_more_than_what_its_answers_have_room_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_changes, "_QUESTIONS_IN_COMMIT", 60)
+    monkeypatch.setattr(e, "QUESTIONS_IN_COMMIT", 60)
     Slow(broker)  # 20 queries of each region
     client = connect(broker)
     with pytest.raises(TransactionRolledBackException, match=r"make 80 questions.*commit more often") as raised:

@@ -154,6 +154,49 @@ def test_a_key_that_was_destroyed_elsewhere_does_not_come_back_by_an_older_value
     assert far.values("quotes") == {"a": "later"}
 
 
+def test_a_batch_whose_changes_are_too_many_for_one_commit_is_applied_in_several() -> None:
+    near, far = Site(1), Site(2, max_transaction_entries=20)
+    with closing(near.broker), closing(far.broker):
+        for site in (near, far):
+            site.ask("create_region", region="quotes")
+        near.gateway("g", "region:quotes")
+        near.change("quotes", *[(f"k{number}", "v") for number in range(10)])
+        assert pump(near, "g", far) > 1
+        assert len(far.values("quotes")) == 10
+
+
+def test_a_change_from_far_ahead_in_time_is_refused(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "region:quotes")
+    near.change("quotes", ("a", "1"), ("b", "2"))
+    found = read(near, "g")
+    (_, packed), second = found["entries"]
+    message = msgpack.unpackb(packed)
+    message["stamp"][0] += 2 * 86_400_000 << 16
+    answer = apply(near, far, {**found, "entries": [second, (second[0] + 1, msgpack.packb(message))]})
+    assert [reason for _, reason in answer["refused"]] == [
+        "the stamp of the change is more than a day ahead of the clock of this site"
+    ]
+    assert far.values("quotes") == {"b": "2"}
+
+
+def test_a_batch_of_a_gateway_that_was_destroyed_does_not_end_the_messages_of_the_next_one(
+    sites: tuple[Site, Site],
+) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    found = read(near, "g")
+    answer = apply(near, far, found)
+    near.ask("destroy_gateway", name="g")
+    near.gateway("g", "queue:q")
+    near.send("q", "2")
+    with pytest.raises(InvalidDestinationException, match="was destroyed, and is another one by now"):
+        end(near, "g", found, answer)
+    assert pump(near, "g", far) == 1
+    assert far.bodies("q") == ["1", "2"]
+
+
 def test_an_invalidation_does_not_hide_a_newer_value_of_another_site(sites: tuple[Site, Site]) -> None:
     near, far = sites
     near.gateway("g", "region:quotes")

@@ -88,7 +88,7 @@ def test_a_batch_has_what_the_other_site_needs() -> None:
 
 def test_a_batch_ends_with_what_was_left_out_behind_it_unless_it_was_cut() -> None:
     read = found(5, 7, through=9, expired=[6], filtered=[8, 9])
-    left_out = {"expired": [6], "filtered": [8, 9]}
+    left_out = {"sender": "g/1", "expired": [6], "filtered": [8, 9]}
     assert end_of(read, answer(7)) == {"through": 9, **left_out, "refused": [], "applied": 7}
     assert end_of(read, answer(5)) == {"through": 5, **left_out, "refused": [], "applied": 5}
     assert end_of(found(through=9, **left_out), None) == {"through": 9, **left_out}

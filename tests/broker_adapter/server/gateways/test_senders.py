@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.gateways.senders import Senders
+from broker_adapter.server.gateways.senders import Senders, _SenderThread
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.sites import Site, in_queue
 from tests.faults.scenarios import wait_for
 from tests.threads import no_new_threads
 
@@ -51,6 +54,57 @@ def test_each_gateway_that_is_running_has_a_thread(broker: Broker) -> None:
     senders.stop()
     assert threads() == set()
     senders.stop()
+
+
+class Remote:
+    """Another site, without a network."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def request(self, operation: str, arguments: dict[str, Any], timeout: float | None) -> Any:
+        return self._site.ask(operation, **arguments)
+
+    def close(self, timeout: float) -> None:
+        """There is nothing to close."""
+
+
+def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = Site(1), Site(2)
+    hand_over, end = _SenderThread._hand_over, _SenderThread._end
+    states = iter(["paused", "running"])
+    sent = threading.Event()
+
+    def change() -> None:
+        for state in states:
+            near.ask("change_gateway", name="g", state=state)
+            return
+        sent.set()
+
+    def paused_behind(self: _SenderThread, remote: Any, found: dict[str, Any]) -> Any:
+        answer = hand_over(self, remote, found)
+        change()
+        return answer
+
+    def resumed_ahead(self: _SenderThread, found: dict[str, Any], answer: Any) -> None:
+        change()
+        end(self, found, answer)
+
+    monkeypatch.setattr(_SenderThread, "_connected", lambda self, record: Remote(far))
+    monkeypatch.setattr(_SenderThread, "_hand_over", paused_behind)
+    monkeypatch.setattr(_SenderThread, "_end", resumed_ahead)
+    with closing(near.broker), closing(far.broker):
+        near.gateway("g", "queue:q", batch_messages=10, batch_bytes=2000)
+        near.send("q", *map(str, range(100)))
+        senders = Senders(near.broker, 0.01)
+        senders.start()
+        assert sent.wait(60)
+        assert wait_for(lambda: near.gateways("g")["waiting"] == 0)
+        near.send("q", "last")
+        assert wait_for(lambda: len(in_queue(far)) == 101)
+        assert [each.name for each in threading.enumerate()].count("holdfast-gateway g") == 1
+        senders.stop()
+        assert threads() == set()
 
 
 def test_senders_that_were_never_started_can_be_stopped(broker: Broker) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from ack_modes import Outcome
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     REJECTED,
@@ -26,6 +28,8 @@ from broker_adapter.amqp.wire import (
 )
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.errors import IllegalStateException
+from broker_adapter.server.links.coordinator import Coordinator, Transaction
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.engine.driving import WAIT, depth
@@ -55,6 +59,22 @@ def test_a_transaction_is_done_at_its_discharge(client: Client, broker: Broker) 
     assert waiting(broker, "out") == ["a", "b"]
     assert depth(broker, "in") == 0
     assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:unknown-id")
+
+
+def test_what_a_transaction_keeps_that_is_given_up_is_taken_off_once() -> None:
+    coordinator = object.__new__(Coordinator)
+    coordinator._budget = Mock(transactions=0)
+    coordinator._calls = Mock()
+    coordinator._timeout_seconds = 1
+    transaction = Transaction(1, ACCEPTED_STATE)
+    transaction.settlements = [(1, number, Outcome.MODIFIED) for number in range(10)]
+    transaction.annotation_bytes = 40_960
+    coordinator._budget.transactions = transaction.kept_bytes
+    coordinator.give_up(transaction, IllegalStateException("left alone"))
+    coordinator._transactions = {b"1": transaction}
+    for now_ms in (10_000, 20_000):
+        coordinator.end_idle(now_ms)
+    assert (coordinator._budget.transactions, transaction.kept_bytes) == (0, 0)
 
 
 def test_a_failed_discharge_undoes_everything(client: Client, broker: Broker) -> None:
