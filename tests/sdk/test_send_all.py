@@ -220,7 +220,9 @@ def test_a_transacted_session_keeps_them_until_its_commit(connect: Connect) -> N
         session.rollback()
         producer.send_all(["c", "d"])
         assert bodies(other) == []
-        with pytest.raises(ResourceAllocationException, match="has 4 sends, the limit") as told:
+        with pytest.raises(
+            ResourceAllocationException, match="would have 5 sends and changes, more than the limit of 4"
+        ) as told:
             producer.send_all(["e", "f", "g", "h"])
         assert list(told.value.failures) == [2, 3]
         session.commit()

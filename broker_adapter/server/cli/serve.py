@@ -114,9 +114,9 @@ def serve(options: argparse.Namespace) -> int:
             signal.signal(number, lambda number, _frame: told.put(number))
         _, bound = listener.start()
         broker.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
+        senders.start()
         scheme = "amqps" if certificates is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
-        senders.start()
         if broker.failed is None:  # else it failed ahead of the line above
             _wait(told, look)
         if broker.failed is not None:

@@ -47,6 +47,7 @@ def _filled(messages: int) -> dict[str, bytes]:
 
 def _fill(path: Path, messages: int) -> None:
     broker = Broker(SETTINGS, str(path))
+    broker.call(g.CreateGateway("east", GatewayRecord("amqp://far", ["region:quotes"], state="running")), WAIT)
     client = connect(broker, "me")
     subscribe(broker, client, "news", "one", "two")
     send(broker, client, topic("news"), *(f"news {number}" for number in range(20)))
@@ -59,7 +60,6 @@ def _fill(path: Path, messages: int) -> None:
     settle(broker, consumer, inbox.wait_for(2), Outcome.REJECTED)
     broker.call(c.Commit(client, c.CommitId("s", 7), [], []), WAIT)
     broker.call(c.Publish("g", 3, []), WAIT)
-    broker.call(g.CreateGateway("east", GatewayRecord("amqp://far", ["region:quotes"], state="running")), WAIT)
     assert [each.text for each in broker.check() if not each.harmless] == []
     broker.close()
 

@@ -40,7 +40,7 @@ VALUES = st.recursive(
 )
 
 
-def _msgpack_of(value: Any) -> bytes:
+def msgpack_of(value: Any) -> bytes:
     try:
         return bytes(msgpack.packb(value))
     except (OverflowError, ValueError):
@@ -52,7 +52,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 _NAMES = st.text(max_size=20).map(lambda text: text.encode(errors="surrogatepass")) | st.binary(max_size=20)
-_PACKABLE = VALUES.map(_msgpack_of)
+_PACKABLE = VALUES.map(msgpack_of)
 
 
 @st.composite
@@ -65,9 +65,9 @@ def _packed(draw: st.DrawFn) -> bytes:
     octets[1] = draw(st.sampled_from([ENVELOPE_VERSION, ENVELOPE_VERSION, ENVELOPE_VERSION, 0, 2, 255]))
     keys = st.sampled_from(["corr", "reply", "type", "seq", "user", "x"])
     sections = [draw(_NAMES) for _ in range(4)]
-    sections.append(draw(st.dictionaries(keys, VALUES, max_size=3).map(_msgpack_of) | _PACKABLE))
+    sections.append(draw(st.dictionaries(keys, VALUES, max_size=3).map(msgpack_of) | _PACKABLE))
     named = st.dictionaries(st.sampled_from(["colour", "n", ""]) | _SCALARS.filter(_is_hashable), VALUES, max_size=3)
-    sections.append(draw(named.map(_msgpack_of) | _PACKABLE))
+    sections.append(draw(named.map(msgpack_of) | _PACKABLE))
     sections.append(draw(_PACKABLE | st.binary(max_size=20)))
     sizes = [len(each) for each in sections]
     if not draw(st.integers(0, 4)):

@@ -106,7 +106,7 @@ def _entries_of_a_temporary_queue(txn: Txn, tables: Tables) -> None:
     with txn.cursor(db=tables["entries"]) as cursor:
         entries = [(key, decode_entry(key, value)) for key, value in cursor]
     for key, entry in entries:
-        if entry.queue == 4:  # orders
+        if entry.queue == 5:  # orders
             new = entry_key(FIRST_VOLATILE_QUEUE + 5, entry.lane, entry.position)
             fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
             txn.put(new, encode_entry(new, entry.number, entry.delivery_count, *fields), db=tables["entries"])

@@ -30,7 +30,7 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.desks import make, put
 from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, drained, message
-from tests.broker_adapter.engine.strange_values import NUMBERS, PACKED, PAYLOADS, VALUES
+from tests.broker_adapter.engine.strange_values import FOREIGN, NUMBERS, PACKED, PAYLOADS, VALUES, msgpack_of
 
 _POSITIONS = st.integers(0, 20) | NUMBERS
 _KEYS = st.sampled_from(["a", "b", "", "x" * 600])
@@ -89,13 +89,50 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "name": st.sampled_from(["q", "", "x" * 600]),
     "destinations": st.lists(st.sampled_from(["q", "target", "new", "", "x" * 600]), max_size=4),
     "runs": st.lists(st.sampled_from(["", "run", "x" * 600]), max_size=4),
+    "url": st.sampled_from(["amqp://far", "embedded:", "", "x" * 600]),
+    "state": st.sampled_from(["created", "running", "paused", "stopped", ""]),
+    "sender": st.none() | st.sampled_from(["g/1", "x" * 600]),
+    "site": st.integers(1, 2) | NUMBERS,
+    "remote_site": st.integers(0, 2) | NUMBERS,
+    "expired": st.lists(_POSITIONS, max_size=3),
+    "filtered": st.lists(_POSITIONS, max_size=3),
+    "refused": st.lists(st.tuples(_POSITIONS, st.just("why") | VALUES), max_size=3),
+    "applied": _POSITIONS,
+    **dict.fromkeys(["clean", "forget"], st.booleans()),
+    **dict.fromkeys(["batch_messages", "batch_bytes", "batch_ms", "alert_ms", "max_messages"], NUMBERS),
 }
+_GATEWAYS = st.sampled_from(["g", "g", "other", "x" * 600])
+_GATEWAY_REQUESTS = (
+    *("create_gateway", "change_gateway", "destroy_gateway", "gateways", "read_gateway", "end_gateway_batch"),
+)
 _CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
 _LIKELY_OF = {
     ("leave", "keep"): st.booleans(),
     **dict.fromkeys([("clients", "client_id"), ("queries", "client_id")], st.none() | _CLIENTS),
     **dict.fromkeys([(name, "client_id") for name in ("queue_size", "close_client", "close_query")], _CLIENTS),
     ("queries", "after"): st.none() | st.lists(_CLIENTS, max_size=2),
+    **dict.fromkeys([(name, "name") for name in _GATEWAY_REQUESTS], _GATEWAYS),
+    **dict.fromkeys([(name, "after") for name in ("read_gateway", "apply_batch")], _POSITIONS),
+    ("create_gateway", "destinations"): st.lists(
+        st.sampled_from(["queue:target", "region:r", "topic:t", "q"]), max_size=3
+    ),
+    ("apply_batch", "messages"): st.lists(
+        st.fixed_dictionaries(
+            {
+                "to": st.sampled_from(["queue:q", "topic:t", "region:r", "region:none", "q"]),
+                "format": st.sampled_from([ENVELOPE_FORMAT, 0]) | NUMBERS,
+                "payload": PACKED | FOREIGN | VALUES,
+                "sites": st.lists(st.integers(0, 3), max_size=2) | VALUES,
+            },
+            optional={
+                "key": _KEYS | VALUES,
+                "operation": st.sampled_from(["create", "update", "destroy", "invalidate"]),
+                "stamp": st.tuples(NUMBERS, NUMBERS) | VALUES,
+                "head": VALUES,
+            },
+        ).map(msgpack_of),
+        max_size=3,
+    ),
 }
 
 
@@ -116,7 +153,7 @@ class Served:
     """An engine with another client, which must never be affected."""
 
     def __init__(self, path: str | None) -> None:
-        self.broker = Broker(EngineSettings(), path)
+        self.broker = Broker(EngineSettings(site=2), path)
         self.client = connect(self.broker, "me")
         self.selective = Inbox()
         consumer = self.broker.call(
@@ -126,6 +163,8 @@ class Served:
         self.desk = connect(self.broker, "desk")
         make(self.broker, "r")
         put(self.broker, "r", "a", "1")
+        gateway = {"name": "g", "url": "amqp://far", "destinations": ["queue:target", "region:r"], "state": "running"}
+        self.broker.request("create_gateway", gateway, WAIT)
         self.fill()
 
     def fill(self) -> None:
