@@ -4,8 +4,8 @@ Theory of operation
     Sites change the same keys, and their clocks differ, or are set.  So the time of a stamp is that of a hybrid logical
     clock: milliseconds of the time of day, and below them a count.  It is greater than any that the store has seen.  So
     a change that was made after another one was seen is newer, whatever the clocks say, and of one store no two changes
-    have the same stamp.  After the clock was set back, the milliseconds stay, and the count grows, until the clock has
-    come there again.
+    have the same stamp, but for an invalidation, which keeps that of the value.  After the clock was set back, the
+    milliseconds stay, and the count grows, until the clock has come there again.
 """
 
 from __future__ import annotations
