@@ -13,7 +13,9 @@ from typing import Any, Final, Protocol
 
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.operations import (
+    arrivals,
     durable_clients,
+    gateway_batches,
     gateways,
     named_messages,
     ranges,
@@ -28,7 +30,10 @@ from broker_adapter.errors import ConnectionLostException, OperationTimedOutExce
 __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 
 #: Each registers its requests as it is imported.
-_FILES: Final = (whole_queues, ranges, staged, named_messages, regions, durable_clients, gateways)
+_FILES: Final = (
+    *(whole_queues, ranges, staged, named_messages, regions, durable_clients),
+    *(gateways, gateway_batches, arrivals),
+)
 
 
 class RequestEngine(Protocol):

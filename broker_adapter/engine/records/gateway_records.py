@@ -23,6 +23,10 @@ from broker_adapter.engine.records.layout import newer
 from broker_adapter.errors import StoreCorruptException
 
 _FORM: Final = 1
+#: Messages of one batch.
+MAX_BATCH: Final = 10_000
+#: The greatest number of a site; the least is 1.
+MAX_SITE: Final = 255
 #: What a gateway may be doing; while it is stopped, nothing is queued for it.
 STATES: Final = ("created", "running", "paused", "stopped")
 #: What the name of a destination begins with, by what it is.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker_adapter.engine.records.gateway_records import GatewayRecord
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, GatewayRecord
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.wording import in_seconds
 
@@ -25,8 +25,6 @@ from broker_adapter.wording import in_seconds
 _TELL_SECONDS: Final = 3600.0
 #: Time between two alerts, in seconds.
 _ALERT_SECONDS: Final = 60.0
-#: Most messages of a batch, as ``read_gateway`` and ``apply_batch`` have it.
-MAX_BATCH: Final = 10_000
 
 
 class Sender:

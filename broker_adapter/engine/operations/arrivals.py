@@ -1,0 +1,258 @@
+"""Operations of a site that takes what gateways of other sites send.
+
+Theory of operation
+    The receiver keeps the position of the last message that it has applied, by who sent it, in the commit of the
+    messages.  So what comes again is known, whatever became of the answer, and also where the batch is cut otherwise.
+
+    A batch is applied up to the first message that is refused, and those behind that are refused as well are told with
+    it; the rest comes in the next batch.  So no message that was refused stands below a position that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from broker_adapter.clock import epoch_ms
+from broker_adapter.destination import Destination, DestinationKind, checked_name
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
+from broker_adapter.engine.commands.failures import message_too_large
+from broker_adapter.engine.operations.reader import OperationsState, Reader
+from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.staged import GATEWAY_GROUP
+from broker_adapter.engine.queues.directory import named_queue
+from broker_adapter.engine.queues.gateway_queue import HEAD, SITES
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, destination_of
+from broker_adapter.engine.regions.interests import checked_key
+from broker_adapter.engine.regions.key_records import Wanted
+from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
+from broker_adapter.envelope import (
+    ENVELOPE_FORMAT,
+    Identity,
+    check_identity,
+    read_head,
+)
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    MessageFormatException,
+)
+from broker_adapter.packing import unpacked
+
+#: The right to hand over what another site has sent.
+GATEWAY: Final = "gateway"
+#: By how much the clock of another site may be ahead: a change that is made later than it says would lose against it.
+_MOST_AHEAD_MS: Final = 86_400_000
+_OPERATIONS: Final = {"create": Wanted.PUT, "update": Wanted.PUT, "destroy": Wanted.DESTROY}
+
+
+@request(Threads.SHORT, right=GATEWAY)
+class SiteRequest(Request):
+    """The number of the server's site; 0: it has none."""
+
+    def steps(self, client: int) -> Steps:
+        return (yield lambda reader: reader.state.directory.settings.site)
+
+
+class _Arrived(NamedTuple):
+    """A message of another site."""
+
+    position: int
+    place: tuple[Destination, bool]  #: where it goes; a region, if that is True
+    message: c.NewMessage
+    key: str
+    wanted: Wanted
+    stamp: Stamp
+    sites: Sequence[int]  #: that have seen it
+    unfit: str | None  #: why it cannot be read; None: it can
+
+
+@request(Threads.GATEWAY, right=GATEWAY)
+class ApplyBatchRequest(Request):
+    """What a gateway of another site sends, in the order of its positions; a message is taken once.
+
+    ``through``: the position of the last message that is done; what stands behind it was not looked at.  ``refused``:
+    (position, reason) of the last ones of those.  ``applied``: the position that is known from now on: those up to it
+    are not taken again.  ``repeated``: how many were known.  A change of a key is made if its stamp is newer than that
+    of the key; ``unchanged``: of those that were taken, how many were not.
+
+    Where there is no room, nothing is taken, and the request may be repeated later.  It is refused where the server has
+    no site, or the same one, or does not know ``after``.
+    """
+
+    site: int = argument(least=1, most=MAX_SITE, note="of the sender")
+    sender: str = argument(note="which gateway of the site")
+    after: int = argument(note="a position that the sender was told as ``applied``, or 0")
+    positions: Sequence[int] = argument(most_values=MAX_BATCH, note="of the messages, each greater than the last one")
+    messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them")
+
+    def steps(self, client: int) -> Steps:
+        if len(self.positions) != len(self.messages):
+            raise MessageFormatException("operation 'apply_batch' needs a position for each message")
+        if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
+            raise MessageFormatException("the positions of a batch do not grow")
+        arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
+        group = f"{GATEWAY_GROUP}{self.site}/{self.sender}"
+
+        def look(reader: Reader) -> tuple[int, list[str | None]]:
+            settings = reader.state.directory.settings
+            _check_site(settings.site, self.site)
+            size = sum(map(len, self.messages))
+            if size > settings.max_gateway_batch_bytes and len(arrived) > 1:
+                raise MessageFormatException(
+                    f"batch of {size} bytes is larger than the limit of {settings.max_gateway_batch_bytes} bytes"
+                    " (max_gateway_batch_bytes)"
+                )
+            known = reader.last_published(group) or 0
+            if known < self.after:
+                raise IllegalStateException(
+                    f"gateway {self.sender!r} of site {self.site} was told position {self.after}, and {known} is known"
+                    " here: this store was restored from an older copy, or has forgotten it; messages may be missing"
+                    " (holdfast gateway alter --forget goes on)"
+                )
+            places = {each.place for each in arrived}
+            unfit = {place: _unfit(reader.state, *place) for place in places}
+            return known, [_refusal(each, unfit[each.place], settings.max_message_bytes) for each in arrived]
+
+        while True:
+            known, refusals = yield look
+            first = sum(each.position <= known for each in arrived)
+            last = next((index for index in range(first, len(arrived)) if refusals[index] is not None), len(arrived))
+            taken = arrived[first:last]
+            most = yield partial(_at_once, taken)
+            taken = taken[:most]
+            last = first + len(taken)
+            unchanged = 0
+            if taken:
+                done: c.Applied = yield _commit(client, group, known, taken)
+                if done.known != taken[-1].position:
+                    continue  # another connection has brought some of them meanwhile
+                known, unchanged = done
+            end = next((index for index in range(last, len(arrived)) if refusals[index] is None), len(arrived))
+            return {
+                "through": arrived[end - 1].position if end else 0,
+                "refused": [(arrived[index].position, refusals[index]) for index in range(last, end)],
+                "applied": known,
+                "repeated": first,
+                "unchanged": unchanged,
+            }
+
+
+def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
+    """Return how many of some messages one commit may take, by the limits of a transaction."""
+    directory = reader.state.directory
+    settings = directory.settings
+    places = questions = size = 0
+    for count, each in enumerate(arrived):
+        destination, is_region = each.place
+        places += (e.PLACES_IN_COMMIT if is_region else 1) + directory.fan_out(destination)
+        questions += reader.state.events.region(destination.name).questions if is_region else 0
+        size += len(each.message.payload)
+        is_too_much = places > settings.max_transaction_entries or questions > e.QUESTIONS_IN_COMMIT
+        if count and (
+            is_too_much or count == settings.max_transaction_messages or size > settings.max_transaction_bytes
+        ):
+            return count
+    return len(arrived)
+
+
+def _commit(client: int, group: str, known: int, arrived: Sequence[_Arrived]) -> c.Commit:
+    """The commit of some messages: those of queues and topics, and the changes of keys, both in order."""
+    sends = [each for each in arrived if not each.place[1]]
+    changed = [each for each in arrived if each.place[1]]
+    parts = [
+        e.ChangeKeys(
+            region.name,
+            [e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites) for each in run],
+        )
+        for (region, _), run in groupby(changed, key=lambda each: each.place)
+    ]
+    batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends])
+    return c.Commit(client, None, [(each.place[0], each.message) for each in sends], [], changes=parts, batch=batch)
+
+
+def _check_site(own: int, other: int) -> None:
+    if not own:
+        raise IllegalStateException("this server takes nothing from other sites: it has no site (option site)")
+    if own == other:
+        raise IllegalStateException(f"site {other} sends to itself: each site needs a number of its own (option site)")
+
+
+def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
+    """A message of another site; raises MessageFormatException where it has not the form that such a one has."""
+    try:
+        found = unpacked(packed)
+        kind, name = destination_of(found["to"])
+        payload, message_format = found["payload"], found["format"]
+        sites = sorted({site, *found[SITES]})
+        if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
+            raise ValueError("it has a payload or a format that none can have")
+        if not 0 < sites[0] <= sites[-1] <= MAX_SITE or not all(type(each) is int for each in sites):
+            raise ValueError("it has a site that none can be")
+        key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
+        if kind == "region":
+            key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
+            if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= MAX_SITE) or {*map(type, stamp)} != {int}:
+                raise ValueError("it has a stamp that none can have")
+            checked_key(key)
+        unfit = None
+        try:
+            message = _message(message_format, payload, found.get(HEAD))
+        except MessageFormatException as error:
+            message, unfit = c.NewMessage(message_format, payload), error.reason
+        if milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
+            unfit = "the stamp of the change is more than a day ahead of the clock of this site"
+    except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
+    destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
+    return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites, unfit)
+
+
+def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
+    """A message that comes in; ``head``: see :func:`~broker_adapter.engine.queues.gateway_queue.head_of`."""
+    if message_format == ENVELOPE_FORMAT:
+        return c.from_head(payload, read_head(payload))
+    if head is None:
+        return c.NewMessage(message_format, payload)
+    priority, persistent, expires_at_ms, deliver_at_ms, group, of = head
+    numbers = priority, expires_at_ms or 0, deliver_at_ms or 0, group
+    if not all(type(each) is int for each in numbers):
+        raise ValueError("it has a head that none can have")
+    identity = None
+    if of is not None:
+        check_identity(*of)
+        identity = Identity(*of)
+    times = expires_at_ms, deliver_at_ms
+    made = c.incoming(message_format, payload, priority, persistent is True, *times, identity, None)
+    return made._replace(group=group % (c.MAX_GROUP_NUMBER + 1))
+
+
+def _unfit(state: OperationsState, destination: Destination, is_region: bool) -> str | None:
+    """Why nothing can go to a place; None: something can."""
+    try:
+        if is_region:
+            state.events.region(destination.name)
+        elif named_queue(checked_name(destination.name)).is_temporary:
+            return f"{destination.name!r} is a temporary destination"
+    except JMSException as error:
+        return error.reason
+    return None
+
+
+def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | None:
+    """Why a message cannot be taken for good; None: it can.
+
+    Args:
+        arrived: the message.
+        unfit: why nothing can go to its place.
+        most_bytes: of a message.
+    """
+    size = len(arrived.message.payload)
+    if size > most_bytes:
+        return message_too_large(size, most_bytes).reason
+    return unfit or arrived.unfit

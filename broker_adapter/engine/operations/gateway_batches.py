@@ -1,0 +1,193 @@
+"""Operations of the sender of a gateway: what it hands over to the other site, and what becomes of that.
+
+A message goes to the other site as :func:`_packed` makes it, and the sender hands on these bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgpack
+
+from broker_adapter.clock import epoch_ms
+from broker_adapter.engine.commands import gateways as g
+from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands.selection import Selectable
+from broker_adapter.engine.operations.reader import Reader
+from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
+from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.gateway_queue import HEAD, SITES, GatewayQueue
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord
+from broker_adapter.engine.records.layout import RawEntry, position_of
+from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
+from broker_adapter.engine.rules.matching import Matching
+from broker_adapter.engine.store.stores import Message
+from broker_adapter.envelope import (
+    ENVELOPE_FORMAT,
+    KEY_PROPERTY,
+    OPERATION_PROPERTY,
+    SITE_PROPERTY,
+    STAMP_PROPERTY,
+    read_head,
+)
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    MessageFormatException,
+)
+from broker_adapter.selectors.language import parse_selector
+
+
+class _Read(NamedTuple):
+    """What was read of a gateway's queue."""
+
+    queue: GatewayQueue
+    record: GatewayRecord
+    sender: str  #: what tells this gateway from any other one
+    matching: Matching
+    entries: Sequence[RawEntry]
+    messages: Sequence[tuple[Message | None, dict[str, Any] | None]]
+    damaged: Sequence[int]  #: positions
+
+
+@request(Threads.GATEWAY)
+class ReadGatewayRequest(Request):
+    """What waits, from the front; it stays.
+
+    ``entries``: (position, message as ``apply_batch`` takes it) each; ``through``: the position through which this
+    goes, 0 where nothing waits; ``expired`` and ``filtered``: positions up to there that are left out, because their
+    time is over, or the selector does not want them or ``remote_site`` has seen them; ``sender`` and ``applied``: what
+    ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.
+    """
+
+    name: str = argument()
+    max_messages: int = argument(100, least=1, most=MAX_BATCH)
+    max_bytes: int = argument(1 << 20, least=1, most=MAX_RANGE_BYTES)
+    remote_site: int = argument(0, most=MAX_SITE, note="0: it is not known")
+    after: int = argument(0, note="a position, of those behind it")
+
+    def steps(self, client: int) -> Steps:
+        read: _Read = yield self._read
+        if read.damaged:
+            positions = frozenset(read.damaged)
+            yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
+        selector = None if read.record.selector is None else parse_selector(read.record.selector)
+        now_ms, destinations, remote = epoch_ms(), read.record.destinations, self.remote_site
+        entries: list[tuple[int, bytes]] = []
+        expired: list[int] = []
+        filtered: list[int] = []
+        for entry, (body, added) in zip(read.entries, read.messages, strict=True):
+            if body is None:
+                continue
+            annotations = added or {}
+            until_ms = _expires_at_ms(*body, annotations)
+            if until_ms is not None and until_ms <= now_ms:
+                expired.append(entry.position)
+            elif (remote and remote in annotations.get(SITES, ())) or not (
+                selector is None or read.matching.is_selected(selector, _fields(read.matching, *body, annotations))
+            ):
+                filtered.append(entry.position)
+            else:
+                entries.append((entry.position, _packed(destinations[entry.group - 1], *body, annotations)))
+        return {
+            "entries": entries,
+            "through": max([*[entry.position for entry in read.entries], *read.damaged], default=0),
+            "expired": expired,
+            "filtered": filtered,
+            "sender": read.sender,
+            "applied": read.record.applied,
+            "state": read.record.state,
+            "waiting": read.queue.depth,
+            "waiting_bytes": read.queue.bytes,
+        }
+
+    def _read(self, reader: Reader) -> _Read:
+        directory = reader.state.directory
+        queue = gateway_named(directory, self.name)
+        if not queue.gateway.destinations:
+            raise record_is_lost(self.name)
+        most = self.max_bytes
+        found = reader.entries(queue.id, self.after + 1, queue.next_position - 1, self.max_messages, most)
+        entries: list[RawEntry] = []
+        for entry in found.entries[: self.max_messages]:
+            most -= entry.size
+            if entries and most < 0:
+                break
+            entries.append(entry)
+        messages = reader.messages(entries)
+        damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
+        through = entries[-1].position if entries else queue.next_position
+        damaged += [position for position in map(position_of, found.corrupt) if position < through]
+        return _Read(queue, queue.noted(), _sender(directory, queue), reader.state.matching, entries, messages, damaged)
+
+
+def _sender(directory: Directory, queue: GatewayQueue) -> str:
+    """What tells a gateway from any other one of its site."""
+    return f"{queue.label}/{directory.incarnation(queue)}"
+
+
+def _fields(matching: Matching, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> Selectable:
+    """What a selector can name in a message."""
+    added = {name: value for name, value in annotations.items() if name not in (SITES, HEAD)}
+    return Selectable(matching.formats, message_format, payload, annotations=added)
+
+
+def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> int | None:
+    """Return when a message expires; None: never.  The value of a key does not."""
+    if KEY_PROPERTY in annotations:
+        return None
+    if HEAD in annotations:
+        until_ms: int | None = annotations[HEAD][2]
+        return until_ms
+    if message_format == ENVELOPE_FORMAT:
+        with suppress(MessageFormatException):  # the other site says so
+            return read_head(payload).expires_at_ms
+    return None
+
+
+def _packed(destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> bytes:
+    """A message as it goes to the other site."""
+    found = {"to": destination, "format": message_format, "payload": payload, SITES: annotations.get(SITES, [])}
+    if KEY_PROPERTY in annotations:
+        found["key"] = annotations[KEY_PROPERTY]
+        found["operation"] = annotations[OPERATION_PROPERTY]
+        found["stamp"] = [annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY]]
+    elif HEAD in annotations:
+        found[HEAD] = annotations[HEAD]
+    packed: bytes = msgpack.packb(found)
+    return packed
+
+
+@request(Threads.GATEWAY)
+class EndGatewayBatchRequest(Request):
+    """The number of messages removed: those up to ``through``.
+
+    What was refused goes into the queue ``$gateway/NAME/refused``, with the reason, as a dead letter.
+    """
+
+    name: str = argument()
+    through: int = argument(note="a position")
+    expired: Sequence[int] = argument((), most_values=MAX_BATCH, note="as ``read_gateway`` has answered")
+    filtered: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
+    refused: Sequence[Any] = argument((), most_values=MAX_BATCH, note="(position, reason) each")
+    applied: int = argument(0, note="as ``apply_batch`` has answered")
+    sender: str | None = argument(None, note="as ``read_gateway`` has answered; or None")
+
+    def steps(self, client: int) -> Steps:
+        refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
+        number: int = yield self._queue
+        left_out = frozenset(self.expired), frozenset(self.filtered)
+        removed, left = 0, 0
+        while left is not None:
+            some, left = yield g.EndBatch(number, self.through, *left_out, refused, self.applied)
+            removed += some
+        return removed
+
+    def _queue(self, reader: Reader) -> int:
+        directory = reader.state.directory
+        queue = gateway_named(directory, self.name)
+        if self.sender is not None and self.sender != _sender(directory, queue):
+            raise InvalidDestinationException(f"gateway {self.name!r} was destroyed, and is another one by now")
+        return queue.id
