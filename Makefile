@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak torture interrupts cancellations clean preflight
+.PHONY: setup demo test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -103,6 +103,9 @@ interop: $(READY)
 
 soak: $(READY)
 	@$(BIN)/python -m tests.faults.soak --seconds $(or $(SECONDS),600)
+
+soak-sites: $(READY)
+	@$(BIN)/python -m tests.faults.soak_sites --seconds $(or $(SECONDS),600)
 
 torture: $(READY)
 	@$(BIN)/python -m tests.torture --histories $(or $(HISTORIES),10000) $(if $(SEED),--seed $(SEED))
