@@ -49,10 +49,22 @@ def transport_for(
     if isinstance(parsed, EmbeddedURL):
         from broker_adapter.in_process import InProcessTransport
 
-        return InProcessTransport(parsed, decode_payload), parsed.client
+        return InProcessTransport(parsed, decode_payload, transport_to_site), parsed.client
     if not restores:
         parsed = attrs.evolve(parsed, failover=attrs.evolve(parsed.failover, failover="nofailover"))
     return _over_amqp(parsed, refresh), parsed.client
+
+
+def transport_to_site(url: str) -> Transport:
+    """Return what a gateway connects with to the server that a URL names; it is not open yet, and not restored.
+
+    Args:
+        url: of a server.
+
+    Raises:
+        JMSException: as :func:`transport_for`.
+    """
+    return transport_for(url, restores=False)[0]
 
 
 def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:

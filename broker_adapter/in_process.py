@@ -2,7 +2,8 @@
 
 Theory of operation
     Every connection in the process that names the same directory, or the same engine in memory, shares one engine.  It
-    is opened with the first of them and closed with the last one, or by whoever calls ``close_engine``.
+    is opened with the first of them and closed with the last one, or by whoever calls ``close_engine``.  While it is
+    open, its gateways send, if it is a site.
 
     Asynchronous sends and settlements gather in an outbox, which the engine empties when it gets to it: one command
     for many of them.  All else is one call of the engine.  Messages are packed in the thread that sends them and
@@ -49,6 +50,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
+from broker_adapter.gateways.senders import Connect, Senders
 from broker_adapter.signals import uninterrupted
 from broker_adapter.transport import (
     Credentials,
@@ -81,6 +83,7 @@ class EngineLease:
 
     Args:
         url: where the engine keeps its store, and its options.
+        connect: returns what its gateways connect with to another site; None: they do not send for this lease.
 
     Attributes:
         broker: the engine.
@@ -91,18 +94,18 @@ class EngineLease:
         IllegalStateException: it is open in this process with other options.
     """
 
-    def __init__(self, url: EmbeddedURL) -> None:
+    def __init__(self, url: EmbeddedURL, connect: Connect | None = None) -> None:
         path = None if url.path is None else os.path.realpath(url.path)
         self._key: _Key = path, url.memory
         self.is_released = False
         self._entry: _Shared | None = None
         try:
-            self.broker = uninterrupted(partial(self._take, url))
+            self.broker = uninterrupted(partial(self._take, url, connect))
         except BaseException:  # a handler of a signal may have raised while the engine was opened
             self.release()
             raise
 
-    def _take(self, url: EmbeddedURL) -> Broker:
+    def _take(self, url: EmbeddedURL, connect: Connect | None) -> Broker:
         with _registry_lock:
             if self.is_released:
                 raise IllegalStateException("the engine was given back before it was opened")
@@ -111,6 +114,9 @@ class EngineLease:
                 entry = _registry[self._key] = _Shared(Broker(url.engine, self._key[0], _policies(url)), url.config)
             else:
                 _check_options(url, entry)
+            if connect is not None and url.engine.site and entry.senders is None:
+                entry.senders = Senders(entry.broker, connect)
+                entry.senders.start()
             entry.users += 1
             self._entry = entry
             return entry.broker
@@ -127,7 +133,8 @@ class EngineLease:
         with _registry_lock:
             if _registry.get(self._key) is self._entry:
                 del _registry[self._key]
-        self.broker.close()
+        if self._entry is not None:
+            self._entry.close()
         self.broker.tell_failure()
 
     def _release(self) -> None:
@@ -140,16 +147,22 @@ class EngineLease:
             entry.users -= 1
             if entry.users == 0:
                 del _registry[self._key]
-                entry.broker.close()
+                entry.close()
 
 
 class _Shared:
-    """An engine, its file of configuration, and the number of its users."""
+    """An engine, its file of configuration, the senders of its gateways, and the number of its users."""
 
     def __init__(self, broker: Broker, config: str | None) -> None:
         self.broker = broker
         self.config = config
+        self.senders: Senders | None = None
         self.users = 0
+
+    def close(self) -> None:
+        if self.senders is not None:
+            self.senders.stop()
+        self.broker.close()
 
 
 #: The directory of an engine, or None, and its name.
@@ -204,6 +217,7 @@ class InProcessTransport:
     Args:
         url: which engine.
         decode_amqp: decodes a message that came from an AMQP client of the same engine.
+        connect: returns what gateways of the engine connect with to another site; None: they do not send.
         epoch: what this connection's deliveries carry.
         commit_prefix: names the client in commit ids.
     """
@@ -212,12 +226,14 @@ class InProcessTransport:
         self,
         url: EmbeddedURL,
         decode_amqp: Callable[[bytes], Envelope],
+        connect: Connect | None = None,
         *,
         epoch: int = 0,
         commit_prefix: str | None = None,
     ) -> None:
         self._url = url
         self._decode_amqp = decode_amqp
+        self._connect = connect
         self._epoch = epoch
         self._commit_prefix = commit_prefix or str(uuid4())
         self._window = SendWindow(url.client.send_window_messages)
@@ -259,7 +275,7 @@ class InProcessTransport:
             if self._lease is not None or self._closed:
                 raise IllegalStateException("the connection was opened before")
             own = self._url.client.connect_timeout_seconds
-            lease = EngineLease(self._url)
+            lease = EngineLease(self._url, self._connect)
             lease.broker.learn_format(AMQP_FORMAT, self._decode_amqp)
             try:
                 self._client = lease.broker.call(c.Connect(credentials.client_id), own if timeout is None else timeout)

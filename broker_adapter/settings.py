@@ -361,6 +361,9 @@ class EngineSettings:
     site: int = _option(
         0, "number of the site that the engine is, for gateways (docs/gateways.md); 0: none", least=0, most=255
     )
+    gateway_retry_seconds: float = _option(
+        5.0, "time after which a gateway tries again to send, where that failed", least=0.001
+    )
     max_gateway_batch_bytes: int = _limit(
         8 * MIB, "bytes of the messages of one batch that the gateway of another site sends", least=MIB
     )
@@ -446,9 +449,6 @@ class ServerSettings:
         60.0,
         "time without data from a client after which it is dropped; 0: no limit; the SDK keeps at least 0.5",
         least=0,
-    )
-    gateway_retry_seconds: float = _option(
-        5.0, "time after which a gateway tries again to send, where that failed", least=0.001
     )
     max_frame_bytes: int = _option(
         MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode, ConnectionFactory
+from sdk import AcknowledgeMode, Connection, ConnectionFactory
 from tests.broker_adapter.server.cli.running import done
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import wait_for
@@ -305,3 +305,30 @@ def test_either_site_may_be_killed_at_any_moment(tmp_path: Path) -> None:
         assert here.server.stop() == 0  # while an answer does not come
     for each in (here, there):
         each.close()
+
+
+def test_an_application_with_an_embedded_store_is_a_site_that_sends(
+    there: Site, way: Proxy, name: str, tmp_path: Path
+) -> None:
+    url = f"embedded:{tmp_path}?site=7&gateway_retry_seconds=0.05"
+    way.refuse()
+    sent = 0
+    for turn in range(3):
+        with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
+            if not turn:
+                given = {"name": "home", "url": url_of(way), "destinations": [f"queue:{name}"], "state": "running"}
+                connection.request("create_gateway", {**given, "batch_ms": 0})
+            with session.create_producer(session.create_queue(name)) as producer:
+                producer.send_all(numbered(sent, sent + 100))
+            sent += 100
+            if turn == 1:
+                way.refuse(False)  # the network is back
+
+            def waiting(connection: Connection = connection) -> int:
+                return int(connection.request("gateways", {})[0]["waiting"])
+
+            assert turn or waiting() == 100
+            if turn:
+                assert wait_for(lambda: waiting() == 0)
+                assert there.bodies(name) == numbered(0, sent)
+    assert not [each for each in threading.enumerate() if each.name.startswith("holdfast-gateway")]

@@ -19,11 +19,13 @@ from collections.abc import Callable
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.config_file import read_policies
+from broker_adapter.connect import transport_to_site
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.store.files import DATA
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import StoreCorruptException
+from broker_adapter.gateways.senders import Senders
 from broker_adapter.server.access.certificates import Certificates
 from broker_adapter.server.access.origins import is_loopback
 from broker_adapter.server.access.users import UsersFile
@@ -31,7 +33,6 @@ from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
-from broker_adapter.server.gateways.senders import Senders
 from broker_adapter.server.kept_memory import keep_freed_memory
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.listening import check_address
@@ -94,7 +95,7 @@ def serve(options: argparse.Namespace) -> int:
         servers=servers,
     )
 
-    senders = Senders(broker, server_settings.gateway_retry_seconds)
+    senders = Senders(broker, transport_to_site)
 
     def look(*, reloads: bool) -> None:
         if users is not None and reloads:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.connect import transport_to_site
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.gateways.senders import Senders, _SenderThread
+from broker_adapter.gateways.senders import Senders, _SenderThread
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.sites import Site, in_queue
 from tests.faults.scenarios import wait_for
@@ -21,7 +22,7 @@ NOBODY = "amqp://127.0.0.1:1"
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    engine = Broker(EngineSettings(site=1), None)
+    engine = Broker(EngineSettings(site=1, gateway_retry_seconds=0.01), None)
     yield engine
     engine.close()
 
@@ -39,7 +40,7 @@ def threads() -> set[str]:
 def test_each_gateway_that_is_running_has_a_thread(broker: Broker) -> None:
     create(broker, "before")
     create(broker, "paused", "created")
-    senders = Senders(broker, 0.01)
+    senders = Senders(broker, transport_to_site)
     senders.start()
     create(broker, "after")
     assert wait_for(lambda: threads() == {"before", "after"})
@@ -96,7 +97,7 @@ def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkey
     with closing(near.broker), closing(far.broker):
         near.gateway("g", "queue:q", batch_messages=10, batch_bytes=2000)
         near.send("q", *map(str, range(100)))
-        senders = Senders(near.broker, 0.01)
+        senders = Senders(near.broker, transport_to_site)
         senders.start()
         assert sent.wait(60)
         assert wait_for(lambda: near.gateways("g")["waiting"] == 0)
@@ -108,13 +109,13 @@ def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkey
 
 
 def test_senders_that_were_never_started_can_be_stopped(broker: Broker) -> None:
-    Senders(broker, 1).stop()
+    Senders(broker, transport_to_site).stop()
 
 
 def test_a_sender_for_which_there_is_no_thread_is_started_later(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    senders = Senders(broker, 0.01)
+    senders = Senders(broker, transport_to_site)
     senders.start()
     with no_new_threads():
         create(broker, "g")
@@ -126,7 +127,7 @@ def test_a_sender_for_which_there_is_no_thread_is_started_later(
 
 def test_senders_end_with_their_engine(broker: Broker) -> None:
     create(broker, "g")
-    senders = Senders(broker, 0.01)
+    senders = Senders(broker, transport_to_site)
     senders.start()
     assert wait_for(lambda: threads() == {"g"})
     broker.close()

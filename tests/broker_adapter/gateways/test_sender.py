@@ -6,7 +6,7 @@ from typing import Any
 
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.errors import ConnectionLostException, MessageFormatException
-from broker_adapter.server.gateways.sender import MAX_BATCH, Sender, batch_of, end_of, follows, has_more
+from broker_adapter.gateways.sender import MAX_BATCH, Sender, batch_of, end_of, follows, has_more
 
 RECORD = GatewayRecord("amqp://far", ["queue:q"], state="running")
 

@@ -1,6 +1,6 @@
-"""The senders of a server: a thread for each gateway that is running, and one that starts them.
+"""The senders of an engine: a thread for each gateway that is running, and one that starts them.
 
-The rules are in :mod:`broker_adapter.server.gateways.sender`.  A sender is a client of the other site: its connection
+The rules are in :mod:`broker_adapter.gateways.sender`.  A sender is a client of the other site: its connection
 is as any other one's, but it is not restored: the next attempt makes a new one.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from broker_adapter.connect import transport_for
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.errors import (
@@ -22,10 +21,12 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
 )
+from broker_adapter.gateways.sender import Sender, batch_of, end_of, follows, has_more
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.server.gateways.sender import Sender, batch_of, end_of, follows, has_more
 from broker_adapter.transport import Credentials, Transport
 
+#: Returns a transport to the server that a URL names.
+Connect = Callable[[str], Transport]
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Shortest time between two looks at what waits, in seconds: each commit may bring something.
@@ -45,12 +46,12 @@ class Senders:
 
     Args:
         broker: the engine; it is not closed with the senders.
-        retry_seconds: time from an attempt that failed to the next one.
+        connect: returns a transport to the server that a URL names, which is not open yet, and not restored.
     """
 
-    def __init__(self, broker: Broker, retry_seconds: float) -> None:
+    def __init__(self, broker: Broker, connect: Connect) -> None:
         self._broker = broker
-        self._retry_seconds = retry_seconds
+        self._connect = connect
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._senders: dict[str, _SenderThread] = {}
@@ -109,7 +110,7 @@ class Senders:
         for sender in senders.values():
             sender.wake.set()
         for name in new:
-            sender = _SenderThread(self._broker, name, self._retry_seconds)
+            sender = _SenderThread(self._broker, name, self._connect)
             sender.thread.start()
             senders[name] = sender
 
@@ -124,10 +125,11 @@ class _SenderThread:
             the engine then.
     """
 
-    def __init__(self, broker: Broker, name: str, retry_seconds: float) -> None:
+    def __init__(self, broker: Broker, name: str, connect: Connect) -> None:
         self._broker = broker
         self._name = name
-        self._rules = Sender(retry_seconds)
+        self._connect = connect
+        self._rules = Sender(broker.settings.gateway_retry_seconds)
         self._transport: Transport | None = None
         self._url = ""
         self._remote_site = 0
@@ -251,7 +253,7 @@ class _SenderThread:
         self._disconnect()
         if not self._broker.settings.site:
             raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
-        transport, _ = transport_for(record.url, restores=False)
+        transport = self._connect(record.url)
         self._transport, self._url = transport, record.url
         self.is_connecting = True
         try:
