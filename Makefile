@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture interrupts cancellations clean preflight
+.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -51,6 +51,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@$(BIN)/python -m samples.demo
+
+demo-sites: $(READY)
+	@$(BIN)/python -m samples.demo.sites
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)

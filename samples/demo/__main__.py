@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from samples.demo import departures
 from samples.demo.programs import forward, produce
+from samples.demo.servers import Server, console
 from sdk import ConnectionFactory
 
 mpl.use("Agg")
@@ -39,48 +37,6 @@ from matplotlib import pyplot as plt
 PICTURE = Path("build", "demo", "mean_delay_by_carrier.png")
 #: Longest time for all of it, in seconds.
 PATIENCE = 600
-console = Console()
-
-
-class Server:
-    """``holdfast serve`` in a process of its own."""
-
-    def __init__(self, data: str) -> None:
-        self._data = data
-        self._port = 0
-        self._process: subprocess.Popen[str] | None = None
-        self.kills = 0
-
-    @property
-    def url(self) -> str:
-        return f"amqp://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", self._data]
-        command += ["--listen", f"127.0.0.1:{self._port}"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        found = re.search(r"ready on amqp://[^:]+:(\d+)", line)
-        if found is None:
-            raise RuntimeError(f"the server did not start: {line!r}")
-        self._port = int(found[1])
-
-    def kill_and_start(self, why: str) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self.kills += 1
-        console.print(f"[red]server killed[/red] ({why}) ...", end=" ")
-        time.sleep(0.5)
-        started = time.monotonic()
-        self.start()
-        console.print(f"and ready again in {time.monotonic() - started:.2f} s")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(20)
 
 
 def move(server: Server, total: int) -> None:

@@ -1,4 +1,4 @@
-"""The demo, with a twentieth of its departures: it checks its own figures."""
+"""The demos, with some of their departures: they check their own figures."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def test_the_demo_finds_every_figure_equal() -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.count("equal") == 5
     assert "DIFFERENT" not in finished.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_two_sites_end_with_the_same_departures_and_figures() -> None:
+    command = [sys.executable, "-m", "samples.demo.sites", "--rows", "6000"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("equal") == 5
