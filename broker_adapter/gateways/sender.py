@@ -9,7 +9,8 @@ Theory of operation
     A batch is due when ``batch_messages`` or ``batch_bytes`` wait, or when something has waited for ``batch_ms``.  It
     takes all that waits, up to ``batch_bytes``, so that a backlog goes in large batches.
 
-    A batch that the other site cannot read is halved until it can, and a single message that it cannot read is refused.
+    A batch that the other site cannot read is halved until it can, and a single message that it cannot read is refused,
+    or a transaction of which it cannot read a message.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Sender:
         return self._most
 
     def refused_whole(self, found: Mapping[str, Any], error: MessageFormatException) -> dict[str, Any] | None:
-        """Return what the other site would have answered, had it refused the only message of a batch.
+        """Return what the other site would have answered, had it refused the only message or transaction of a batch.
 
         Args:
             found: the batch, as ``read_gateway`` has it.
@@ -102,12 +103,12 @@ class Sender:
         Returns:
             The answer; None: the next batch is half as large.
         """
-        entries = found["entries"]
-        if len(entries) > 1:
-            self._most = len(entries) // 2
+        positions = [position for position, _ in found["entries"]]
+        if len(positions) - len(found["joined"]) > 1:
+            self._most = max(1, min(self._most, len(positions)) // 2)
             return None
-        position = entries[0][0]
-        return {"through": position, "refused": [(position, error.reason)], "applied": found["applied"]}
+        refused = [(position, error.reason) for position in positions]
+        return {"through": positions[-1], "refused": refused, "applied": found["applied"]}
 
     def applied(self, now: float) -> str | None:
         """Note that the other site has answered; returns what the log says of that, or None."""

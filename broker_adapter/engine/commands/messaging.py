@@ -380,6 +380,8 @@ class SiteBatch(NamedTuple):
     known: int  #: the last position of it that is known before
     position: int  #: of the last message of the commit
     sites: Sequence[Sequence[int]]  #: for each send, those that have seen the message
+    #: for each send and then each change, whether it belongs to the transaction of the one ahead; empty: none does
+    joined: Sequence[bool] = ()
 
 
 class Applied(NamedTuple):

@@ -6,13 +6,16 @@ Theory of operation
 
     A batch is applied up to the first message that is refused, and those behind that are refused as well are told with
     it; the rest comes in the next batch.  So no message that was refused stands below a position that is known.
+
+    Messages that the sender keeps together are one transaction here as well: all are applied in one commit, or all are
+    refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -26,7 +29,7 @@ from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.staged import GATEWAY_GROUP
 from broker_adapter.engine.queues.directory import named_queue
-from broker_adapter.engine.queues.gateway_queue import HEAD, SITES
+from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, SITES
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, destination_of
 from broker_adapter.engine.regions.interests import checked_key
 from broker_adapter.engine.regions.key_records import Wanted
@@ -69,7 +72,12 @@ class _Arrived(NamedTuple):
     wanted: Wanted
     stamp: Stamp
     sites: Sequence[int]  #: that have seen it
+    is_joined: bool  #: whether it belongs to the transaction of the one ahead
     unfit: str | None  #: why it cannot be read; None: it can
+
+
+#: Messages that are taken as a whole, or not at all; one or more.
+_Transaction = Sequence[_Arrived]
 
 
 @request(Threads.GATEWAY, right=GATEWAY)
@@ -99,7 +107,7 @@ class ApplyBatchRequest(Request):
         arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
         group = f"{GATEWAY_GROUP}{self.site}/{self.sender}"
 
-        def look(reader: Reader) -> tuple[int, list[str | None]]:
+        def look(reader: Reader) -> tuple[int, Sequence[_Transaction], list[Sequence[str]]]:
             settings = reader.state.directory.settings
             _check_site(settings.site, self.site)
             size = sum(map(len, self.messages))
@@ -117,54 +125,93 @@ class ApplyBatchRequest(Request):
                 )
             places = {each.place for each in arrived}
             unfit = {place: _unfit(reader.state, *place) for place in places}
-            return known, [_refusal(each, unfit[each.place], settings.max_message_bytes) for each in arrived]
+            transactions = _transactions([each for each in arrived if each.position > known])
+            return known, transactions, [_refusals(each, unfit, reader.state) for each in transactions]
 
         while True:
-            known, refusals = yield look
-            first = sum(each.position <= known for each in arrived)
-            last = next((index for index in range(first, len(arrived)) if refusals[index] is not None), len(arrived))
-            taken = arrived[first:last]
-            most = yield partial(_at_once, taken)
-            taken = taken[:most]
-            last = first + len(taken)
+            known, transactions, refusals = yield look
+            first = next((index for index, reasons in enumerate(refusals) if reasons), len(refusals))
+            taken = transactions[: (yield partial(_at_once, transactions[:first]))]
             unchanged = 0
             if taken:
                 done: c.Applied = yield _commit(client, group, known, taken)
-                if done.known != taken[-1].position:
+                if done.known != taken[-1][-1].position:
                     continue  # another connection has brought some of them meanwhile
                 known, unchanged = done
-            end = next((index for index in range(last, len(arrived)) if refusals[index] is None), len(arrived))
+            refused: list[tuple[int, str]] = []
+            for transaction, reasons in zip(transactions[len(taken) :], refusals[len(taken) :], strict=True):
+                if not reasons:
+                    break
+                refused += [(each.position, reason) for each, reason in zip(transaction, reasons, strict=True)]
             return {
-                "through": arrived[end - 1].position if end else 0,
-                "refused": [(arrived[index].position, refusals[index]) for index in range(last, end)],
+                "through": refused[-1][0] if refused else min(known, *self.positions[-1:]),
+                "refused": refused,
                 "applied": known,
-                "repeated": first,
+                "repeated": len(arrived) - sum(map(len, transactions)),
                 "unchanged": unchanged,
             }
 
 
-def _at_once(arrived: Sequence[_Arrived], reader: Reader) -> int:
-    """Return how many of some messages one commit may take, by the limits of a transaction."""
-    directory = reader.state.directory
-    settings = directory.settings
-    places = questions = size = 0
-    for count, each in enumerate(arrived):
-        destination, is_region = each.place
-        places += (e.PLACES_IN_COMMIT if is_region else 1) + directory.fan_out(destination)
-        questions += reader.state.events.region(destination.name).questions if is_region else 0
-        size += len(each.message.payload)
-        is_too_much = places > settings.max_transaction_entries or questions > e.QUESTIONS_IN_COMMIT
-        if count and (
-            is_too_much or count == settings.max_transaction_messages or size > settings.max_transaction_bytes
+def _transactions(arrived: Sequence[_Arrived]) -> Sequence[_Transaction]:
+    """Divide messages into what is to be taken as a whole."""
+    found: list[list[_Arrived]] = []
+    for each in arrived:
+        if each.is_joined and found:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+class _Load:
+    """What a commit would take, beside the limits of a transaction."""
+
+    def __init__(self, state: OperationsState) -> None:
+        self._state = state
+        self._messages = self._bytes = self._places = self._questions = 0
+
+    def add(self, transaction: _Transaction) -> str | None:
+        """Add messages; returns which limit the commit exceeds now, or None."""
+        directory = self._state.directory
+        for each in transaction:
+            destination, is_region = each.place
+            self._places += (e.PLACES_IN_COMMIT if is_region else 1) + directory.fan_out(destination)
+            self._questions += self._state.events.region(destination.name).questions if is_region else 0
+            self._bytes += len(each.message.payload)
+        self._messages += len(transaction)
+        settings = directory.settings
+        for found, most, what in (
+            (self._messages, settings.max_transaction_messages, "messages (option max_transaction_messages)"),
+            (self._bytes, settings.max_transaction_bytes, "bytes (option max_transaction_bytes)"),
+            (self._places, settings.max_transaction_entries, "places in queues (limit max_transaction_entries)"),
+            (self._questions, e.QUESTIONS_IN_COMMIT, "questions to selectors and queries"),
         ):
+            if found > most:
+                return f"{found} is more than the limit of {most} {what}"
+        return None
+
+
+def _at_once(transactions: Sequence[_Transaction], reader: Reader) -> int:
+    """Return how many of some transactions one commit may take; one at least."""
+    load = _Load(reader.state)
+    for count, each in enumerate(transactions):
+        if load.add(each) is not None and count:
             return count
-    return len(arrived)
+    return len(transactions)
 
 
-def _commit(client: int, group: str, known: int, arrived: Sequence[_Arrived]) -> c.Commit:
+def _commit(client: int, group: str, known: int, transactions: Sequence[_Transaction]) -> c.Commit:
     """The commit of some messages: those of queues and topics, and the changes of keys, both in order."""
+    arrived = list(chain.from_iterable(transactions))
     sends = [each for each in arrived if not each.place[1]]
     changed = [each for each in arrived if each.place[1]]
+    joined: list[bool] = []
+    if len(transactions) < len(arrived):
+        places = {each.position: place for place, each in enumerate((*sends, *changed))}
+        joined = [False] * len(arrived)
+        for transaction in transactions:  # where one has both, what stands between them belongs to it as well
+            of_it = [places[each.position] for each in transaction]
+            joined[min(of_it) + 1 : max(of_it) + 1] = [True] * (max(of_it) - min(of_it))
     parts = [
         e.ChangeKeys(
             region.name,
@@ -172,7 +219,7 @@ def _commit(client: int, group: str, known: int, arrived: Sequence[_Arrived]) ->
         )
         for (region, _), run in groupby(changed, key=lambda each: each.place)
     ]
-    batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends])
+    batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends], joined)
     return c.Commit(client, None, [(each.place[0], each.message) for each in sends], [], changes=parts, batch=batch)
 
 
@@ -210,7 +257,8 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
     except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
-    return _Arrived(position, (destination, kind == "region"), message, key, wanted, stamp, sites, unfit)
+    place, is_joined = (destination, kind == "region"), found.get(JOINED) is True
+    return _Arrived(position, place, message, key, wanted, stamp, sites, is_joined, unfit)
 
 
 def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
@@ -242,6 +290,25 @@ def _unfit(state: OperationsState, destination: Destination, is_region: bool) ->
     except JMSException as error:
         return error.reason
     return None
+
+
+def _refusals(transaction: _Transaction, unfit: Mapping[Any, str | None], state: OperationsState) -> Sequence[str]:
+    """Why the messages of a transaction cannot be taken for good, of each of them; empty: they can.
+
+    Args:
+        transaction: the messages.
+        unfit: place → why nothing can go to it, or None.
+        state: of the engine.
+    """
+    most_bytes = state.directory.settings.max_message_bytes
+    reasons = [_refusal(each, unfit[each.place], most_bytes) for each in transaction]
+    first = next((reason for reason in reasons if reason is not None), None)
+    if first is None:
+        too_much = _Load(state).add(transaction) if len(transaction) > 1 else None
+        return (
+            () if too_much is None else [f"its transaction is too large for the other site: {too_much}"] * len(reasons)
+        )
+    return [reason or f"another message of its transaction was refused: {first}" for reason in reasons]
 
 
 def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | None:

@@ -1,13 +1,17 @@
 """Operations of the sender of a gateway: what it hands over to the other site, and what becomes of that.
 
 A message goes to the other site as :func:`_packed` makes it, and the sender hands on these bytes.
+
+A gateway with ``group_transaction_events`` never divides a transaction.  What is read goes on behind its limits to the
+end of the last transaction, and each message says whether it belongs to that of the one ahead.  A transaction that is
+larger than any batch may be is refused here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -19,9 +23,9 @@ from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.gateway_queue import HEAD, SITES, GatewayQueue
+from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, SITES, GatewayQueue
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord
-from broker_adapter.engine.records.layout import RawEntry, position_of
+from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.stores import Message
@@ -39,6 +43,9 @@ from broker_adapter.errors import (
 )
 from broker_adapter.selectors.language import parse_selector
 
+#: Entries behind a batch that are looked at together.
+_AT_ONCE: Final = 100
+
 
 class _Read(NamedTuple):
     """What was read of a gateway's queue."""
@@ -50,6 +57,7 @@ class _Read(NamedTuple):
     entries: Sequence[RawEntry]
     messages: Sequence[tuple[Message | None, dict[str, Any] | None]]
     damaged: Sequence[int]  #: positions
+    refused: Mapping[int, str] = {}  #: position → why, of a transaction at the front that is too large
 
 
 @request(Threads.GATEWAY)
@@ -57,9 +65,11 @@ class ReadGatewayRequest(Request):
     """What waits, from the front; it stays.
 
     ``entries``: (position, message as ``apply_batch`` takes it) each; ``through``: the position through which this
-    goes, 0 where nothing waits; ``expired`` and ``filtered``: positions up to there that are left out, because their
-    time is over, or the selector does not want them or ``remote_site`` has seen them; ``sender`` and ``applied``: what
-    ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.
+    goes, 0 where nothing waits; ``joined``: positions of those that belong to the transaction of the one ahead of them,
+    with ``group_transaction_events``, for which a batch may be larger; ``expired`` and ``filtered``: positions up to
+    there that are left out, because their time is over, or the selector does not want them or ``remote_site`` has seen
+    them; ``sender`` and ``applied``: what ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``,
+    ``waiting_bytes``.
     """
 
     name: str = argument()
@@ -70,18 +80,27 @@ class ReadGatewayRequest(Request):
 
     def steps(self, client: int) -> Steps:
         read: _Read = yield self._read
+        while refused := read.refused:
+            left: int | None = 0
+            while left is not None:
+                _, left = yield g.EndBatch(read.queue.id, max(refused), refused=refused)
+            read = yield self._read
         if read.damaged:
             positions = frozenset(read.damaged)
             yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
         selector = None if read.record.selector is None else parse_selector(read.record.selector)
         now_ms, destinations, remote = epoch_ms(), read.record.destinations, self.remote_site
         entries: list[tuple[int, bytes]] = []
+        joined: list[int] = []
         expired: list[int] = []
         filtered: list[int] = []
+        last, has_begun = 0, False  # the position ahead, and whether something of its transaction is sent
         for entry, (body, added) in zip(read.entries, read.messages, strict=True):
             if body is None:
                 continue
             annotations = added or {}
+            has_begun = has_begun and is_joined(entry, last)
+            last = entry.position
             until_ms = _expires_at_ms(*body, annotations)
             if until_ms is not None and until_ms <= now_ms:
                 expired.append(entry.position)
@@ -90,10 +109,15 @@ class ReadGatewayRequest(Request):
             ):
                 filtered.append(entry.position)
             else:
-                entries.append((entry.position, _packed(destinations[entry.group - 1], *body, annotations)))
+                packed = _packed(destinations[entry.group - 1], *body, annotations, is_joined=has_begun)
+                entries.append((entry.position, packed))
+                if has_begun:
+                    joined.append(entry.position)
+                has_begun = read.record.group_transaction_events
         return {
             "entries": entries,
             "through": max([*[entry.position for entry in read.entries], *read.damaged], default=0),
+            "joined": joined,
             "expired": expired,
             "filtered": filtered,
             "sender": read.sender,
@@ -108,6 +132,7 @@ class ReadGatewayRequest(Request):
         queue = gateway_named(directory, self.name)
         if not queue.gateway.destinations:
             raise record_is_lost(self.name)
+        record, sender, matching = queue.noted(), _sender(directory, queue), reader.state.matching
         most = self.max_bytes
         found = reader.entries(queue.id, self.after + 1, queue.next_position - 1, self.max_messages, most)
         entries: list[RawEntry] = []
@@ -116,11 +141,59 @@ class ReadGatewayRequest(Request):
             if entries and most < 0:
                 break
             entries.append(entry)
+        if record.group_transaction_events and entries:
+            refused = _complete(reader, queue, entries)
+            if not entries:
+                return _Read(queue, record, sender, matching, (), (), (), {} if self.after else refused)
         messages = reader.messages(entries)
         damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
         through = entries[-1].position if entries else queue.next_position
         damaged += [position for position in map(position_of, found.corrupt) if position < through]
-        return _Read(queue, queue.noted(), _sender(directory, queue), reader.state.matching, entries, messages, damaged)
+        return _Read(queue, record, sender, matching, entries, messages, damaged)
+
+
+def is_joined(entry: RawEntry, last: int) -> bool:
+    """Return whether an entry belongs to the transaction of the one ahead; ``last``: the position of that."""
+    return bool(entry.flags & FLAG_JOINED) and entry.position == last + 1
+
+
+def _complete(reader: Reader, queue: GatewayQueue, entries: list[RawEntry]) -> Mapping[int, str]:
+    """Add the rest of the last transaction to some entries, or leave it out where the batch would be too large.
+
+    Args:
+        reader: of the engine.
+        queue: of the gateway.
+        entries: that were read of it.
+
+    Returns:
+        What was left out: position → why that can be in no batch, if it was all there is.
+    """
+    begins = len(entries) - 1
+    while begins and is_joined(entries[begins], entries[begins - 1].position):
+        begins -= 1
+    rest = list(_rest(reader, queue, entries[-1].position))
+    size = sum([entry.size for entry in (*entries, *rest)])
+    most = reader.state.directory.settings.max_gateway_batch_bytes
+    if not rest or (size <= most and len(entries) + len(rest) <= MAX_BATCH):
+        entries += rest
+        return {}
+    left_out = [*entries[begins:], *rest]
+    del entries[begins:]
+    reason = (
+        f"its transaction has {len(left_out)} messages of {sum([entry.size for entry in left_out])} bytes; no more than"
+        f" {MAX_BATCH} messages of {most} bytes (max_gateway_batch_bytes) go to another site together"
+    )
+    return {entry.position: reason for entry in left_out}
+
+
+def _rest(reader: Reader, queue: GatewayQueue, last: int) -> Iterator[RawEntry]:
+    """Yield the entries behind a position that belong to the transaction of the one there."""
+    while found := reader.entries(queue.id, last + 1, queue.next_position - 1, _AT_ONCE).entries:
+        for entry in found:
+            if not is_joined(entry, last):
+                return
+            yield entry
+            last = entry.position
 
 
 def _sender(directory: Directory, queue: GatewayQueue) -> str:
@@ -147,8 +220,10 @@ def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str
     return None
 
 
-def _packed(destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> bytes:
-    """A message as it goes to the other site."""
+def _packed(
+    destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any], *, is_joined: bool
+) -> bytes:
+    """A message as it goes to the other site; ``is_joined``: it belongs to the transaction of the one ahead."""
     found = {"to": destination, "format": message_format, "payload": payload, SITES: annotations.get(SITES, [])}
     if KEY_PROPERTY in annotations:
         found["key"] = annotations[KEY_PROPERTY]
@@ -156,6 +231,8 @@ def _packed(destination: str, message_format: int, payload: bytes, annotations: 
         found["stamp"] = [annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY]]
     elif HEAD in annotations:
         found[HEAD] = annotations[HEAD]
+    if is_joined:
+        found[JOINED] = True
     packed: bytes = msgpack.packb(found)
     return packed
 

@@ -44,6 +44,9 @@ class CreateGatewayRequest(Request):
     batch_bytes: int = argument(1 << 20, least=1, most=MAX_RANGE_BYTES)
     batch_ms: int = argument(1000, most=_MAX_MS)
     alert_ms: int = argument(0, most=_MAX_MS, note="0: none")
+    group_transaction_events: bool = argument(
+        False, note="a batch has all of each transaction, and is one commit there"
+    )
     state: str = argument("created", note='or "running"')
 
     def steps(self, client: int) -> Steps:
@@ -59,7 +62,8 @@ class CreateGatewayRequest(Request):
         if self.state not in ("created", "running"):
             raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
-        record = GatewayRecord(self.url, list(self.destinations), self.selector, *sizes, self.state)
+        options = *sizes, self.group_transaction_events
+        record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, self.state)
         yield g.CreateGateway(self.name, record)
         return True
 
@@ -83,13 +87,16 @@ class GatewaysRequest(Request):
     """A map for each gateway, by name.
 
     ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
-    ``batch_ms``, ``alert_ms``, ``state`` ("created": it queues and was never started, "running", "paused": it queues,
-    or "stopped": it does not), ``waiting`` and ``waiting_bytes``, ``applied``: the last position that the other site
-    has confirmed; ``is_sending``: whether a batch may be under way, ``trouble``: why the last attempt to send failed,
-    or empty.  Counted since it was created: ``received``: messages of its destinations; of these ``filtered``, by the
-    selector or since the other site had seen them, ``not_queued``, while it was stopped, and ``queued``; of the last
-    ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and
-    in quarantine), and the rest waits; ``batches``.
+    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``state`` ("created": it queues and was never started,
+    "running", "paused": it queues, or "stopped": it does not), ``waiting`` and ``waiting_bytes``, ``applied``: the last
+    position that the other site has confirmed; ``is_sending``: whether a batch may be under way, ``trouble``: why the
+    last attempt to send failed, or empty.  Counted since it was created: ``received``: messages of its destinations; of
+    these ``filtered``, by the selector or since the other site had seen them, ``not_queued``, while it was stopped, and
+    ``queued``; of the last ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not
+    persistent, or damaged and in quarantine), and the rest waits; ``batches``.  With ``group_transaction_events``,
+    ``batches_with_incomplete_transactions``: those in which a part of a transaction was missing, since it was damaged,
+    not persistent, or sent before the option was set; ``divided_transactions``: those of which a part went by other
+    gateways, or by none.
     """
 
     name: str | None = argument(None, note="without it, all")
@@ -127,6 +134,7 @@ class ChangeGatewayRequest(Request):
     batch_bytes: int | None = argument(None, least=1, most=MAX_RANGE_BYTES)
     batch_ms: int | None = argument(None, most=_MAX_MS)
     alert_ms: int | None = argument(None, most=_MAX_MS)
+    group_transaction_events: bool | None = argument(None)
     forget: bool = argument(False, note="the other site need not know what it has confirmed: it lost that")
 
     def steps(self, client: int) -> Steps:
@@ -139,7 +147,7 @@ class ChangeGatewayRequest(Request):
         if self.clean and self.state != "running":
             raise MessageFormatException("the argument 'clean' needs the state \"running\"")
         name = self.name
-        kept = "url", "batch_messages", "batch_bytes", "batch_ms", "alert_ms"
+        kept = "url", "batch_messages", "batch_bytes", "batch_ms", "alert_ms", "group_transaction_events"
         fields = {each: value for each in kept if (value := getattr(self, each)) is not None}
         if self.selector is not None:
             fields["selector"] = self.selector or None

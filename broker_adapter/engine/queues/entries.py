@@ -40,6 +40,7 @@ from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
     FLAG_ANNOTATED,
     FLAG_HANDED,
+    FLAG_JOINED,
     FLAG_PERSISTENT,
     FLAG_SHARED,
     KIND_DELIVER,
@@ -494,7 +495,7 @@ class QueueEntries:
             if (
                 raw.lane == lane_number
                 and position > lane.loaded_through
-                and raw.flags == FLAG_PERSISTENT
+                and raw.flags & ~FLAG_JOINED == FLAG_PERSISTENT
                 and not raw.delivery_count
                 and position not in lane.early
                 and entry_key(number, lane_number, position) not in changed

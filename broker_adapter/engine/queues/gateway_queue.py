@@ -6,6 +6,10 @@ Theory of operation
     one lane whatever their priority, without an expiry or a delay of their own: what a message says of these is the
     business of the other site, and of who makes a batch.
 
+    One decision takes all of a transaction, so its entries have positions that follow each other.  All but the first of
+    them have the flag ``FLAG_JOINED``, whether the gateway keeps transactions whole or not.  An entry with the flag
+    whose neighbour ahead is not there any more is of a transaction that has lost a part.
+
     The other site knows the last position that it has taken, and leaves out those up to there.  So a store that is
     replaced by an older copy of itself must not give positions again: at each start they go on at the time of the day.
 """
@@ -20,7 +24,7 @@ from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.entries import Entry, Lane
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.gateway_records import UNKNOWN, GatewayRecord
-from broker_adapter.engine.records.layout import FLAG_PERSISTENT, FLAG_SHARED, entry_key
+from broker_adapter.engine.records.layout import FLAG_JOINED, FLAG_PERSISTENT, FLAG_SHARED, entry_key
 from broker_adapter.engine.records.new_message import NewMessage
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.envelope import ENVELOPE_FORMAT
@@ -32,6 +36,8 @@ _POSITION_BITS: Final = 16
 #: Annotations of an entry: the sites that have seen the message; and what its payload alone does not say.
 SITES: Final = "sites"
 HEAD: Final = "head"
+#: Says of a message that it belongs to the transaction of the one ahead of it in its batch.
+JOINED: Final = "joined"
 
 
 class GatewayQueue(QueueState):
@@ -40,20 +46,32 @@ class GatewayQueue(QueueState):
     Attributes:
         gateway: what a restart must know of it; ``counters`` are as the last commit has them.
         is_changed: whether that is to be stored.
-        received, not_queued: counted since then.
+        received, not_queued, divided_transactions: counted since then.
         is_sending: whether a batch may be under way.
         trouble: why its sender could not send; empty: it could.
+        ended_through: the last position that was ended since the start; 0: none.
     """
 
-    __slots__ = ("gateway", "is_changed", "is_sending", "not_queued", "received", "trouble")
+    __slots__ = (
+        "_transaction",
+        "divided_transactions",
+        "ended_through",
+        "gateway",
+        "is_changed",
+        "is_sending",
+        "not_queued",
+        "received",
+        "trouble",
+    )
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """As a queue; the record is given later."""
         super().__init__(*arguments, **named)
         self.gateway: GatewayRecord = UNKNOWN
         self.is_changed = self.is_sending = False
-        self.received = self.not_queued = 0
+        self.received = self.not_queued = self.divided_transactions = self.ended_through = 0
         self.trouble = ""
+        self._transaction = 0  # of the last entry; 0: of none
         if not self.lanes:
             self._add_lane(Lane(LANE))
         for lane in self.lanes:
@@ -81,6 +99,7 @@ class GatewayQueue(QueueState):
         effects: Effects,
         annotations: Mapping[str, Any] | None,
         sites: Sequence[int],
+        transaction: int = 0,
     ) -> None:
         """Take a new message.
 
@@ -92,6 +111,7 @@ class GatewayQueue(QueueState):
             effects: of the decision.
             annotations: what the engine adds to an event of a region; None: it is none.
             sites: that have seen it.
+            transaction: the number of its transaction; 0: it is of none.
         """
         added = {} if annotations is None else dict(annotations)
         if sites:
@@ -99,38 +119,50 @@ class GatewayQueue(QueueState):
         if message.format != ENVELOPE_FORMAT and annotations is None:
             added[HEAD] = head_of(message)
         here = NewMessage(message.format, message.payload, persistent=message.persistent, group=destination)
-        self.append(number, here, shared, 0, effects, added or None)
+        self.append(number, here, shared, 0, effects, added or None, self._joined(transaction))
 
-    def take_run(self, number: int, run: MessageRun, shared: bool, destination: int, effects: Effects) -> None:
+    def take_run(
+        self, number: int, run: MessageRun, shared: bool, destination: int, effects: Effects, transaction: int = 0
+    ) -> None:
         """Take new messages in one step; the arguments are those of ``take``, ``number`` is that of the first one."""
         is_plain = all(message.format == ENVELOPE_FORMAT for message in run.messages)
         if not is_plain or not self.takes_runs(persistent=run.persistent):
             for count, message in enumerate(run.messages, number):
-                self.take(count, message, shared, destination, effects, None, ())
+                self.take(count, message, shared, destination, effects, None, (), transaction)
             return
         batch = effects.durable if self.durable else effects.volatile
         flags = (FLAG_PERSISTENT if self.durable else 0) | (FLAG_SHARED if shared else 0)
         first, queue, lane = self.next_position, self.id, self._lane_for(LANE)
         self.next_position = first + len(run.sizes)
+        first_flags = flags | self._joined(transaction)
+        flags |= self._joined(transaction)
         entries = [
             Entry(entry_key(queue, LANE, position), lane, position, count, 0, flags, 0, size, destination)
             for position, (count, size) in enumerate(enumerate(run.sizes, number), first)
         ]
+        entries[0].flags = first_flags
         self._add_all(lane, entries, batch)
 
     def share(self, entry: Entry, flags: int, destination: int, effects: Effects) -> None:
         """Take a message that another queue has; the arguments are those of its entry there, and of ``take``."""
-        lane = self._lane_for(LANE)
+        lane, self._transaction = self._lane_for(LANE), 0
         here = Entry(entry.key, lane, entry.position, entry.number, 0, flags, 0, entry.size, destination)
         self.adopt(here, lane, flags, 0, 0, effects)
+
+    def _joined(self, transaction: int) -> int:
+        """Return the flag of a new entry, by its transaction; 0: the entry ahead is of another one."""
+        is_joined = transaction and transaction == self._transaction
+        self._transaction = transaction
+        return FLAG_JOINED if is_joined else 0
 
     def noted(self) -> GatewayRecord:
         """Return what a restart must know, with what was counted since the last commit."""
         if self.received:
             counters = self.gateway.counters
             received, not_queued = counters.received + self.received, counters.not_queued + self.not_queued
-            self.received = self.not_queued = 0
-            counters = counters._replace(received=received, not_queued=not_queued)
+            divided = counters.divided_transactions + self.divided_transactions
+            self.received = self.not_queued = self.divided_transactions = 0
+            counters = counters._replace(received=received, not_queued=not_queued, divided_transactions=divided)
             self.gateway = self.gateway._replace(counters=counters)
         return self.gateway
 

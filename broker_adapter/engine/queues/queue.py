@@ -354,6 +354,7 @@ class QueueState(QueueEntries):
         now_ms: int,
         effects: Effects,
         annotations: dict[str, Any] | None = None,
+        flags: int = 0,
     ) -> None:
         """Take a new message at the end of its lane, or among those that are not due yet.
 
@@ -364,11 +365,13 @@ class QueueState(QueueEntries):
             now_ms: the time of the day.
             effects: of the decision.
             annotations: properties that the engine adds; None: none.
+            flags: of the entry, beside those that follow from the message.
         """
         position = self.next_position
         self.next_position = position + 1
         size = len(message.payload)
-        flags = FLAG_SHARED if shared else 0
+        if shared:
+            flags |= FLAG_SHARED
         if self.durable and message.persistent:
             flags |= FLAG_PERSISTENT
             batch = effects.durable

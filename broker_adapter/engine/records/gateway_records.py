@@ -47,6 +47,8 @@ class GatewayCounters(NamedTuple):
     expired: int = 0  #: while they waited
     dropped: int = 0  #: by a clean start
     batches: int = 0  #: that were ended
+    batches_with_incomplete_transactions: int = 0  #: in which a part of a transaction was missing, with grouping
+    divided_transactions: int = 0  #: of which a part went by other gateways, or by none, with grouping
 
     @property
     def queued(self) -> int:
@@ -64,6 +66,7 @@ class GatewayRecord(NamedTuple):
     batch_bytes: int = 1 << 20
     batch_ms: int = 1000  #: for how long a batch may be waited for
     alert_ms: int = 0  #: for how long a message may wait before the log says so; 0: any time
+    group_transaction_events: bool = False  #: whether a batch has all of each transaction
     state: str = "stopped"  #: one of :data:`STATES`
     applied: int = 0  #: the last position that the other site has confirmed
     counters: GatewayCounters = GatewayCounters()
@@ -71,12 +74,15 @@ class GatewayRecord(NamedTuple):
     @property
     def options(self) -> Sequence[Any]:
         """Where it sends what, and how."""
-        return self[:7]
+        return self[: self._fields.index("state")]
 
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())
-_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, str, int, list)
+_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, str, int, list)
+
+
+_STATE: Final = GatewayRecord._fields.index("state")
 
 
 def gateway_key(name: str) -> bytes:
@@ -102,7 +108,7 @@ def decode_gateway(key: bytes, value: bytes) -> GatewayRecord:
         raise StoreCorruptException(f"record {key.hex()} of a gateway fails its checksum")
     found: Any = msgpack.unpackb(body)
     fields = found[1 : 1 + len(_KINDS)] if type(found) is list and found[:1] == [_FORM] else []
-    if len(fields) < len(_KINDS) or not all(map(_is_of, fields, _KINDS)) or fields[7] not in STATES:
+    if len(fields) < len(_KINDS) or not all(map(_is_of, fields, _KINDS)) or fields[_STATE] not in STATES:
         raise StoreCorruptException(f"record {key.hex()} of a gateway has fields that do not fit")
     *fields, counters = fields
     if len(found) > 1 + len(_KINDS) or len(counters) > len(GatewayCounters._fields):

@@ -56,7 +56,7 @@ from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 #: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).  Those below were of development versions,
 #: and are refused.
-STORE_VERSION = 8
+STORE_VERSION = 9
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -65,6 +65,7 @@ FLAG_PERSISTENT = 1  #: must survive a restart
 FLAG_SHARED = 2  #: other queues hold the same message; it is counted in ``references``
 FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key, which consumers may have changed as well
 FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
+FLAG_JOINED = 16  #: of a gateway: it belongs to the transaction of the entry one position ahead of it
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 
 #: Queue numbers from here on are those of staged transactions.  No client knows these by number, so only they are

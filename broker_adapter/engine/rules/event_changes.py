@@ -170,7 +170,13 @@ class EventChanges:
             if refused is not None and not self._admission.gives_way(queue, *more):
                 raise ResourceAllocationException(refused)
         self._take_room(region, [change for change in command.changes if change.wanted is Wanted.PUT])
-        effects.answer(command, [self._change(region, change, now_ms, effects, asked) for change in command.changes])
+        if self._directory.feeds and len(command.changes) > 1:
+            self._intake.begin_transaction()
+        try:
+            made = [self._change(region, change, now_ms, effects, asked) for change in command.changes]
+        finally:
+            self._intake.end_transaction()
+        effects.answer(command, made)
 
     def _ask_ahead(self, region: Region, command: e.ChangeKeys) -> e.Asked | None:
         """What selectors say of the messages of a request; None: it waits for the next decision."""
@@ -272,12 +278,23 @@ class EventChanges:
                     return reason
         return None
 
-    def carry_out(self, parts: Sequence[e.ChangeKeys], now_ms: int, effects: Effects) -> int:
-        """Make some changes, for which there is room; return how many changed nothing."""
-        unchanged = 0
+    def carry_out(
+        self, parts: Sequence[e.ChangeKeys], now_ms: int, effects: Effects, joined: Sequence[bool] = ()
+    ) -> int:
+        """Make some changes, for which there is room; return how many changed nothing.
+
+        Args:
+            parts: the changes.
+            now_ms: the time of the day.
+            effects: of the decision.
+            joined: of each, whether it belongs to the transaction of the one ahead; empty: that is known.
+        """
+        unchanged, joins = 0, iter(joined)
         for part in parts:
             region, asked = self._state.region(part.region), {} if part.asked is None else part.asked
             for change in part.changes:
+                if joined and not next(joins):
+                    self._intake.begin_transaction()
                 operation, _ = self._change(region, change, now_ms, effects, asked)
                 unchanged += operation is None
         return unchanged

@@ -7,7 +7,7 @@ requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -21,7 +21,7 @@ from broker_adapter.engine.queues.entries import Entry
 from broker_adapter.engine.queues.gateway_queue import HEAD, REGION_KIND, SITES, Feed, GatewayQueue
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
-from broker_adapter.engine.records.layout import CatalogRecord
+from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
 from broker_adapter.envelope import DEAD_LETTER_REASON, MAX_REASON
 from broker_adapter.errors import (
@@ -169,6 +169,7 @@ class Gateways:
                 gone.add(raw.position)
         noted = queue.noted()
         counters = noted.counters
+        is_incomplete = noted.group_transaction_events and self._is_incomplete(queue, command.found, effects)
         expired, filtered = len(gone & command.expired), len(gone & command.filtered)
         rest = len(gone) - expired - filtered
         counters = counters._replace(
@@ -178,11 +179,26 @@ class Gateways:
             expired=counters.expired + expired,
             filtered=counters.filtered + filtered,
             batches=counters.batches + (not command.drops),
+            batches_with_incomplete_transactions=counters.batches_with_incomplete_transactions + is_incomplete,
         )
         queue.gateway = noted._replace(counters=counters, applied=max(noted.applied, command.applied))
         queue.is_changed = True
         self._directory.changed[queue.id] = queue
         effects.answer(command, (len(gone) + refused, command.next))
+
+    def _is_incomplete(self, queue: GatewayQueue, found: Sequence[RawEntry], effects: Effects) -> bool:
+        """Note what is ended of a gateway's queue; return whether a part of a transaction is missing in it."""
+        is_incomplete = False
+        for raw in found:
+            if raw.flags & FLAG_JOINED and raw.position != queue.ended_through + 1:
+                is_incomplete = True
+                effects.warn(
+                    ("incomplete", queue.id),
+                    "! gateway %r: a part of a transaction is missing ahead of position %d; the rest was sent",
+                    *(queue.record.name, raw.position),
+                )
+            queue.ended_through = raw.position
+        return is_incomplete
 
     def _refuse(self, queue: GatewayQueue, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that the other site does not want into the queue of those, with the reason."""
@@ -194,6 +210,7 @@ class Gateways:
         added[DEAD_LETTER_REASON] = f"{destinations[number - 1]}: {reason}"[:MAX_REASON]
         added[DEAD_LETTER_COUNT] = 0
         entry.group = 0  # it was the number of the destination
+        entry.flags &= ~FLAG_JOINED
         target = self._directory.queue(Destination(refused_queue(name)), effects, limited=False)
         self._endings.move_annotated(queue, entry, target, added, effects)
         self._totals.dead_lettered += 1

@@ -4,6 +4,9 @@ A message gets one number and one stored copy, whatever the number of queues tha
 time, also not that of a message that no store keeps: the store notes a number, and those below it count as given.  It
 is noted ahead, so that few commits have it.
 
+What a transaction brings in belongs together in the queues of gateways.  They know it by a number that is never used
+again: two transactions may follow each other there.
+
 The identities of each producer are a *stream*; of the streams that were not used for longest, those beyond a limit are
 forgotten.
 
@@ -51,6 +54,7 @@ class Intake:
         streams: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first.
         next_message: the number of the next message.
         reserved: the number that the store notes: those below it count as given.
+        transaction: the number of the transaction that comes in; 0: what comes in is of none.
     """
 
     def __init__(self, directory: Directory, totals: Totals, *, durable: bool) -> None:
@@ -62,6 +66,7 @@ class Intake:
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
         self.next_message = 1
         self.reserved = self.next_message if durable else LAST_MESSAGE
+        self.transaction = self._transactions = 0
         self._used_ms = 0  #: the time that the last use of a stream got
 
     def restore(self, streams: Iterable[tuple[bytes, SequencesRecord]], next_message: int) -> None:
@@ -75,6 +80,14 @@ class Intake:
         for key, sequences in streams:
             self.streams[decode_stream_key(key)] = Sequences.of(sequences)
             self._used_ms = max(self._used_ms, sequences.used_ms)
+
+    def begin_transaction(self) -> None:
+        """Have what comes in from here on belong to a new transaction, until ``end_transaction``."""
+        self.transaction = self._transactions = self._transactions + 1
+
+    def end_transaction(self) -> None:
+        """Have what comes in from here on belong to no transaction."""
+        self.transaction = 0
 
     def is_over(self, message: c.NewMessage, now_ms: int) -> bool:
         """Whether a message has expired already, and is to be dropped; with expiry queues it expires in its queue."""
@@ -137,7 +150,7 @@ class Intake:
             queue.append(number, message, is_shared, now_ms, effects, added)
         for gateway, destination in fed:
             is_shared = (durable if message.persistent and gateway.durable else volatile) > 1
-            gateway.take(number, message, is_shared, destination, effects, annotations, sites)
+            gateway.take(number, message, is_shared, destination, effects, annotations, sites, self.transaction)
             self._directory.changed[gateway.id] = gateway
 
     def take_run(
@@ -191,7 +204,7 @@ class Intake:
                 queue.append_run(numbers.start, run, volatile > 1, effects.volatile)
         for gateway, destination_number in fed:
             is_shared = (durable if run.persistent and gateway.durable else volatile) > 1
-            gateway.take_run(numbers.start, run, is_shared, destination_number, effects)
+            gateway.take_run(numbers.start, run, is_shared, destination_number, effects, self.transaction)
             self._directory.changed[gateway.id] = gateway
         self._totals.enqueued += len(run.messages)
         return True

@@ -25,6 +25,7 @@ from broker_adapter.engine.commands.identities import LastNumbers, Sequences, ch
 from broker_adapter.engine.commands.message_runs import run_of
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.entries import Entry
+from broker_adapter.engine.queues.gateway_queue import REGION_KIND, GatewayQueue
 from broker_adapter.engine.queues.queue import Consumer, QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import short_name
@@ -178,9 +179,16 @@ class Transactions:
                 raise self._no_room(reason)
             room.take()
             self._has_begun = True
-            if routed:
-                self._take(routed, () if batch is None else batch.sites, now_ms, effects)
-            unchanged = self._event_changes.carry_out(changes, now_ms, effects)
+            if self._directory.feeds and batch is None and messages > 1:
+                self._intake.begin_transaction()
+                self._note_gateways(command, effects)
+            try:
+                if routed:
+                    self._take(routed, batch, now_ms, effects)
+                joined = () if batch is None else batch.joined[len(command.sends) :]
+                unchanged = self._event_changes.carry_out(changes, now_ms, effects, joined)
+            finally:
+                self._intake.end_transaction()
         self._has_begun = True
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
@@ -322,15 +330,38 @@ class Transactions:
             made += targets
         return directory.remote(targets, client)
 
-    def _take(self, routed: list[_Routed], sites: Sequence[Sequence[int]], now_ms: int, effects: Effects) -> None:
+    def _note_gateways(self, command: c.Commit, effects: Effects) -> None:
+        """Warn of a transaction that gateways which keep transactions whole do not take as a whole."""
+        feeds = self._directory.feeds
+        places: set[tuple[str, int]] = {destination for destination, _ in command.sends}
+        places |= {(part.region, REGION_KIND) for part in command.changes}
+        ways = {
+            frozenset(feed.queue for feed in feeds.get(place, ()) if feed.queue.gateway.group_transaction_events)
+            for place in places
+        }
+        if len(ways) == 1:
+            return
+        gateways = frozenset[GatewayQueue]().union(*ways)
+        for queue in gateways:
+            queue.divided_transactions += 1
+        names = ", ".join(sorted(repr(queue.record.name) for queue in gateways))
+        effects.warn(
+            ("divided", gateways),
+            "! a transaction has messages of which not all go by the same gateways: %s; each keeps together what it"
+            " carries of it, and the other site may see that without the rest",
+            names,
+        )
+
+    def _take(self, routed: list[_Routed], batch: c.SiteBatch | None, now_ms: int, effects: Effects) -> None:
         """Store the messages of a commit; those whose identity is known already are left out.
 
         Args:
             routed: the messages.
-            sites: of each, those that have seen it; empty: they were sent here.
+            batch: of another site; None: they were sent here.
             now_ms: the time of the day.
             effects: of the decision.
         """
+        sites, joined = ((), ()) if batch is None else (batch.sites, batch.joined)
         queues, destination, _ = routed[0]
         feeds = self._directory.feeds
         if not (sites and feeds) and all(each[0] is queues and each[1] == destination for each in routed):
@@ -346,6 +377,8 @@ class Transactions:
         sender: tuple[Any, ...] = ()
         seen: Sequences | None = None
         for index, (queues, destination, message) in enumerate(routed):
+            if joined and not joined[index]:
+                self._intake.begin_transaction()
             identity = message.identity
             if identity is not None:
                 producer_id, thread_id, sequence = identity

@@ -107,3 +107,10 @@ def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
         metavar="SECONDS",
         help="log when messages wait for longer; 0, the default: never",
     )
+    parser.add_argument(
+        "--group-transaction-events",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="never divide a transaction, even if a batch gets larger by it: the other site has all of it at once, or"
+        " nothing; the default is to divide",
+    )

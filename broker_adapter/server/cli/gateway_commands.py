@@ -63,6 +63,7 @@ def status(options: argparse.Namespace) -> int:
         "state": found.pop("state"),
         "trouble": found.pop("trouble") or "-",
         "batch": f"{found.pop('batch_messages')} messages or {batch}, {found.pop('batch_bytes')} bytes at most",
+        "transactions": "kept whole" if found.pop("group_transaction_events") else "may be divided",
         "alert": f"after {in_seconds(alert / 1000)}" if alert else "-",
         **found,
     }
@@ -121,7 +122,7 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a gateway that are given, as arguments of a request."""
     url = os.environ.get(REMOTE_URL, "") if options.to == "-" else options.to
     given = {"url": url, "selector": options.selector}
-    given |= {name: getattr(options, name) for name in ("batch_messages", "batch_bytes")}
+    given |= {name: getattr(options, name) for name in ("batch_messages", "batch_bytes", "group_transaction_events")}
     for name in ("batch", "alert"):
         seconds = getattr(options, f"{name}_seconds")
         given[f"{name}_ms"] = None if seconds is None else round(seconds * 1000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 
 import msgpack
@@ -47,8 +46,8 @@ class Traffic:
         self._count += 1
         return e.KeyChange(self._chance.choice(KEYS), wanted, text_message(f"{label} {self.site.number}/{self._count}"))
 
-    def step(self, label: str) -> None:
-        """Send some messages, change some keys, or do both in one commit."""
+    def step(self, label: str) -> str:
+        """Send some messages, change some keys, or do both in one commit; returns what was done."""
         site, chance = self.site, self._chance
         what = chance.choice(("send", "send", "change", "commit"))
         if what == "send":
@@ -62,6 +61,7 @@ class Traffic:
             sends = [(to, self._message(label, to)) for to in chance.choices(PLACES, k=4)]
             parts = [e.ChangeKeys("quotes", [self._change(label), self._change(label)])]
             site.broker.call(c.Commit(site.client, None, sends, [], changes=parts), WAIT)
+        return what
 
 
 def stamps(site: Site) -> dict[bytes, tuple[Stamp, bool]]:
@@ -119,23 +119,47 @@ def test_sites_in_a_ring_become_equal(tmp_path: Path, seed: int) -> None:
         site.broker.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_places_of_one_transaction_follow_each_other(seed: int) -> None:
-    site = Site(1)
-    site.ask("create_region", region="quotes")
+@pytest.mark.parametrize("seed", range(6))
+def test_the_messages_of_a_transaction_follow_each_other_wherever_they_go(seed: int) -> None:
+    chance = random.Random(seed)
+    site, next_site = Site(1), Site(2)
+    for each in (site, next_site):
+        each.ask("create_region", region="quotes")
+        for name in ("one", "two"):
+            each.gateway(name, "queue:q", "topic:news", "region:quotes", group_transaction_events=True)
+    traffic = Traffic(site, chance)
+    wholes = {str(number) for number in range(60) if traffic.step(str(number)) in ("change", "commit")}
+    published = {"queue": "q", "transaction": "group/1/0", "first": 0}
+    site.ask("stage", messages=[text_message(f"60 {number}").payload for number in range(3)], **published)
+    site.ask("publish", group="group", number=1, transactions=["group/1/0"])
     for name in ("one", "two"):
-        site.gateway(name, "queue:q", "topic:news", "region:quotes")
-    traffic = Traffic(site, random.Random(seed))
-    for number in range(40):
-        traffic.step(str(number))
+        transactions = _transactions(site, name)
+        assert all(len(set(labels)) == 1 for labels in transactions), "others do not join them"
+        _check_whole(transactions, wholes)
+        assert transactions[-3:] == [["60"]] * 3, "what Spark publishes stands alone"
+    pump(site, "one", next_site, max_messages=chance.choice((1, 5, 20)))
     for name in ("one", "two"):
-        found = site.broker.request("read_gateway", {"name": name, "max_messages": 1000}, WAIT)
-        labels = [_label(packed) for _, packed in found["entries"]]
-        assert len(labels) == site.gateways(name)["queued"] > 40
-        assert [int(label) for label, _ in groupby(labels)] == sorted({int(label) for label in labels})
-    site.broker.close()
+        _check_whole(_transactions(next_site, name), wholes)
+    for each in (site, next_site):
+        each.broker.close()
 
 
-def _label(packed: bytes) -> str:
-    """Of which command a message is."""
-    return str(unpack(msgpack.unpackb(packed)["payload"]).body).split(" ")[0]
+def _transactions(site: Site, name: str) -> list[list[str]]:
+    """What waits for a gateway: of the messages of each transaction, by which command they came."""
+    found = read(site, name, max_messages=1000)
+    assert len(found["entries"]) == site.gateways(name)["queued"] > 60
+    transactions: list[list[str]] = []
+    for position, packed in found["entries"]:
+        label = str(unpack(msgpack.unpackb(packed)["payload"]).body).split(" ")[0]
+        if position in found["joined"]:
+            transactions[-1].append(label)
+        else:
+            transactions.append([label])
+    return transactions
+
+
+def _check_whole(transactions: list[list[str]], wholes: set[str]) -> None:
+    """Check that no transaction was divided; ``wholes``: the labels of those that are some."""
+    assert len(wholes) > 10
+    for label in wholes:
+        assert sum(label in each for each in transactions) <= 1, f"transaction {label} was divided"

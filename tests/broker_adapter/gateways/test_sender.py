@@ -16,7 +16,8 @@ def found(*positions: int, **fields: Any) -> dict[str, Any]:
     entries = [(position, b"%d" % position) for position in positions]
     through = max(positions, default=0)
     return {
-        **{"entries": entries, "through": through, "expired": [], "filtered": [], "sender": "g/1", "applied": 3},
+        **{"entries": entries, "through": through, "joined": [], "expired": [], "filtered": []},
+        **{"sender": "g/1", "applied": 3},
         **fields,
     }
 
@@ -119,3 +120,15 @@ def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_
     for _ in range(20):  # the next ones may be larger again
         sender.applied(1)
     assert sender.max_messages == MAX_BATCH
+
+
+def test_a_transaction_is_refused_as_a_whole_and_only_alone() -> None:
+    sender, error = Sender(5), MessageFormatException("too large")
+    whole = found(*range(1, 8), joined=[*range(2, 8)])
+    assert sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error) is None
+    assert sender.max_messages == 4
+    sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error)  # what is read behind the four completes it
+    sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error)
+    assert sender.max_messages == 1
+    refused = sender.refused_whole(whole, error)
+    assert refused == {"through": 7, "refused": [(each, "too large") for each in range(1, 8)], "applied": 3}

@@ -21,7 +21,7 @@ from broker_adapter.engine.records.gateway_records import (
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 RECORD = GatewayRecord(
-    *("amqp://far", ["queue:q", "region:r"], "a = 1", 7, 8, 9, 10, "running", 11, GatewayCounters(*range(8)))
+    *("amqp://far", ["queue:q", "region:r"], "a = 1", 7, 8, 9, 10, True, "running", 11, GatewayCounters(*range(10)))
 )
 KEY = gateway_key("east")
 
@@ -50,7 +50,7 @@ def test_a_record_that_cannot_be_trusted_is_told_from_one_of_newer_software() ->
     with pytest.raises(StoreCorruptException):
         decode_gateway(b"west", value)
     fields = list(RECORD)
-    for wrong in ([], [1], [1, *fields[:-1]], [2, *fields], [1, *fields[:7], "gone", *fields[8:]], [1, 5, *fields[1:]]):
+    for wrong in ([], [1], [1, *fields[:-1]], [2, *fields], [1, *fields[:8], "gone", *fields[9:]], [1, 5, *fields[1:]]):
         with pytest.raises(StoreCorruptException):
             decode_gateway(KEY, packed(*wrong))
     with pytest.raises(StoreVersionException):
