@@ -59,7 +59,7 @@ class Site:
         """Have a gateway send to another site, each transaction whole."""
         self.ask("create_region", region=REGION)
         arguments = {"name": "other", "url": other.server.url, "destinations": [f"queue:{QUEUE}", f"region:{REGION}"]}
-        self.ask("create_gateway", **arguments, state="running", batch_ms=100)
+        self.ask("create_gateway", **arguments, state="running", batch_ms=100, group_transaction_events=True)
 
     def waiting(self) -> int:
         """Return how many messages wait for the other site."""

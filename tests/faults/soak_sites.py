@@ -197,7 +197,7 @@ def run(seconds: float, seed: int) -> int:
         for source, target in WAYS:
             proxy = ends.enter_context(Proxy(sites[target].server.port))
             faults.append(Faults(sites[target].server, proxy, chance))
-            options = {"batch_messages": BATCH}
+            options = {"batch_messages": BATCH, "group_transaction_events": True}
             sites[source].gateway(f"to {target}", url_of(proxy), *DESTINATIONS, batch_ms=20, **options)
         for site in sites.values():
             for name in (WHOLE, OTHER, SHARED):
