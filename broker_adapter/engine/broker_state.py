@@ -126,7 +126,7 @@ class BrokerState:
         self.blocked_sends = blocked = BlockedSends(settings, admission, matching, directory.changed, totals, time)
         self._removal = removal = QueueRemoval(directory, consumers, blocked, admission, published, time)
         self.deliveries = deliveries = Deliveries(directory, consumers, removal, endings, totals)
-        self.intake = intake = Intake(directory, totals, durable=durable)
+        self.intake = intake = Intake(directory, admission, totals, durable=durable)
         sends = Sends(directory, admission, matching, blocked, intake, totals)
         self.events = events = EventState(directory)
         self._event_changes = event_changes = EventChanges(events, directory, admission, matching, intake, totals, time)

@@ -51,6 +51,8 @@ from broker_adapter.packing import unpacked
 GATEWAY: Final = "gateway"
 #: By how much the clock of another site may be ahead: a change that is made later than it says would lose against it.
 _MOST_AHEAD_MS: Final = 86_400_000
+#: Characters of the name of a sender.
+_MAX_SENDER: Final = 500
 _OPERATIONS: Final = {"create": Wanted.PUT, "update": Wanted.PUT, "destroy": Wanted.DESTROY}
 
 
@@ -104,6 +106,8 @@ class ApplyBatchRequest(Request):
             raise MessageFormatException("operation 'apply_batch' needs a position for each message")
         if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
             raise MessageFormatException("the positions of a batch do not grow")
+        if len(self.sender) > _MAX_SENDER:
+            raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
         arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
         group = f"{GATEWAY_GROUP}{self.site}/{self.sender}"
 

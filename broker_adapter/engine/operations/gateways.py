@@ -151,7 +151,7 @@ class ChangeGatewayRequest(Request):
         fields = {each: value for each in kept if (value := getattr(self, each)) is not None}
         if self.selector is not None:
             fields["selector"] = self.selector or None
-        if self.forget:
+        if self.forget or self.url is not None:  # it may be another site
             fields["applied"] = 0
         if self.clean:
             yield g.ChangeGateway(name, {"state": "stopped"})

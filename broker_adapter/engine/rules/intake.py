@@ -42,6 +42,7 @@ from broker_adapter.engine.records.layout import (
     short_name,
     stream_key,
 )
+from broker_adapter.engine.rules.admission import Admission
 
 #: The store notes so many numbers at once, and a restart skips those that were not given.
 NUMBER_RESERVE: Final = 65_536
@@ -57,8 +58,9 @@ class Intake:
         transaction: the number of the transaction that comes in; 0: what comes in is of none.
     """
 
-    def __init__(self, directory: Directory, totals: Totals, *, durable: bool) -> None:
+    def __init__(self, directory: Directory, admission: Admission, totals: Totals, *, durable: bool) -> None:
         self._directory = directory
+        self._admission = admission
         self._feeds = directory.feeds
         self._settings = directory.settings
         self._totals = totals
@@ -123,7 +125,7 @@ class Intake:
         if number >= self.reserved:
             self._reserve(1, effects)
         if fed:
-            fed = [feed for feed in fed if feed.queue.takes()]
+            fed = self._taking(fed, 1, message.persistent, effects)
         if len(queues) == 1 and not fed:
             queue = queues[0]
             self.next_message = number + 1
@@ -188,7 +190,7 @@ class Intake:
         numbers = range(self.next_message, self.next_message + len(run.messages))
         self._reserve(len(numbers), effects)
         self.next_message = numbers.stop
-        fed = [feed for feed in feeds if feed.queue.takes(len(run.messages))]
+        fed = self._taking(feeds, len(run.messages), run.persistent, effects)
         every = [*queues, *[feed.queue for feed in fed]]
         durable = sum(1 for queue in every if queue.durable) if run.persistent else 0
         volatile = len(every) - durable
@@ -208,6 +210,25 @@ class Intake:
             self._directory.changed[gateway.id] = gateway
         self._totals.enqueued += len(run.messages)
         return True
+
+    def _taking(self, fed: Sequence[Feed], messages: int, persistent: bool, effects: Effects) -> Sequence[Feed]:
+        """The gateways that take messages, which count them.
+
+        What is not persistent is in memory.  Of that, half is left to what does not wait for another site.
+        """
+        room = self._admission.volatile_room
+        loses = self._durable and not persistent and room is not None and 2 * room < self._settings.max_volatile_bytes
+        taking = [feed for feed in fed if feed.queue.takes(messages)]
+        if not loses:
+            return taking
+        for feed in taking:
+            name = feed.queue.record.name
+            effects.warn(
+                ("loses", feed.queue.id),
+                "! gateway %r does not take non-persistent messages: more than half of max_volatile_bytes is used",
+                name,
+            )
+        return ()
 
     def store_behind(self, messages: Sequence[c.NewMessage], queue: QueueState, effects: Effects) -> None:
         """Store persistent messages in a durable queue from which nobody consumes them: none comes into memory."""

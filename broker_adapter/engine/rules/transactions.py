@@ -167,7 +167,7 @@ class Transactions:
         if not is_asked:
             return not self._blocked.block(blocked, None, MATCHING, effects, is_matching=True)
         size = sum([len(message.payload) for _, message in command.sends]) + sum([part.size for part in changes])
-        if size > settings.max_transaction_bytes:
+        if size > settings.max_transaction_bytes and (batch is None or messages > 1):  # what was sent alone is none
             raise _too_many_bytes(size, settings.max_transaction_bytes)
         settled = self._settled_by(command)
         unchanged = 0

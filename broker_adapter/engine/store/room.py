@@ -134,9 +134,9 @@ def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
     # Pages that are reused need no more of the disk.
     singles = min(store, reusable + max(0, min(disk, end))) - _MARGIN_PAGES
     runs = min(store, end, disk)
-    if disk <= 0 and figures.free_disk_pages * 2 > figures.min_free_disk_pages:
+    if figures.free_disk_pages * 2 > figures.min_free_disk_pages:
         # Probably there are runs among the free pages; if not, a part of the disk's reserve makes up for it.
-        runs = min(store, end, reusable // 2)
+        runs = min(store, end, max(disk, reusable // 2))
     singles, runs = max(0, singles), max(0, runs)
     kept = figures.limit_pages * RESERVE
     lent = min(kept * _LENT, figures.limit_pages - kept * _NEVER_LENT - figures.used_pages)

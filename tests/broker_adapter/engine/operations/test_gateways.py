@@ -29,7 +29,7 @@ from broker_adapter.errors import (
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, attach, drained, subscribe
-from tests.broker_adapter.engine.sites import Site, apply, end, in_queue, pump, read, text_message
+from tests.broker_adapter.engine.sites import URL, Site, apply, end, in_queue, pump, read, text_message
 
 DURABLE = Subscription("s", durable=True, shared=False)
 
@@ -657,3 +657,54 @@ def test_what_is_known_of_gateways_outlives_a_restart(tmp_path: Path) -> None:
     near.send("q", "4")
     assert [near.gateways(f"g {state}")["received"] for state in STATES] == [4, 4, 4, 4]
     near.broker.close()
+
+
+def test_what_is_not_persistent_and_waits_leaves_half_of_the_memory_to_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = Site(1, tmp_path, max_volatile_bytes=1 << 20)
+    near.gateway("g", "queue:q")
+    for number in range(2000):
+        near.send("q", f"{number:01000}", persistent=False)
+        assert near.ask("purge", destination="q") == 1
+    found = near.gateways("g")
+    assert found["received"] == 2000
+    assert 300 < found["waiting"] < 600
+    assert found["lost"] == 2000 - found["waiting"]
+    assert caplog.text.count("gateway 'g' does not take non-persistent messages") == 1
+    near.send("q", "persistent")
+    assert near.gateways("g")["waiting"] == found["waiting"] + 1
+    near.broker.close()
+
+
+def test_a_message_that_a_producer_could_send_there_is_taken_however_small_transactions_are() -> None:
+    near, far = Site(1), Site(2, max_transaction_bytes=100_000, max_transaction_messages=1)
+    near.gateway("g", "queue:q")
+    near.send("q", "x" * 200_000, "small")
+    assert pump(near, "g", far) == 2
+    assert [len(body) for body in far.bodies("q")] == [200_000, 5]
+    near.broker.close()
+    far.broker.close()
+
+
+def test_the_name_of_a_sender_is_bounded() -> None:
+    far = Site(2)
+    with pytest.raises(MessageFormatException, match="more than 500 characters"):
+        far.ask("apply_batch", site=1, sender="x" * 501, after=0, positions=[], messages=[])
+    far.broker.close()
+
+
+def test_a_gateway_that_sends_to_another_site_from_now_on_expects_nothing_of_it() -> None:
+    near, far, other = Site(1), Site(2), Site(3)
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    pump(near, "g", far)
+    near.send("q", "2")
+    near.ask("change_gateway", name="g", url="amqp://other:5672")
+    pump(near, "g", other)
+    near.send("q", "3")
+    near.ask("change_gateway", name="g", url=URL)
+    pump(near, "g", far)
+    assert (far.bodies("q"), other.bodies("q")) == (["1", "3"], ["2"])
+    for site in (near, far, other):
+        site.broker.close()

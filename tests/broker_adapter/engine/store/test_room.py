@@ -48,6 +48,18 @@ def test_a_disk_that_is_nearly_full_takes_what_fits_into_free_pages() -> None:
     assert low.take(1_000_000, 1)
 
 
+def test_a_disk_that_gets_more_room_takes_no_less() -> None:
+    before = Room(0, 0, PAGE, "")
+    for free in range(0, 400 * MIB, MIB // 2):
+        found = room_of(attrs.evolve(FIGURES, free_disk_pages=free), PLENTY, "store")
+        if found is None:
+            break
+        assert (found.single_pages, found.run_pages) >= (before.single_pages, before.run_pages), free
+        assert found.run_pages >= before.run_pages, free
+        before = found
+    assert before.run_pages > 40 * MIB
+
+
 def test_an_empty_store_on_a_nearly_full_disk_takes_messages_again() -> None:
     empty = room(free_disk_pages=200 * MIB, file_pages=1800 * MIB, used_pages=1 * MIB)
     taken = 0
