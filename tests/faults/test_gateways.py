@@ -6,12 +6,15 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, ConnectionFactory
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException
 from tests.broker_adapter.server.cli.running import done
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import wait_for
@@ -19,6 +22,7 @@ from tests.faults.sites import OPTIONS, Site, numbered, url_of
 from tests.server_process import ServerProcess
 
 MOST = 100_000  #: bytes of a message at the second site
+WHOLE: dict[str, Any] = {"group_transaction_events": True}
 
 
 @pytest.fixture(scope="module")
@@ -332,3 +336,51 @@ def test_an_application_with_an_embedded_store_is_a_site_that_sends(
                 assert wait_for(lambda: waiting() == 0)
                 assert there.bodies(name) == numbered(0, sent)
     assert not [each for each in threading.enumerate() if each.name.startswith("holdfast-gateway")]
+
+
+@pytest.mark.crash
+def test_who_looks_all_the_time_never_sees_a_part_of_a_transaction(tmp_path: Path) -> None:
+    chance = random.Random(random.randrange(1 << 32))
+    here, there = Site(1, tmp_path / "one"), Site(2, tmp_path / "two")
+    looked, parts, ends = Event(), list[object](), Event()
+
+    def look() -> None:
+        with ConnectionFactory(f"{there.server.url}?reconnect_delay_seconds=0.01").create_connection() as connection:
+            region = connection.create_session().create_region("r")
+            while not ends.wait(0.002):
+                with suppress(JMSException):
+                    counts = {each.name: each.messages for each in connection.statistics().queues}
+                    values = region.get_all()
+                    if counts.get("q", 0) % 3 or len({*values.values()}) > 1 or len(values) not in (0, 3):
+                        parts.append((counts, values))
+                    looked.set()
+
+    with Proxy(there.server.port) as way, here.connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+        mine, _ = (site.session.create_region("r") for site in (here, there))
+        here.gateway("g", url_of(way), "queue:q", "region:r", batch_messages=2, batch_bytes=200, **WHOLE)
+        way.delay(0.002)
+        thread = threading.Thread(target=look)
+        thread.start()
+        region, producer = session.create_region("r"), session.create_producer(session.create_queue("q"))
+        for number in range(40):
+            for key in "abc":
+                region.put(key, str(number))
+                producer.send(f"{number} {key}")
+            session.commit()
+            if number % 5 == 4:
+                looked.clear()
+                assert wait_for(looked.is_set)
+                fault = chance.choice((here.restart, there.restart, way.cut, None))
+                if fault is None:
+                    way.plan(Cut(chance.choice([*Direction]), frames=chance.randrange(20)))
+                else:
+                    fault()
+        found = here.drained("g")
+        ends.set()
+        thread.join()
+        assert parts == []
+        assert (found["refused"], found["lost"], found["batches_with_incomplete_transactions"]) == (0, 0, 0)
+        assert there.bodies("q") == here.bodies("q") == [f"{number} {key}" for number in range(40) for key in "abc"]
+        assert mine.get_all() == dict.fromkeys("abc", "39")
+    for each in (here, there):
+        each.close()
