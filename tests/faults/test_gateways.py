@@ -233,6 +233,34 @@ def test_a_topic_and_a_transaction_arrive_and_what_was_rolled_back_does_not(
     there.session.unsubscribe(name)
 
 
+def test_a_transaction_is_one_batch_whatever_its_size_or_is_refused_as_a_whole(
+    here: Site, there: Site, way: Proxy, name: str
+) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}", batch_bytes=2000, **WHOLE)
+    expected = []
+    with here.connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+        producer = session.create_producer(session.create_queue(name))
+        for messages, size, is_taken in (
+            (60, 1000, True),
+            (3, 10, True),
+            (90, 100_000, False),
+            (120, 1000, False),
+            (2, 10, True),
+        ):
+            bodies = [f"{number} of {messages} " + "x" * size for number in range(messages)]
+            for body in bodies:
+                producer.send(body)
+            session.commit()
+            expected += bodies if is_taken else []
+            found = here.drained(name)
+    assert (found["distributed"], found["refused"]) == (65, 210)
+    assert there.bodies(name) == expected
+    refused = here.waiting(f"$gateway/{name}/refused")
+    reasons = [str(each.properties["JMS_HOLDFAST_DEAD_LETTER_REASON"]) for each in refused]
+    assert ["(max_gateway_batch_bytes) go to another site together" in reason for reason in reasons[:90]] == [True] * 90
+    assert ["larger than the limit of 100000 bytes" in reason for reason in reasons[90:]] == [True] * 120
+
+
 def test_why_nothing_can_be_sent_is_shown(here: Site, name: str, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "three") as no_site:
         for url, reason in (

@@ -44,6 +44,9 @@ def test_a_gateway_is_created_shown_changed_and_destroyed(url: tuple[str, str]) 
         *(7, 5000, 500, 60_000),
         None,
     ]
+    assert "transactions         may be divided\n" in done("gateway", "status", "north", *url)
+    for given, is_whole in (("--group-transaction-events", True), ("--no-group-transaction-events", False)):
+        assert one("alter", "north", given, *url)["group_transaction_events"] is is_whole
     assert [one(action, "north", *url)["state"] for action in ("start", "pause", "resume", "stop")] == [
         *("running", "paused", "running", "stopped"),
     ]
