@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.01
 _MODE = AcknowledgeMode.DUPS_OK
 
 
-class _Site:
+class Site:
     """A server, and a connection to it."""
 
     def __init__(self, server: ServerProcess) -> None:
@@ -41,8 +41,8 @@ class _Site:
     def ask(self, operation: str, **arguments: object) -> object:
         return self.connection.request(operation, arguments)
 
-    def gateway(self, there: _Site, destination: str, state: str) -> None:
-        self.ask("create_gateway", name="bench", url=there.url, destinations=[destination], state=state)
+    def gateway(self, there: Site, destination: str, state: str, **options: object) -> None:
+        self.ask("create_gateway", name="bench", url=there.url, destinations=[destination], state=state, **options)
 
     def wait_until_sent(self) -> None:
         deadline = time.monotonic() + _WAIT
@@ -52,12 +52,12 @@ class _Site:
             time.sleep(_LOOK_SECONDS)
 
 
-def _send(site: _Site, name: str, messages: int) -> float:
+def _send(site: Site, name: str, messages: int) -> float:
     sent = modes.send(site.url, name, messages, AcknowledgeMode.AUTO)
     return messages / (sent["ended"] - sent["started"])
 
 
-def _put(site: _Site, name: str, keys: int) -> float:
+def _put(site: Site, name: str, keys: int) -> float:
     """Keys that were put a second, one at a time."""
     with ConnectionFactory(site.url).create_connection() as connection:
         region = connection.create_session().create_region(name)
@@ -69,7 +69,7 @@ def _put(site: _Site, name: str, keys: int) -> float:
 
 
 def _beside(
-    here: _Site, there: _Site, what: str, kind: str, act: Callable[[_Site, str, int], float], count: int
+    here: Site, there: Site, what: str, kind: str, act: Callable[[Site, str, int], float], count: int
 ) -> Iterator[Figure]:
     """A load with a gateway that is paused, with one that sends, and without."""
     found: dict[str, list[float]] = {"without a gateway": [], "which is paused": [], "which sends": []}
@@ -111,7 +111,7 @@ def _beside(
         )
 
 
-def _catch_up(here: _Site, there: _Site, messages: int) -> Figure:
+def _catch_up(here: Site, there: Site, messages: int) -> Figure:
     """What waited is sent, against an SDK consumer that receives the same at the other site."""
     here.gateway(there, "queue:backlog", "created")
     modes.send(here.url, "backlog", messages, AcknowledgeMode.AUTO)
@@ -151,7 +151,7 @@ def figures(directory: Path, share: int) -> Iterator[Figure]:
         ServerProcess(directory / "one", "--site", "1", new=True) as one,
         ServerProcess(directory / "two", "--site", "2", new=True) as two,
     ):
-        here, there = _Site(one), _Site(two)
+        here, there = Site(one), Site(two)
         yield from _beside(here, there, "send", "queue", _send, 20_000 // share)
         yield from _beside(here, there, "put", "region", _put, 2000 // share)
         yield _catch_up(here, there, 100_000 // share)

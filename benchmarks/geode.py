@@ -1,14 +1,14 @@
-"""Puts that durable clients want which are away, and their return: our server beside one of Apache Geode.
+"""Our servers beside those of Apache Geode: puts that absent durable clients want, and gateways between two sites.
 
-``make bench-geode``, or ``python -m benchmarks.geode [--json] [--clients N] [--puts N]``. Fetches Geode with Maven into
-``.interop`` where it is not there. Needs Maven and a JDK, and says in one line which of their programs is missing (exit
-status 1).
+``make bench-geode``, or ``python -m benchmarks.geode [--json] [--only clients|gateways] ...``. Fetches Geode with Maven
+into ``.interop`` where it is not there. Needs Maven and a JDK, and says in one line which of their programs is missing
+(exit status 1). The gateways are in :mod:`benchmarks.geode_sites`.
 
-Theory of operation: a *side* is a server in a process of its own and a program that is its client. Both sides do the
-same, one after the other: warm up, put with no client away, with one durable client away, and with many, and have the
-first client come back. CPU time is that of processes, as the system counts it. What is stored is in
-Geode the heap after a collection, and here the records on disk. The puts change the same keys again and again, so that
-what a put adds is what waits for the clients.
+Theory of operation of the clients: a *side* is a server in a process of its own and a program that is its client. Both
+sides do the same, one after the other: warm up, put with no client away, with one durable client away, and with many,
+and have the first client come back. CPU time is that of processes, as the system counts it. What is stored is in Geode
+the heap after a collection, and here the records on disk. The puts change the same keys again and again, so that what a
+put adds is what waits for the clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -30,20 +30,14 @@ import lmdb
 import psutil
 from rich.console import Console
 
+from benchmarks import geode_sites
+from benchmarks.geode_java import java_programs
 from benchmarks.modes import server
 from benchmarks.programs import Failed, Program, cpu_of, exit_when_terminated, lacks_java
 from benchmarks.report import Figure, show
 from sdk import Connection, ConnectionFactory, Region, RegionEvent, RegionListener, ResultPolicy
 from tests.interop import install
 
-_JAVA = Path(__file__).parent / "java"
-#: What the modules of Java have to open to Geode.
-_OPENS = (
-    "java.base/java.lang",
-    "java.base/java.nio",
-    "java.base/sun.nio.ch",
-    "java.management/com.sun.jmx.remote.security",
-)
 _WAIT = 600.0
 _BATCH = 100
 _KEYS = 1_000
@@ -304,55 +298,91 @@ def _bytes_of(directory: Path) -> int:
 @contextmanager
 def _geode() -> Iterator[tuple[_Geode, str]]:
     """Geode's side, and its version."""
-    classes = install.java_programs(_JAVA, "geode")
-    opens = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS]
-    with ExitStack() as stack:
-
-        def started(program: str, *arguments: str) -> tuple[Program, list[str]]:
-            java = Program(program, ["java", "-Xmx2g", *opens, "-cp", classes, program, *arguments])
-            stack.callback(java.stop)
-            return java, java.answer()
-
-        serving, (port, version) = started("GeodeServer")
-        client, _ = started("GeodeClient", port)
+    with java_programs() as start:
+        serving, (port, version) = start("GeodeServer")
+        client, _ = start("GeodeClient", port)
         yield _Geode(serving, client), version
+
+
+def clients_compared(clients: int, puts: int, say: Callable[[str], None]) -> Iterator[Figure]:
+    """Puts that durable clients want which are away, and their return.
+
+    Args:
+        clients: that are away in the end.
+        puts: each time.
+        say: told what happens.
+    """
+    say("Geode is fetched ...")
+    with _geode() as (geode, version):
+        theirs = list(measured(geode, puts, clients, lambda what: say(f"Geode {what} ...")))
+    with tempfile.TemporaryDirectory() as directory, server(Path(directory) / "store") as (url, process):
+        holdfast = _Holdfast(url, process, Path(directory) / "store")
+        ours = list(measured(holdfast, puts, clients, lambda what: say(f"Holdfast {what} ...")))
+    yield from compared(version, ours, theirs)
+
+
+def sites_compared(puts: int, backlog: int, warm_up: int, turns: int, say: Callable[[str], None]) -> Iterator[Figure]:
+    """Puts at a site with a gateway to another one, and what the gateway sends.
+
+    Args:
+        puts: of each work.
+        backlog: events that wait.
+        warm_up, turns: how often all is done before it is measured, and then.
+        say: told what happens.
+    """
+    say("Geode is fetched ...")
+    with tempfile.TemporaryDirectory() as directory, java_programs() as start:
+        place = Path(directory)
+        with (
+            geode_sites.holdfast_sites(place) as ours,
+            geode_sites.geode_sites(start, place / "memory", on_disk=False) as in_memory,
+            geode_sites.geode_sites(start, place / "disk", on_disk=True) as on_disk,
+        ):
+            sites = {"Holdfast": ours, "Geode in memory": in_memory, "Geode on disk, synced": on_disk}
+            found = geode_sites.measured(sites, puts, backlog, warm_up, turns, say)
+    yield from geode_sites.compared(found, puts, backlog)
 
 
 def main() -> int:
     """Run, print, return the exit status."""
     parser = argparse.ArgumentParser(prog="benchmarks.geode", description=__doc__)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
-    parser.add_argument("--clients", type=int, default=30, metavar="N", help="durable clients away in the end (30)")
-    parser.add_argument("--puts", type=int, default=20_000, metavar="N", help="puts each time (20,000)")
+    parser.add_argument("--only", choices=("clients", "gateways"), help="one part only")
+    for name, default, what in (
+        ("clients", 30, "durable clients away in the end"),
+        ("puts", 20_000, "puts each time that durable clients want"),
+        ("gateway-puts", 6_000, "puts each time at a site with a gateway"),
+        ("backlog", 50_000, "events that wait for a gateway"),
+        ("warm-up", 3, "turns of the gateways before they are measured"),
+        ("turns", 5, "turns of the gateways that are measured"),
+    ):
+        parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} ({default:,})")
     options = parser.parse_args()
-    if options.clients < 1 or options.puts < 1:
-        parser.error("--clients and --puts are at least 1")
     if lacks_java():
         return 1
     exit_when_terminated()
     logging.disable(logging.WARNING)
-    progress = Console(stderr=True)
+    figures: list[Figure] = []
     try:
-        with progress.status("Geode is fetched ...") as status, _geode() as (geode, version):
-            theirs = list(
-                measured(geode, options.puts, options.clients, lambda what: status.update(f"Geode {what} ..."))
-            )
-        with (
-            progress.status("Holdfast ...") as status,
-            tempfile.TemporaryDirectory() as directory,
-            server(Path(directory) / "store") as (url, process),
-        ):
-            holdfast = _Holdfast(url, process, Path(directory) / "store")
-            ours = list(
-                measured(holdfast, options.puts, options.clients, lambda what: status.update(f"Holdfast {what} ..."))
-            )
+        with Console(stderr=True).status("...") as status:
+            if options.only != "gateways":
+                figures += clients_compared(options.clients, options.puts, status.update)
+            if options.only != "clients":
+                counts = options.gateway_puts, options.backlog, options.warm_up, options.turns
+                figures += sites_compared(*counts, status.update)
     except (install.CannotInstall, Failed) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    show(list(compared(version, ours, theirs)), options.json)
+    show(figures, options.json)
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("is a number from 1 on")
+    return int(text)
 
 
 if __name__ == "__main__":

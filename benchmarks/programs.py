@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
@@ -30,16 +31,18 @@ def answer_of(line: str) -> list[str] | None:
 class Program:
     """A program that answers each line of its input with a line, and one line when it is ready."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], directory: Path | None = None) -> None:
         """Start it.
 
         Args:
             name: for errors.
             command: program and arguments.
+            directory: in which it works; None: that of this process.
         """
         self.name = name
         self._process = subprocess.Popen(
             command,
+            cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
