@@ -61,7 +61,7 @@ WORKS = (
     Work("put, without a gateway", "alone", "put"),
     Work("put", "sent", "put"),
     Work("put, in transactions of 3", "sent", "commit"),
-    #     Work("put, in transactions of 3, grouped", "grouped", "commit"),
+    Work("put, in transactions of 3, grouped", "grouped", "commit"),
     Work("a backlog is sent", "sent", "put-all"),
 )
 
