@@ -191,6 +191,7 @@ class Broker:
                 if isinstance(error, disk.errors):
                     raise disk.as_opening_failure(error) from error
                 raise
+        state.intake.begin(_now_ms())
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()
 

@@ -23,6 +23,7 @@ from typing import Final
 
 from broker_adapter.engine.commands.decision_time import DecisionTime
 from broker_adapter.engine.commands.effects import StoreBatch
+from broker_adapter.engine.commands.intervals import Intervals
 from broker_adapter.engine.records.layout import LastRecord, SequencesRecord, encode_last, last_key
 from broker_adapter.errors import MessageFormatException
 
@@ -184,10 +185,19 @@ class LastNumbers:
         record = self._names.get(name)
         return None if record is None else record.number
 
-    def note(self, name: str, number: int, batch: StoreBatch) -> None:
-        """This number of the name is done."""
+    def intervals(self, name: str) -> Intervals:
+        """The numbers of an origin that have come."""
+        record = self._names.get(name)
+        return Intervals() if record is None else Intervals(record.intervals)
+
+    def note_intervals(self, name: str, intervals: Intervals, batch: StoreBatch) -> None:
+        """These numbers of an origin have come."""
+        self.note(name, intervals.last, batch, intervals.encoded())
+
+    def note(self, name: str, number: int, batch: StoreBatch, intervals: bytes = b"") -> None:
+        """This number of the name is done; ``intervals``: of an origin, all that are."""
         age_ms = self._time.age_ms
-        record = LastRecord(number, age_ms)
+        record = LastRecord(number, age_ms, intervals)
         self.is_changed = True
         self._names[name] = record
         self._names.move_to_end(name)

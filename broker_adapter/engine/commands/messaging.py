@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ack_modes import Failure, Outcome
@@ -373,6 +373,22 @@ class CommitId(NamedTuple):
     number: int
 
 
+#: What the groups begin with by which the engine notes what has come from other sites.
+GATEWAY_GROUP: Final = "$gateway/"
+
+
+class Origin(NamedTuple):
+    """Where a message was sent first, by which it is known, whichever way it comes."""
+
+    site: int
+    number: int  #: of the message there
+    previous: int  #: of the message before it to the same destination there; 0: it is not known
+
+    def group(self, destination: Destination) -> str:
+        """Return the group by which the engine notes what has come of the origin; ``destination``: of the message."""
+        return f"{GATEWAY_GROUP}{self.site}:{int(destination.kind)}:{destination.name}"
+
+
 class SiteBatch(NamedTuple):
     """Says that what a commit does was sent by the gateway of another site, and up to where."""
 
@@ -380,6 +396,7 @@ class SiteBatch(NamedTuple):
     known: int  #: the last position of it that is known before
     position: int  #: of the last message of the commit
     sites: Sequence[Sequence[int]]  #: for each send, those that have seen the message
+    origins: Sequence[Origin | None] = ()  #: for each send; None: it may come again by another way
     #: for each send and then each change, whether it belongs to the transaction of the one ahead; empty: none does
     joined: Sequence[bool] = ()
 
@@ -389,6 +406,7 @@ class Applied(NamedTuple):
 
     known: int  #: the last position that is known now; another one than its own: nothing was done
     unchanged: int = 0  #: changes of keys that were not newer than what is there
+    repeated: int = 0  #: messages that had come by another way
 
 
 class Commit(NamedTuple):

@@ -9,6 +9,8 @@ Theory of operation
 
     Messages that the sender keeps together are one transaction here as well: all are applied in one commit, or all are
     refused.
+
+    The same message may come by several ways.  It is known by its number at the site where it was sent, and taken once.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
-from broker_adapter.engine.operations.staged import GATEWAY_GROUP
 from broker_adapter.engine.queues.directory import named_queue
-from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, SITES
+from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, destination_of
+from broker_adapter.engine.records.layout import LAST_MESSAGE
 from broker_adapter.engine.regions.interests import checked_key
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
@@ -74,6 +76,7 @@ class _Arrived(NamedTuple):
     wanted: Wanted
     stamp: Stamp
     sites: Sequence[int]  #: that have seen it
+    origin: c.Origin | None  #: where it was sent; None: it is not known
     is_joined: bool  #: whether it belongs to the transaction of the one ahead
     unfit: str | None  #: why it cannot be read; None: it can
 
@@ -88,8 +91,8 @@ class ApplyBatchRequest(Request):
 
     ``through``: the position of the last message that is done; what stands behind it was not looked at.  ``refused``:
     (position, reason) of the last ones of those.  ``applied``: the position that is known from now on: those up to it
-    are not taken again.  ``repeated``: how many were known.  A change of a key is made if its stamp is newer than that
-    of the key; ``unchanged``: of those that were taken, how many were not.
+    are not taken again.  ``repeated``: how many were known, or had come by another way.  A change of a key is made if
+    its stamp is newer than that of the key; ``unchanged``: of those that were taken, how many were not.
 
     Where there is no room, nothing is taken, and the request may be repeated later.  It is refused where the server has
     no site, or the same one, or does not know ``after``.
@@ -109,7 +112,7 @@ class ApplyBatchRequest(Request):
         if len(self.sender) > _MAX_SENDER:
             raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
         arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
-        group = f"{GATEWAY_GROUP}{self.site}/{self.sender}"
+        group = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}"
 
         def look(reader: Reader) -> tuple[int, Sequence[_Transaction], list[Sequence[str]]]:
             settings = reader.state.directory.settings
@@ -136,12 +139,12 @@ class ApplyBatchRequest(Request):
             known, transactions, refusals = yield look
             first = next((index for index, reasons in enumerate(refusals) if reasons), len(refusals))
             taken = transactions[: (yield partial(_at_once, transactions[:first]))]
-            unchanged = 0
+            unchanged = repeated = 0
             if taken:
                 done: c.Applied = yield _commit(client, group, known, taken)
                 if done.known != taken[-1][-1].position:
                     continue  # another connection has brought some of them meanwhile
-                known, unchanged = done
+                known, unchanged, repeated = done
             refused: list[tuple[int, str]] = []
             for transaction, reasons in zip(transactions[len(taken) :], refusals[len(taken) :], strict=True):
                 if not reasons:
@@ -151,7 +154,7 @@ class ApplyBatchRequest(Request):
                 "through": refused[-1][0] if refused else min(known, *self.positions[-1:]),
                 "refused": refused,
                 "applied": known,
-                "repeated": len(arrived) - sum(map(len, transactions)),
+                "repeated": len(arrived) - sum(map(len, transactions)) + repeated,
                 "unchanged": unchanged,
             }
 
@@ -223,7 +226,8 @@ def _commit(client: int, group: str, known: int, transactions: Sequence[_Transac
         )
         for (region, _), run in groupby(changed, key=lambda each: each.place)
     ]
-    batch = c.SiteBatch(group, known, arrived[-1].position, [each.sites for each in sends], joined)
+    ways = [each.sites for each in sends], [each.origin for each in sends]
+    batch = c.SiteBatch(group, known, arrived[-1].position, *ways, joined)
     return c.Commit(client, None, [(each.place[0], each.message) for each in sends], [], changes=parts, batch=batch)
 
 
@@ -251,6 +255,7 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
             if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= MAX_SITE) or {*map(type, stamp)} != {int}:
                 raise ValueError("it has a stamp that none can have")
             checked_key(key)
+        origin = None if ORIGIN not in found else _origin(*found[ORIGIN])
         unfit = None
         try:
             message = _message(message_format, payload, found.get(HEAD))
@@ -262,7 +267,15 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
     place, is_joined = (destination, kind == "region"), found.get(JOINED) is True
-    return _Arrived(position, place, message, key, wanted, stamp, sites, is_joined, unfit)
+    return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_joined, unfit)
+
+
+def _origin(site: int, number: int, previous: int) -> c.Origin:
+    """The origin of a message; raises ValueError where it is none."""
+    is_one = 0 < site <= MAX_SITE and 0 <= previous < number <= LAST_MESSAGE
+    if not is_one or {type(site), type(number), type(previous)} != {int}:
+        raise ValueError("it has an origin that none can have")
+    return c.Origin(site, number, previous)
 
 
 def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:

@@ -23,7 +23,7 @@ from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, SITES, GatewayQueue
+from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES, GatewayQueue, origin_of
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord
 from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
@@ -90,6 +90,7 @@ class ReadGatewayRequest(Request):
             yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
         selector = None if read.record.selector is None else parse_selector(read.record.selector)
         now_ms, destinations, remote = epoch_ms(), read.record.destinations, self.remote_site
+        site: int = yield lambda reader: reader.state.directory.settings.site
         entries: list[tuple[int, bytes]] = []
         joined: list[int] = []
         expired: list[int] = []
@@ -109,7 +110,8 @@ class ReadGatewayRequest(Request):
             ):
                 filtered.append(entry.position)
             else:
-                packed = _packed(destinations[entry.group - 1], *body, annotations, is_joined=has_begun)
+                origin = origin_of(site, entry.number, entry.delivery_count, annotations)
+                packed = _packed(destinations[entry.group - 1], *body, annotations, origin, is_joined=has_begun)
                 entries.append((entry.position, packed))
                 if has_begun:
                     joined.append(entry.position)
@@ -203,7 +205,7 @@ def _sender(directory: Directory, queue: GatewayQueue) -> str:
 
 def _fields(matching: Matching, message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> Selectable:
     """What a selector can name in a message."""
-    added = {name: value for name, value in annotations.items() if name not in (SITES, HEAD)}
+    added = {name: value for name, value in annotations.items() if name not in (SITES, HEAD, ORIGIN)}
     return Selectable(matching.formats, message_format, payload, annotations=added)
 
 
@@ -221,7 +223,13 @@ def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str
 
 
 def _packed(
-    destination: str, message_format: int, payload: bytes, annotations: Mapping[str, Any], *, is_joined: bool
+    destination: str,
+    message_format: int,
+    payload: bytes,
+    annotations: Mapping[str, Any],
+    origin: Sequence[int] | None,
+    *,
+    is_joined: bool,
 ) -> bytes:
     """A message as it goes to the other site; ``is_joined``: it belongs to the transaction of the one ahead."""
     found = {"to": destination, "format": message_format, "payload": payload, SITES: annotations.get(SITES, [])}
@@ -231,6 +239,8 @@ def _packed(
         found["stamp"] = [annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY]]
     elif HEAD in annotations:
         found[HEAD] = annotations[HEAD]
+    if origin is not None:
+        found[ORIGIN] = origin
     if is_joined:
         found[JOINED] = True
     packed: bytes = msgpack.packb(found)

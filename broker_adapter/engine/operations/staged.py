@@ -25,8 +25,6 @@ from broker_adapter.errors import (
     MessageFormatException,
 )
 
-#: What the groups begin with by which the engine notes how far the batches of a gateway have come.
-GATEWAY_GROUP: Final = "$gateway/"
 #: Transactions that are dropped in one decision.
 DISCARDED_AT_ONCE: Final = 500
 
@@ -91,7 +89,7 @@ class PublishRequest(Request):
     counts: Sequence[int] | None = argument(None, most_values=MAX_PUBLISHED, note="of their messages")
 
     def check(self) -> None:
-        if self.group.startswith((GATEWAY_GROUP, SETTLED_GROUP)):
+        if self.group.startswith((c.GATEWAY_GROUP, SETTLED_GROUP)):
             raise MessageFormatException(f"operation 'publish': the engine itself publishes group {self.group!r}")
 
     def steps(self, client: int) -> Steps:

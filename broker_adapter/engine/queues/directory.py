@@ -17,7 +17,7 @@ from typing import Final
 
 from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, checked_name
 from broker_adapter.engine.commands.effects import Effects
-from broker_adapter.engine.queues.gateway_queue import Feed, GatewayQueue
+from broker_adapter.engine.queues.gateway_queue import Feeds, GatewayQueue
 from broker_adapter.engine.queues.numbers import QueueNumbers
 from broker_adapter.engine.queues.policies import Policies, QueueSettings
 from broker_adapter.engine.queues.queue import Browser, Consumer, Memory, QueueState
@@ -113,7 +113,7 @@ class Directory:
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.gateways: dict[str, GatewayQueue] = {}
-        self.feeds: dict[tuple[str, int], list[Feed]] = {}
+        self.feeds: dict[tuple[str, int], Feeds] = {}
         self.permanent: set[Destination] = set()
         self.changed: dict[int, QueueState] = {}
         self._next_name = 1

@@ -156,7 +156,10 @@ class QueueEntries:
         undeliverable: messages that some consumers do not take.
         suspects: position → what is counted of a message that may have ended the process.
         counters_due: whether the counters are to be stored.
+        is_delivered: whether messages go to consumers, so that their deliveries are counted.
     """
+
+    is_delivered = True
 
     __slots__ = (
         "_behind_bytes",
@@ -496,7 +499,7 @@ class QueueEntries:
                 raw.lane == lane_number
                 and position > lane.loaded_through
                 and raw.flags & ~FLAG_JOINED == FLAG_PERSISTENT
-                and not raw.delivery_count
+                and (not raw.delivery_count or not self.is_delivered)
                 and position not in lane.early
                 and entry_key(number, lane_number, position) not in changed
             ):

@@ -10,6 +10,10 @@ Theory of operation
     them have the flag ``FLAG_JOINED``, whether the gateway keeps transactions whole or not.  An entry with the flag
     whose neighbour ahead is not there any more is of a transaction that has lost a part.
 
+    A message that was sent here is known at other sites by its number, whichever way it comes, and says which number
+    the message before it to the same destination had.  So an entry has the *step* between the two in place of a count
+    of deliveries.  What came from another site has the origin that it came with.
+
     The other site knows the last position that it has taken, and leaves out those up to there.  So a store that is
     replaced by an older copy of itself must not give positions again: at each start they go on at the time of the day.
 """
@@ -24,7 +28,14 @@ from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.entries import Entry, Lane
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.gateway_records import UNKNOWN, GatewayRecord
-from broker_adapter.engine.records.layout import FLAG_JOINED, FLAG_PERSISTENT, FLAG_SHARED, entry_key
+from broker_adapter.engine.records.layout import (
+    FLAG_ANNOTATED,
+    FLAG_JOINED,
+    FLAG_PERSISTENT,
+    FLAG_SHARED,
+    encode_annotations,
+    entry_key,
+)
 from broker_adapter.engine.records.new_message import NewMessage
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.envelope import ENVELOPE_FORMAT
@@ -38,6 +49,10 @@ SITES: Final = "sites"
 HEAD: Final = "head"
 #: Says of a message that it belongs to the transaction of the one ahead of it in its batch.
 JOINED: Final = "joined"
+#: Says where a message was sent first.
+ORIGIN: Final = "origin"
+#: The greatest step that an entry has room for.
+_MAX_STEP: Final = (1 << 32) - 1
 
 
 class GatewayQueue(QueueState):
@@ -51,6 +66,8 @@ class GatewayQueue(QueueState):
         trouble: why its sender could not send; empty: it could.
         ended_through: the last position that was ended since the start; 0: none.
     """
+
+    is_delivered = False
 
     __slots__ = (
         "_transaction",
@@ -99,6 +116,8 @@ class GatewayQueue(QueueState):
         effects: Effects,
         annotations: Mapping[str, Any] | None,
         sites: Sequence[int],
+        origin: Sequence[int] | None,
+        step: int,
         transaction: int = 0,
     ) -> None:
         """Take a new message.
@@ -111,24 +130,36 @@ class GatewayQueue(QueueState):
             effects: of the decision.
             annotations: what the engine adds to an event of a region; None: it is none.
             sites: that have seen it.
+            origin: site, number and number of the message before it, where it was sent; None: here.
+            step: see :meth:`Feeds.step`.
             transaction: the number of its transaction; 0: it is of none.
         """
         added = {} if annotations is None else dict(annotations)
         if sites:
             added[SITES] = list(sites)
+        if origin is not None:
+            added[ORIGIN] = list(origin)
         if message.format != ENVELOPE_FORMAT and annotations is None:
             added[HEAD] = head_of(message)
         here = NewMessage(message.format, message.payload, persistent=message.persistent, group=destination)
-        self.append(number, here, shared, 0, effects, added or None, self._joined(transaction))
+        self.append(number, here, shared, 0, effects, added or None, self._joined(transaction)).delivery_count = step
 
     def take_run(
-        self, number: int, run: MessageRun, shared: bool, destination: int, effects: Effects, transaction: int = 0
+        self,
+        number: int,
+        run: MessageRun,
+        shared: bool,
+        destination: int,
+        effects: Effects,
+        step: int,
+        transaction: int = 0,
     ) -> None:
-        """Take new messages in one step; the arguments are those of ``take``, ``number`` is that of the first one."""
+        """Take new messages at once; the arguments are those of ``take``, and of the first one."""
         is_plain = all(message.format == ENVELOPE_FORMAT for message in run.messages)
         if not is_plain or not self.takes_runs(persistent=run.persistent):
             for count, message in enumerate(run.messages, number):
-                self.take(count, message, shared, destination, effects, None, (), transaction)
+                self.take(count, message, shared, destination, effects, None, (), None, step, transaction)
+                step = NEXT
             return
         batch = effects.durable if self.durable else effects.volatile
         flags = (FLAG_PERSISTENT if self.durable else 0) | (FLAG_SHARED if shared else 0)
@@ -137,17 +168,21 @@ class GatewayQueue(QueueState):
         first_flags = flags | self._joined(transaction)
         flags |= self._joined(transaction)
         entries = [
-            Entry(entry_key(queue, LANE, position), lane, position, count, 0, flags, 0, size, destination)
+            Entry(entry_key(queue, LANE, position), lane, position, count, NEXT, flags, 0, size, destination)
             for position, (count, size) in enumerate(enumerate(run.sizes, number), first)
         ]
-        entries[0].flags = first_flags
+        entries[0].flags, entries[0].delivery_count = first_flags, step
         self._add_all(lane, entries, batch)
 
-    def share(self, entry: Entry, flags: int, destination: int, effects: Effects) -> None:
+    def share(self, entry: Entry, flags: int, destination: int, effects: Effects, origin: Sequence[int] | None) -> None:
         """Take a message that another queue has; the arguments are those of its entry there, and of ``take``."""
         lane, self._transaction = self._lane_for(LANE), 0
+        flags |= FLAG_ANNOTATED if origin else 0
         here = Entry(entry.key, lane, entry.position, entry.number, 0, flags, 0, entry.size, destination)
-        self.adopt(here, lane, flags, 0, 0, effects)
+        key = self.adopt(here, lane, flags, 0, 0, effects).key
+        if origin:
+            batch = effects.durable if flags & FLAG_PERSISTENT else effects.volatile
+            batch.put("annotations", key, encode_annotations(key, {ORIGIN: origin}))
 
     def _joined(self, transaction: int) -> int:
         """Return the flag of a new entry, by its transaction; 0: the entry ahead is of another one."""
@@ -179,6 +214,61 @@ class Feed(NamedTuple):
 
     queue: GatewayQueue
     number: int  #: of the destination among those of the gateway
+
+
+#: The step of a message whose number is that behind the one before it, and that of one of which this is not known.
+NEXT: Final = 2
+UNKNOWN_STEP: Final = 1
+
+
+class Feeds(list[Feed]):
+    """The gateways that take what is sent to a destination.
+
+    Attributes:
+        last: the number of the last message that any of them took; 0: it is not known.
+    """
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        """No gateways."""
+        super().__init__()
+        self.last = 0
+
+    def step(self, first: int, last: int) -> int:
+        """Note that messages come in which are sent here.
+
+        Args:
+            first: number of the first one.
+            last: number of the last one.
+
+        Returns:
+            The step of the first one: by how much its number is above that of the message before it, and one more;
+            ``UNKNOWN_STEP``: that is not known.
+        """
+        before, self.last = self.last, last
+        step = first - before + 1
+        return step if before and step <= _MAX_STEP else UNKNOWN_STEP
+
+
+def origin_of(site: int, number: int, step: int, annotations: Mapping[str, Any]) -> Sequence[int] | None:
+    """Return the origin of a message in the queue of a gateway.
+
+    Args:
+        site: this one.
+        number: of the message here.
+        step: of its entry; 0: it has none.
+        annotations: of its entry.
+
+    Returns:
+        Site, number and number of the message before it; None: it has none.
+    """
+    if ORIGIN in annotations:
+        of, *numbers = annotations[ORIGIN]
+        return [of or site, *numbers]
+    if not step:
+        return None
+    return [site, number, 0 if step == UNKNOWN_STEP else number - step + 1]
 
 
 def head_of(message: NewMessage) -> list[Any]:

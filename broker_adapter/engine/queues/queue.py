@@ -355,8 +355,8 @@ class QueueState(QueueEntries):
         effects: Effects,
         annotations: dict[str, Any] | None = None,
         flags: int = 0,
-    ) -> None:
-        """Take a new message at the end of its lane, or among those that are not due yet.
+    ) -> Entry:
+        """Take a new message at the end of its lane, or among those that are not due yet; return its entry.
 
         Args:
             number: of the message.
@@ -400,6 +400,7 @@ class QueueState(QueueEntries):
             batch.put("schedule", *schedule_line(due_ms or 0, KIND_DELIVER, key))
         elif self.searching:
             self._arrived(entry, effects)
+        return entry
 
     def takes_runs(self, *, persistent: bool) -> bool:
         """Return whether several new messages can be taken in one step."""

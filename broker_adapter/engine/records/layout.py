@@ -15,7 +15,8 @@ producers   msgpack: the stream's name, or its     last u64, solid i64, last use
             hash where that is long                mask of the numbers seen (:class:`SequencesRecord`)
 commits     session, or its hash where that is     last number u64, last used u64 (ms), crc u32
             long
-published   group, likewise                        as in commits
+published   group, likewise                        as in commits; of an origin (:mod:`engine.commands.intervals`) its
+                                                   intervals follow: first u64, end u64 each
 gateways    name                                   :mod:`broker_adapter.engine.records.gateway_records`
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
@@ -396,20 +397,24 @@ class LastRecord(NamedTuple):
 
     number: int
     used_ms: int  #: by the age of the store
+    intervals: bytes = b""  #: of an origin: see :class:`engine.commands.intervals.Intervals`
 
 
 def encode_last(key: bytes, record: LastRecord) -> bytes:
     """The last number of a name, with a checksum over key and value."""
-    body = _last.pack(*record)
-    return body + _crc.pack(crc32(body, crc32(key)))
+    head = _last.pack(record.number, record.used_ms)
+    return head + _crc.pack(crc32(record.intervals, crc32(head, crc32(key)))) + record.intervals
 
 
 def decode_last(key: bytes, value: bytes) -> LastRecord:
     """The last number of a name; raises StoreCorruptException."""
-    body = value[: _last.size]
-    if len(value) != _last.size + 4 or _crc.pack(crc32(body, crc32(key))) != value[_last.size :]:
+    size = _last.size + 4
+    head, intervals = value[: _last.size], value[size:]
+    crc = _crc.pack(crc32(intervals, crc32(head, crc32(key))))
+    if len(value) < size or len(intervals) % 16 or crc != value[_last.size : size]:
         raise StoreCorruptException("record of a last number fails its checksum")
-    return LastRecord(*_last.unpack(body))
+    number, used_ms = _last.unpack(head)
+    return LastRecord(number, used_ms, intervals)
 
 
 def last_key(name: str) -> bytes:

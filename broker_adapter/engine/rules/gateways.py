@@ -18,7 +18,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.endings import DEAD_LETTER_COUNT, Endings
 from broker_adapter.engine.queues.entries import Entry
-from broker_adapter.engine.queues.gateway_queue import HEAD, REGION_KIND, SITES, Feed, GatewayQueue
+from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, REGION_KIND, SITES, Feed, Feeds, GatewayQueue
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
 from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
@@ -124,7 +124,7 @@ class Gateways:
     def _feed(self, queue: GatewayQueue) -> None:
         for number, text in enumerate(queue.gateway.destinations, 1):
             kind, name = destination_of(text)
-            self._directory.feeds.setdefault((name, _KINDS[kind]), []).append(Feed(queue, number))
+            self._directory.feeds.setdefault((name, _KINDS[kind]), Feeds()).append(Feed(queue, number))
 
     def _change(self, command: g.ChangeGateway, now_ms: int, effects: Effects) -> None:
         queue = gateway_named(self._directory, command.name)
@@ -139,7 +139,7 @@ class Gateways:
         del self._gateways[command.name]
         feeds = self._directory.feeds
         for key in list(feeds):
-            feeds[key] = [feed for feed in feeds[key] if feed.queue is not queue]
+            feeds[key][:] = [feed for feed in feeds[key] if feed.queue is not queue]
             if not feeds[key]:
                 del feeds[key]
         if queue.durable:
@@ -205,7 +205,7 @@ class Gateways:
         name, number = queue.record.name, entry.group
         destinations = queue.gateway.destinations
         added = self._endings.annotations(entry, effects)
-        added = {each: value for each, value in added.items() if each not in (SITES, HEAD)}
+        added = {each: value for each, value in added.items() if each not in (SITES, HEAD, ORIGIN)}
         # It has no queue to which a redrive could put it back: it is there.
         added[DEAD_LETTER_REASON] = f"{destinations[number - 1]}: {reason}"[:MAX_REASON]
         added[DEAD_LETTER_COUNT] = 0

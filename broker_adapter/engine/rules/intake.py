@@ -7,6 +7,9 @@ is noted ahead, so that few commits have it.
 What a transaction brings in belongs together in the queues of gateways.  They know it by a number that is never used
 again: two transactions may follow each other there.
 
+Other sites know messages by their numbers.  So a site whose store is replaced by an older copy of itself must not give
+numbers again: at each start they go on at the time of the day.
+
 The identities of each producer are a *stream*; of the streams that were not used for longest, those beyond a limit are
 forgotten.
 
@@ -26,7 +29,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.gateway_queue import Feed
+from broker_adapter.engine.queues.gateway_queue import Feed, Feeds
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import (
@@ -44,6 +47,8 @@ from broker_adapter.engine.records.layout import (
 )
 from broker_adapter.engine.rules.admission import Admission
 
+#: Bits of the numbers that a site may give in a millisecond without running ahead of the clock.
+_NUMBER_BITS: Final = 16
 #: The store notes so many numbers at once, and a restart skips those that were not given.
 NUMBER_RESERVE: Final = 65_536
 
@@ -83,6 +88,11 @@ class Intake:
             self.streams[decode_stream_key(key)] = Sequences.of(sequences)
             self._used_ms = max(self._used_ms, sequences.used_ms)
 
+    def begin(self, now_ms: int) -> None:
+        """The engine starts; ``now_ms`` is the time of the day."""
+        if self._settings.site:
+            self.next_message = max(self.next_message, now_ms << _NUMBER_BITS)
+
     def begin_transaction(self) -> None:
         """Have what comes in from here on belong to a new transaction, until ``end_transaction``."""
         self.transaction = self._transactions = self._transactions + 1
@@ -109,6 +119,7 @@ class Intake:
         annotations: dict[str, Any] | None = None,
         fed: Sequence[Feed] = (),
         sites: Sequence[int] = (),
+        origin: c.Origin | None = None,
     ) -> None:
         """Store one copy, and an entry for each queue.
 
@@ -120,13 +131,13 @@ class Intake:
             annotations: properties that the engine adds in those of the queues that are subscriptions; None: none.
             fed: the gateways that take it as well, unless they are stopped.
             sites: that have seen it.
+            origin: where it was sent; None: here.
         """
         number = self.next_message
         if number >= self.reserved:
             self._reserve(1, effects)
-        if fed:
-            fed = self._taking(fed, 1, message.persistent, effects)
-        if len(queues) == 1 and not fed:
+        taking = self._taking(fed, 1, message.persistent, effects) if fed else ()
+        if len(queues) == 1 and not taking:
             queue = queues[0]
             self.next_message = number + 1
             store = effects.durable if message.persistent and queue.durable else effects.volatile
@@ -134,7 +145,7 @@ class Intake:
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, False, now_ms, effects, added)
             return
-        every: Sequence[QueueState] = [*queues, *[feed.queue for feed in fed]] if fed else queues
+        every: Sequence[QueueState] = [*queues, *[feed.queue for feed in taking]] if taking else queues
         if not every:
             return
         self.next_message = number + 1
@@ -150,9 +161,12 @@ class Intake:
             is_shared = (durable if in_durable else volatile) > 1
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, is_shared, now_ms, effects, added)
-        for gateway, destination in fed:
+        is_from_here = taking and annotations is None and origin is None
+        step = fed.step(number, number) if is_from_here and isinstance(fed, Feeds) else 0
+        for gateway, destination in taking:
             is_shared = (durable if message.persistent and gateway.durable else volatile) > 1
-            gateway.take(number, message, is_shared, destination, effects, annotations, sites, self.transaction)
+            of_way = sites, origin, step, self.transaction
+            gateway.take(number, message, is_shared, destination, effects, annotations, *of_way)
             self._directory.changed[gateway.id] = gateway
 
     def take_run(
@@ -175,7 +189,7 @@ class Intake:
         Returns:
             False where they have to be taken one by one; nothing was changed.
         """
-        feeds = self._feeds.get(destination, ()) if self._feeds else ()
+        feeds = self._feeds.get(destination) if self._feeds else None
         if not (queues or feeds) or not all(queue.takes_runs(persistent=run.persistent) for queue in queues):
             return False
         identity = run.identity
@@ -190,7 +204,7 @@ class Intake:
         numbers = range(self.next_message, self.next_message + len(run.messages))
         self._reserve(len(numbers), effects)
         self.next_message = numbers.stop
-        fed = self._taking(feeds, len(run.messages), run.persistent, effects)
+        fed = self._taking(feeds, len(run.messages), run.persistent, effects) if feeds else ()
         every = [*queues, *[feed.queue for feed in fed]]
         durable = sum(1 for queue in every if queue.durable) if run.persistent else 0
         volatile = len(every) - durable
@@ -204,9 +218,10 @@ class Intake:
                 queue.append_run(numbers.start, run, durable > 1, effects.durable)
             else:
                 queue.append_run(numbers.start, run, volatile > 1, effects.volatile)
+        step = feeds.step(numbers.start, numbers[-1]) if feeds and fed else 0
         for gateway, destination_number in fed:
             is_shared = (durable if run.persistent and gateway.durable else volatile) > 1
-            gateway.take_run(numbers.start, run, is_shared, destination_number, effects, self.transaction)
+            gateway.take_run(numbers.start, run, is_shared, destination_number, effects, step, self.transaction)
             self._directory.changed[gateway.id] = gateway
         self._totals.enqueued += len(run.messages)
         return True
@@ -243,6 +258,12 @@ class Intake:
             for number, (_, payload, priority, _, until_ms, _, _, group) in enumerate(messages, first)
         ]
         queue.add_behind(run, effects)
+
+    def new_number(self, effects: Effects) -> int:
+        """Give a number to nothing that is stored."""
+        self._reserve(1, effects)
+        self.next_message += 1
+        return self.next_message - 1
 
     def _reserve(self, count: int, effects: Effects) -> None:
         """Note the numbers of new messages as given, and those up to the next full reserve."""

@@ -17,6 +17,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.commands.identities import LastNumbers, checked_number
 from broker_adapter.engine.queues.directory import Directory, named_queue
+from broker_adapter.engine.queues.gateway_queue import origin_of
 from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
@@ -305,20 +306,24 @@ class StagedBatches:
 
     def _move_one_by_one(self, entries: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
         target = self._target_of(source, effects)
-        feeds = self._directory.feeds.get(target.destination, ())
+        feeds = self._directory.feeds.get(target.destination)
         for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
-                fed = [feed for feed in feeds if feed.queue.takes()]
+                fed = [feed for feed in feeds or () if feed.queue.takes()]
                 flags = entry.flags
-                if fed:
+                origin: Sequence[int] | None = None
+                if feeds and fed:
+                    # It was numbered when it was staged: what was numbered later may have been sent before it.
+                    of_origin = self._intake.new_number(effects)
+                    origin = origin_of(0, of_origin, feeds.step(of_origin, of_origin), {})
                     flags |= FLAG_SHARED
                     batch = effects.durable if flags & FLAG_PERSISTENT else effects.volatile
                     batch.references.append((entry.number, 1 + len(fed)))
                 expires_at_ms = target.expiry(entry.expires_at_ms, self._time.now_ms)
                 target.adopt(entry, entry.lane, flags, expires_at_ms, entry.delivery_count, effects)
                 for gateway, number in fed:
-                    gateway.share(entry, flags, number, effects)
+                    gateway.share(entry, flags, number, effects, origin)
                     self._changed[gateway.id] = gateway
                 self._totals.enqueued += 1

@@ -13,7 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from broker_adapter.destination import Destination
@@ -22,6 +22,7 @@ from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.commands.identities import LastNumbers, Sequences, checked_number
+from broker_adapter.engine.commands.intervals import Intervals
 from broker_adapter.engine.commands.message_runs import run_of
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.entries import Entry
@@ -170,7 +171,7 @@ class Transactions:
         if size > settings.max_transaction_bytes and (batch is None or messages > 1):  # what was sent alone is none
             raise _too_many_bytes(size, settings.max_transaction_bytes)
         settled = self._settled_by(command)
-        unchanged = 0
+        unchanged = repeated = 0
         if command.sends or changes:
             room = CommitRoom(self._admission, settled)
             routed = self._find_room(room, made, blocked, command, effects, places)
@@ -184,7 +185,7 @@ class Transactions:
                 self._note_gateways(command, effects)
             try:
                 if routed:
-                    self._take(routed, batch, now_ms, effects)
+                    repeated = self._take(routed, batch, now_ms, effects)
                 joined = () if batch is None else batch.joined[len(command.sends) :]
                 unchanged = self._event_changes.carry_out(changes, now_ms, effects, joined)
             finally:
@@ -196,7 +197,7 @@ class Transactions:
             self._commits.note(commit_id.session, commit_id.number, effects.durable)
         if batch is not None:
             self._published.note(batch.group, batch.position, effects.durable)
-        effects.answer(command, None if batch is None else c.Applied(batch.position, unchanged))
+        effects.answer(command, None if batch is None else c.Applied(batch.position, unchanged, repeated))
         return True
 
     def _checked_places(self, changes: Sequence[e.ChangeKeys]) -> int:
@@ -352,24 +353,28 @@ class Transactions:
             names,
         )
 
-    def _take(self, routed: list[_Routed], batch: c.SiteBatch | None, now_ms: int, effects: Effects) -> None:
-        """Store the messages of a commit; those whose identity is known already are left out.
+    def _take(self, routed: list[_Routed], batch: c.SiteBatch | None, now_ms: int, effects: Effects) -> int:
+        """Store the messages of a commit; those whose identity or origin is known already are left out.
 
         Args:
             routed: the messages.
             batch: of another site; None: they were sent here.
             now_ms: the time of the day.
             effects: of the decision.
+
+        Returns:
+            How many have a known origin.
         """
-        sites, joined = ((), ()) if batch is None else (batch.sites, batch.joined)
+        sites, origins, joined = ((), (), ()) if batch is None else (batch.sites, batch.origins, batch.joined)
+        repeated = self._repeated(routed, origins, effects)
         queues, destination, _ = routed[0]
         feeds = self._directory.feeds
-        if not (sites and feeds) and all(each[0] is queues and each[1] == destination for each in routed):
+        if not (repeated or (sites and feeds)) and all(each[0] is queues and each[1] == destination for each in routed):
             run = run_of([message for _, _, message in routed])
             if run is not None and self._intake.take_run(run, destination, queues, now_ms, effects):
                 for queue in queues:
                     self._changed[queue.id] = queue
-                return
+                return 0
         all_streams, changed, totals = self._streams, self._changed, self._totals
         store, is_over = self._intake.store, self._intake.is_over
         streams: dict[tuple[Any, ...], Sequences] = {}
@@ -379,6 +384,8 @@ class Transactions:
         for index, (queues, destination, message) in enumerate(routed):
             if joined and not joined[index]:
                 self._intake.begin_transaction()
+            if index in repeated:
+                continue
             identity = message.identity
             if identity is not None:
                 producer_id, thread_id, sequence = identity
@@ -395,11 +402,31 @@ class Transactions:
             totals.enqueued += 1
             if message.expires_at_ms is None or not is_over(message, now_ms):
                 fed = feeds.get(destination, ()) if feeds else ()
-                store(message, queues, now_ms, effects, None, fed, sites[index] if sites else ())
+                marks = (sites[index], origins[index] if origins else None) if sites else ()
+                store(message, queues, now_ms, effects, None, fed, *marks)
             for queue in queues:
                 changed[queue.id] = queue
         for stream, sequences in streams.items():
             self._intake.note_stream(stream, sequences, now_ms, effects)
+        return len(repeated)
+
+    def _repeated(self, routed: Sequence[_Routed], origins: Sequence[c.Origin | None], effects: Effects) -> Set[int]:
+        """Note the origins of messages; return the indexes of those that have come before, by another way."""
+        known: set[int] = set()
+        come: dict[str, Intervals] = {}
+        for index, ((_, destination, _), origin) in enumerate(zip(routed, origins, strict=False)):
+            if origin is None:
+                continue
+            group = origin.group(destination)
+            intervals = come.get(group)
+            if intervals is None:
+                intervals = come[group] = self._published.intervals(group)
+            if not intervals.add(origin.number, origin.previous):
+                known.add(index)
+        for group, intervals in come.items():
+            self._published.note_intervals(group, intervals, effects.durable)
+        self._totals.duplicates_rejected += len(known)
+        return known
 
 
 def _too_many_messages(messages: int, limit: int) -> TransactionRolledBackException:

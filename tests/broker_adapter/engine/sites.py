@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ class Site:
 
     def restart(self) -> None:
         self.broker.close()
+        self.start()
+
+    def kill(self) -> None:
+        """Start again as after the end of the process: with the store as the last commit left it."""
+        assert self._path is not None
+        path = self._path.with_name(f"{self._path.name}+")
+        shutil.copytree(self._path, path)
+        self.broker.close()
+        self._path = path
         self.start()
 
     def ask(self, operation: str, **arguments: Any) -> Any:

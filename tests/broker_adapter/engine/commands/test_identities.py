@@ -14,6 +14,7 @@ from broker_adapter.engine.commands import messaging as commands
 from broker_adapter.engine.commands.decision_time import DecisionTime
 from broker_adapter.engine.commands.effects import StoreBatch
 from broker_adapter.engine.commands.identities import CACHED_NAMES, WINDOW, LastNumbers, Sequences
+from broker_adapter.engine.commands.intervals import Intervals
 from broker_adapter.engine.records.layout import (
     LastRecord,
     decode_last,
@@ -23,6 +24,7 @@ from broker_adapter.engine.records.layout import (
     short_name,
 )
 from broker_adapter.envelope import Envelope, Identity, pack, read_head
+from broker_adapter.errors import StoreCorruptException
 
 
 def test_numbers_in_order_are_each_new_once() -> None:
@@ -159,6 +161,23 @@ def test_the_age_of_names_goes_by_the_time_for_which_engines_have_run() -> None:
     LastNumbers("commits", 1000, time, durable=True).note("a", 1, batch)
     key = last_key("a")
     assert decode_last(key, batch.tables["commits"][key] or b"") == LastRecord(1, 5023)
+
+
+def test_the_intervals_of_an_origin_are_kept_with_its_name() -> None:
+    numbers, come, batch = LastNumbers("published", 1000, DecisionTime(), durable=True), Intervals(), StoreBatch()
+    for number in (5, 6, 9):
+        come.add(number, 0)
+    numbers.note_intervals("origin", come, batch)
+    key = last_key("origin")
+    value = batch.tables["published"][key] or b""
+    again = LastNumbers("published", 1000, DecisionTime(), durable=True)
+    again.learn("origin", decode_last(key, value))
+    assert [number for number in range(12) if number in again.intervals("origin")] == [5, 6, 9]
+    assert again.last("origin") == 9
+    assert len(again.intervals("other")) == 0
+    for wrong in (value[:-1], value[:-16], value + bytes(16), value[:20], value[:-1] + b"\7"):
+        with pytest.raises(StoreCorruptException):
+            decode_last(key, wrong)
 
 
 def test_a_long_name_has_a_key_that_the_store_takes() -> None:

@@ -708,3 +708,83 @@ def test_a_gateway_that_sends_to_another_site_from_now_on_expects_nothing_of_it(
     assert (far.bodies("q"), other.bodies("q")) == (["1", "3"], ["2"])
     for site in (near, far, other):
         site.broker.close()
+
+
+@pytest.fixture
+def three_sites(tmp_path: Path) -> Iterator[tuple[Site, Site, Site]]:
+    """Site 1 has a way to site 3, and another one that leads over site 2."""
+    first, over, last = (Site(number, tmp_path / str(number)) for number in (1, 2, 3))
+    with closing(first.broker), closing(over.broker), closing(last.broker):
+        first.gateway("direct", "queue:q")
+        first.gateway("over", "queue:q")
+        over.gateway("g", "queue:q")
+        yield first, over, last
+
+
+def test_what_comes_by_a_second_way_is_left_out_however_late_it_is(three_sites: tuple[Site, Site, Site]) -> None:
+    first, over, last = three_sites
+    last.gateway("back", "queue:q")
+    bodies = [f"{number}" for number in range(500)]
+    for number in range(0, 500, 20):
+        first.send("q", *bodies[number : number + 20])
+        first.send("other", "between")
+    pump(first, "direct", last, max_messages=7)
+    pump(first, "over", over)
+    found = read(over, "g", remote_site=3, max_messages=1000)
+    answer = apply(over, last, found)
+    assert answer["repeated"] == 500
+    end(over, "g", found, answer)
+    assert in_queue(last) == bodies
+    assert last.gateways("back")["received"] == 500
+    assert last.broker.call(c.Statistics(), WAIT).duplicates_rejected == 500
+
+
+def test_what_spark_publishes_comes_once_by_two_ways_though_later_messages_were_sent_before(
+    three_sites: tuple[Site, Site, Site],
+) -> None:
+    first, over, last = three_sites
+    first.send("q", "1")
+    payloads = [text_message(body).payload for body in ("a", "b")]
+    assert first.ask("stage", transaction="group/1/0", queue="q", first=0, messages=payloads)
+    first.send("q", "2")
+    pump(first, "direct", last)
+    assert first.ask("publish", group="group", number=1, transactions=["group/1/0"])
+    first.send("q", "3")
+    for sender, name, receiver in ((first, "direct", last), (first, "over", over), (over, "g", last)):
+        pump(sender, name, receiver)
+    assert in_queue(over) == in_queue(last) == ["1", "2", "a", "b", "3"]
+
+
+def test_a_way_with_a_selector_hides_nothing_that_another_way_brings(three_sites: tuple[Site, Site, Site]) -> None:
+    first, over, last = three_sites
+    first.ask("change_gateway", name="direct", selector="JMSCorrelationID = 'much'")
+    for number in range(10):
+        first.send("q", f"{number}", correlation_id="much" if number % 3 else "little")
+    pump(first, "direct", last)
+    assert in_queue(last) == [*"124578"]
+    pump(first, "over", over)
+    pump(over, "g", last)
+    assert in_queue(last) == [*"1245780369"]
+
+
+def test_a_message_of_which_is_not_said_where_it_was_sent_is_new_by_each_way(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1")
+    ((position, packed),) = read(near, "g")["entries"]
+    message = {name: value for name, value in msgpack.unpackb(packed).items() if name != "origin"}
+    for sender in ("one", "other"):
+        batch = {"site": 1, "sender": sender, "after": 0, "positions": [position]}
+        far.ask("apply_batch", **batch, messages=[msgpack.packb(message)])
+    assert far.bodies("q") == ["1", "1"]
+
+
+def test_a_refused_message_has_no_failed_delivery(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "1", "2", "3")
+    found = read(near, "g")
+    answer = {"through": found["through"], "refused": [(found["through"], "no room")], "applied": 0}
+    end(near, "g", found, answer)
+    ((_, deliveries, _, _, _),) = near.ask("read_range", destination="$gateway/g/refused", first=1, last=9)["messages"]
+    assert deliveries == 0
