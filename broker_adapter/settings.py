@@ -352,6 +352,11 @@ class EngineSettings:
     tombstone_seconds: float = _option(
         600.0, "time for which a destroyed key is remembered, while the engine runs", least=0
     )
+    site_tombstone_seconds: float = _option(
+        10 * 86400.0,
+        "the same of an engine that is a site: an older change of a key that was destroyed may come as late as this",
+        least=0,
+    )
     region_snapshot_seconds: float = _limit(
         600.0,
         "time after which a snapshot of a region is dropped that was not read, as Spark reads them; its age is limited"

@@ -54,7 +54,7 @@ from broker_adapter.engine.regions.key_records import (
     tombstone,
 )
 from broker_adapter.engine.regions.region import Region
-from broker_adapter.engine.regions.stamps import Stamp
+from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
 from broker_adapter.engine.rules.admission import Admission, CommitRoom
 from broker_adapter.engine.rules.event_answers import EventAnswers
 from broker_adapter.engine.rules.event_descriptions import EventDescriptions
@@ -106,6 +106,9 @@ class EventChanges:
         #: what the events that leave in this decision match, by position and audience
         self._matched: dict[tuple[int, int], Matched] = {}
         self._deferred: set[int] = set()  #: regions of which changes wait for the next decision
+        settings = directory.settings
+        seconds = settings.site_tombstone_seconds if settings.site else settings.tombstone_seconds
+        self._tombstone_ms = int(seconds * 1000)
         self._event_answers = EventAnswers(matching)
         descriptions = EventDescriptions(state, time)
         self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
@@ -315,6 +318,13 @@ class EventChanges:
             return None, self._bury(region, change, change.stamp, now_ms, effects)
         if operation is None:
             return None, version
+        if change.stamp is not None and before is None and milliseconds_of(change.stamp) + self._tombstone_ms < now_ms:
+            effects.warn(
+                ("late change", region.id),
+                "! region %r takes changes of another site that are older than site_tombstone_seconds, as of key %r:"
+                " keys that were destroyed here may be back, unless these are copied",
+                *(region.name, change.key),
+            )
         message = change.message._replace(persistent=True, expires_at_ms=None, deliver_at_ms=None, priority=4, group=0)
         events = self._state.events
         assert events is not None
@@ -408,7 +418,7 @@ class EventChanges:
         key = region_key(region.id, of)
         self._state.batch.put("keys", key, encode_key_record(key, record))
         if record.state is KeyState.TOMBSTONE:
-            due_ms = record.changed_ms + int(self._directory.settings.tombstone_seconds * 1000)
+            due_ms = record.changed_ms + self._tombstone_ms
             self._state.batch.put("tombstones", *tombstone(due_ms, key, record.version))
             self._state.next_tombstone_ms = min(self._state.next_tombstone_ms or due_ms, due_ms)
 

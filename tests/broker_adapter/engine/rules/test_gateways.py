@@ -172,6 +172,26 @@ def test_what_is_changed_here_is_newer_than_anything_that_was_seen() -> None:
     assert rules.state.events.last_stamp == ahead + 1
 
 
+@pytest.mark.parametrize(("site", "seconds"), [(0, 7), (2, 100)])
+def test_a_site_remembers_a_destroyed_key_for_longer(site: int, seconds: int) -> None:
+    rules = Rules(site=site, tombstone_seconds=7, site_tombstone_seconds=100)
+    rules.do(e.MakeRegion("quotes"))
+    change = e.KeyChange("k", Wanted.PUT, text_message("here"))
+    rules.do(e.ChangeKeys("quotes", [change, change._replace(wanted=Wanted.DESTROY)]))
+    assert rules.state.events.next_tombstone_ms == rules.state.time.age_ms + seconds * 1000
+
+
+def test_a_change_that_is_older_than_tombstones_get_is_a_warning_where_the_key_is_not_known() -> None:
+    rules = Rules(site=2, site_tombstone_seconds=100)
+    rules.do(e.MakeRegion("quotes"))
+    warnings = []
+    for age_ms in (99_000, 101_000):
+        rules.do(arriving(Stamp((rules.now_ms - age_ms) << 16, 1)))
+        warnings += [each.text % each.arguments for each in rules.effects.warnings]
+    assert len(warnings) == 1
+    assert "'quotes' takes changes of another site that are older than site_tombstone_seconds" in warnings[0]
+
+
 def batch(known: int, position: int, *to: Destination) -> c.Commit:
     sends = [(each, text_message("x", each)) for each in to]
     return c.Commit(0, None, sends, [], batch=c.SiteBatch("$gateway/1/g", known, position, [(1,)] * len(to)))
