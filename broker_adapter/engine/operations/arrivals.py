@@ -272,8 +272,8 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
 
 def _origin(site: int, number: int, previous: int) -> c.Origin:
     """The origin of a message; raises ValueError where it is none."""
-    is_one = 0 < site <= MAX_SITE and 0 <= previous < number <= LAST_MESSAGE
-    if not is_one or {type(site), type(number), type(previous)} != {int}:
+    is_one = type(site) is type(number) is type(previous) is int
+    if not is_one or not (0 < site <= MAX_SITE and 0 <= previous < number <= LAST_MESSAGE):
         raise ValueError("it has an origin that none can have")
     return c.Origin(site, number, previous)
 
