@@ -143,7 +143,7 @@ class BrokerState:
             *(directory, admission, endings, deliveries.losses, totals, time), (commits, published), events.clients
         )
         claims = Claims(directory, time)
-        self.gateways = gateways = Gateways(directory, removal, endings, totals)
+        self.gateways = gateways = Gateways(directory, admission, intake, removal, endings, totals)
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,
             c.Disconnect: connections.disconnect,

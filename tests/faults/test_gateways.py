@@ -171,6 +171,27 @@ def test_changes_of_keys_arrive_but_reads_and_invalidations_do_not(
     assert theirs.get_all() == {"IBM": "2", "SAP": "3"}
 
 
+def test_a_new_site_gets_what_there_was_before_and_changes_meanwhile_win(
+    here: Site, there: Site, way: Proxy, name: str
+) -> None:
+    mine, theirs = here.session.create_region(name), there.session.create_region(name)
+    mine.put_all({str(number): "old" for number in range(3000)})
+    mine.destroy("7")
+    here.send(name, numbered(0, 1500))
+    here.gateway(name, url_of(way), f"region:{name}", f"queue:{name}")
+    copying = threading.Thread(target=done, args=("gateway", "copy", name, "--url", here.server.url))
+    copying.start()
+    for number in range(0, 3000, 100):
+        mine.put(str(number), "new")
+        theirs.put(str(number + 1), "newer there")
+    copying.join()
+    assert here.drained(name)["distributed"] == 3000 + 30 + 1500
+    assert there.bodies(name) == numbered(0, 1500)
+    found = {key: value for key, value in theirs.get_all().items() if value != "newer there"}
+    assert found == {key: value for key, value in mine.get_all().items() if int(key) % 100 != 1}
+    assert len(found) == 3000 - 30 - 1
+
+
 def test_a_region_that_the_other_site_has_not_is_refused(here: Site, there: Site, way: Proxy, name: str) -> None:
     here.session.create_region(name).put("early", "1")
     here.gateway(name, url_of(way), f"region:{name}", f"queue:{name}")

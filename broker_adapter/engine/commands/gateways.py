@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.engine.records.layout import RawEntry
-from broker_adapter.engine.records.new_message import Reply
+from broker_adapter.engine.records.new_message import NewMessage, Reply
 
 
 class CreateGateway(NamedTuple):
@@ -52,4 +52,13 @@ class EndBatch(NamedTuple):
     reply: Reply | None = None
 
 
-GatewayCommand = CreateGateway | ChangeGateway | DestroyGateway | EndBatch
+class CopyToGateway(NamedTuple):
+    """Queue for a gateway what one of its destinations has already.  Replies None."""
+
+    name: str
+    destination: str  #: kind and name, as the gateway has it
+    messages: Sequence[tuple[NewMessage, dict[str, Any] | None]]  #: with the annotations of its entry each
+    reply: Reply | None = None
+
+
+GatewayCommand = CreateGateway | ChangeGateway | DestroyGateway | EndBatch | CopyToGateway

@@ -14,7 +14,7 @@ from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.gateway_records import GatewayRecord
-from broker_adapter.engine.records.layout import FLAG_ANNOTATED, MAX_KEY_BYTES, RawEntry, position_of
+from broker_adapter.engine.records.layout import DELAYED_LANE, FLAG_ANNOTATED, MAX_KEY_BYTES, RawEntry, position_of
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.engine.regions.key_records import region_key
 from broker_adapter.engine.regions.stored_key import StoredKey, records_behind, stored_key
@@ -90,6 +90,10 @@ class Reader:
         """
         further = () if most_bytes is None else (most_bytes,)
         return self._reads.repaired(self._stores.read_entries, queue, first, last, limit, *further)
+
+    def delayed_entries(self, queue: int, first: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries that are delayed, with positions from ``first`` on, by position."""
+        return self._reads.repaired(self._stores.load, queue, DELAYED_LANE, first - 1, limit)
 
     def columns(self, queue: int, first: int, last: int, limit: int, most_bytes: int) -> StoredColumns | None:
         """Messages with positions in [first, last], by field; None where some are to be read one by one.

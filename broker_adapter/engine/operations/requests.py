@@ -16,6 +16,7 @@ from broker_adapter.engine.operations import (
     arrivals,
     durable_clients,
     gateway_batches,
+    gateway_copies,
     gateways,
     named_messages,
     ranges,
@@ -32,7 +33,7 @@ __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 #: Each registers its requests as it is imported.
 _FILES: Final = (
     *(whole_queues, ranges, staged, named_messages, regions, durable_clients),
-    *(gateways, gateway_batches, arrivals),
+    *(gateways, gateway_batches, gateway_copies, arrivals),
 )
 
 

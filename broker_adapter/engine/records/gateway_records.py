@@ -69,6 +69,7 @@ class GatewayRecord(NamedTuple):
     group_transaction_events: bool = False  #: whether a batch has all of each transaction
     state: str = "stopped"  #: one of :data:`STATES`
     applied: int = 0  #: the last position that the other site has confirmed
+    first_message: int = 0  #: messages of its queues with a number from this one on came while it was there
     counters: GatewayCounters = GatewayCounters()
 
     @property
@@ -79,9 +80,7 @@ class GatewayRecord(NamedTuple):
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())
-_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, str, int, list)
-
-
+_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, str, int, int, list)
 _STATE: Final = GatewayRecord._fields.index("state")
 
 

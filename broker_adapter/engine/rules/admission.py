@@ -133,6 +133,14 @@ class Admission:
                 raise ResourceAllocationException(self.room.reason)
             self.room = left
 
+    def take_in_memory(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Take the room for some volatile messages, of (bytes, queues) each, or raise and take none."""
+        if self.volatile_room is not None:
+            left = self.volatile_room - sum([size + MESSAGE_BYTES + places * PLACE_BYTES for size, places in messages])
+            if left < 0:
+                raise ResourceAllocationException(self.volatile_full())
+            self.volatile_room = left
+
     def volatile_full(self) -> str:
         """Why a volatile message is not taken."""
         return (

@@ -61,7 +61,6 @@ from broker_adapter.engine.rules.event_descriptions import EventDescriptions
 from broker_adapter.engine.rules.event_state import EventState
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.matching import Matching
-from broker_adapter.engine.store.port import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import (
     KEY_PROPERTY,
     OPERATION_PROPERTY,
@@ -210,14 +209,10 @@ class EventChanges:
             return
         of_audiences = _AUDIENCE_BYTES * len(region.routing.audiences)
         places = self._places(region)
-        self._admission.take_at_once([(len(put.message.payload) + of_audiences, places) for put in puts])
-        room = self._admission.volatile_room
-        if room is not None and not self._directory.durable:
-            room -= sum([len(put.message.payload) for put in puts])
-            room -= (MESSAGE_BYTES + of_audiences + places * PLACE_BYTES) * len(puts)
-            if room < 0:
-                raise ResourceAllocationException(self._admission.volatile_full())
-            self._admission.volatile_room = room
+        wanted = [(len(put.message.payload) + of_audiences, places) for put in puts]
+        self._admission.take_at_once(wanted)
+        if not self._directory.durable:
+            self._admission.take_in_memory(wanted)
 
     # The changes of a commit: they are checked, asked about and given room; then nothing of them can fail.
 
@@ -351,7 +346,7 @@ class EventChanges:
         subscriptions = self._directory.topics.get(region.topic)
         annotations = None
         if subscriptions or fed:
-            annotations = _annotations(region, change.key, operation, position, stamp)
+            annotations = event_annotations(region.name, change.key, operation, position, stamp)
         if subscriptions and annotations is not None:
             queues += self._wanting(subscriptions, message, annotations)
         number = self._intake.next_message
@@ -398,7 +393,7 @@ class EventChanges:
         events.counters_due = True
         self._directory.changed[events.id] = events
         self._state.seen_stamp(stamp)
-        annotations = _annotations(region, change.key, Operation.DESTROY, position, stamp)
+        annotations = event_annotations(region.name, change.key, Operation.DESTROY, position, stamp)
         message = change.message._replace(persistent=True)
         self._intake.store(message, (), now_ms, effects, annotations, self._fed(region), change.sites)
         record = KeyRecord(position, 0, self._time.age_ms, KeyState.TOMBSTONE, 0, 0, stamp)
@@ -674,10 +669,10 @@ class EventChanges:
         effects.answer(command, None)
 
 
-def _annotations(region: Region, key: str, operation: Operation, version: int, stamp: Stamp) -> dict[str, Any]:
+def event_annotations(region: str, key: str, operation: Operation, version: int, stamp: Stamp) -> dict[str, Any]:
     """What is added to the message of an event for plain consumers and gateways."""
     return {
-        REGION_PROPERTY: region.name,
+        REGION_PROPERTY: region,
         KEY_PROPERTY: key,
         OPERATION_PROPERTY: operation.name.lower(),
         VERSION_PROPERTY: version,

@@ -22,6 +22,8 @@ from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, REGION_KIND
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
 from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
+from broker_adapter.engine.rules.admission import Admission
+from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
 from broker_adapter.envelope import DEAD_LETTER_REASON, MAX_REASON
 from broker_adapter.errors import (
@@ -46,8 +48,18 @@ class Gateways:
         listeners: are called after each commit that concerns a gateway.
     """
 
-    def __init__(self, directory: Directory, removal: QueueRemoval, endings: Endings, totals: Totals) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        admission: Admission,
+        intake: Intake,
+        removal: QueueRemoval,
+        endings: Endings,
+        totals: Totals,
+    ) -> None:
         self._directory = directory
+        self._admission = admission
+        self._intake = intake
         self._gateways = directory.gateways
         self._removal = removal
         self._endings = endings
@@ -58,6 +70,7 @@ class Gateways:
             g.ChangeGateway: self._change,
             g.DestroyGateway: self._destroy,
             g.EndBatch: self._end_batch,
+            g.CopyToGateway: self._copy,
         }
 
     def restore(self, records: Iterable[tuple[bytes, bytes]], now_ms: int) -> None:
@@ -115,7 +128,8 @@ class Gateways:
         else:
             queue = directory.new_volatile_queue(destination, catalogued)
         assert isinstance(queue, GatewayQueue)
-        queue.gateway, queue.is_changed = command.record, True
+        queue.gateway = command.record._replace(first_message=self._intake.next_message)
+        queue.is_changed = True
         queue.begin(now_ms)
         self._gateways[name] = queue
         self._feed(queue)
@@ -147,6 +161,20 @@ class Gateways:
         effects.answer(command, queue.depth)
         self._removal.end_queue(queue, effects)
         self._tell(effects)
+
+    def _copy(self, command: g.CopyToGateway, now_ms: int, effects: Effects) -> None:
+        queue = gateway_named(self._directory, command.name)
+        feed = Feed(queue, destination_number(queue, command.destination))
+        if queue.gateway.state == "stopped":
+            raise IllegalStateException(
+                f"gateway {command.name!r} is stopped, and takes nothing; start or pause it first"
+            )
+        sizes = [(len(each.payload), each.persistent and queue.durable) for each, _ in command.messages]
+        self._admission.take_at_once([(size, 1) for size, is_stored in sizes if is_stored])
+        self._admission.take_in_memory([(size, 1) for size, is_stored in sizes if not is_stored])
+        for message, added in command.messages:
+            self._intake.store(message, (), now_ms, effects, added, (feed,))
+        effects.answer(command, None)
 
     def _end_batch(self, command: g.EndBatch, now_ms: int, effects: Effects) -> None:
         queue = self._directory.queues.get(command.queue)
@@ -227,6 +255,18 @@ def gateway_named(directory: Directory, name: str) -> GatewayQueue:
     if found is None:
         raise InvalidDestinationException(f"there is no gateway {name!r} (holdfast gateway list)")
     return found
+
+
+def destination_number(queue: GatewayQueue, destination: str) -> int:
+    """The number that a destination has among those of a gateway; raises InvalidDestinationException."""
+    destinations = queue.gateway.destinations
+    if not destinations:
+        raise record_is_lost(queue.record.name)
+    if destination not in destinations:
+        raise InvalidDestinationException(
+            f"gateway {queue.record.name!r} does not send {destination!r}; it sends {', '.join(destinations)}"
+        )
+    return list(destinations).index(destination) + 1
 
 
 def record_is_lost(name: str) -> IllegalStateException:

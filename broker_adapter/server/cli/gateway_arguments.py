@@ -32,11 +32,13 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    def add(name: str, text: str, *, names_one: bool = True) -> argparse.ArgumentParser:
+    def add(
+        name: str, text: str, *, names_one: bool = True, module: str = "gateway_commands"
+    ) -> argparse.ArgumentParser:
         made = client(actions, name, text, destination=False)
         if names_one:
             made.add_argument("name", type=text_argument, metavar="NAME", help="name of the gateway")
-        made.set_defaults(run=command("gateway_commands", name))
+        made.set_defaults(run=command(module, name))
         return made
 
     creating = add("create", "make a gateway; it queues from now on, and sends from its start on")
@@ -70,6 +72,25 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
         action="store_true",
         help="go on although the other site does not know what it has confirmed: its store is an older copy",
     )
+
+    copying = add(
+        "copy",
+        "send what regions and queues had before the gateway; a later change of a key wins",
+        module="gateway_copying",
+    )
+    for kind in ("region", "queue"):
+        copying.add_argument(
+            f"--{kind}",
+            type=text_argument,
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"a {kind} of the gateway, several times; default: all its regions and queues",
+        )
+    copying.add_argument(
+        "--after", type=text_argument, metavar="PLACE", help="go on where a copy of one region or queue was interrupted"
+    )
+    copying.add_argument("--max-rate", type=int, metavar="N", help="most messages a second; default: no limit")
 
     destroying = add("destroy", "remove a gateway, and drop what waits")
     add_yes(destroying)

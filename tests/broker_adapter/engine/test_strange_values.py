@@ -104,6 +104,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
 _GATEWAYS = st.sampled_from(["g", "g", "other", "x" * 600])
 _GATEWAY_REQUESTS = (
     *("create_gateway", "change_gateway", "destroy_gateway", "gateways", "read_gateway", "end_gateway_batch"),
+    "copy_to_gateway",
 )
 _CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
 _LIKELY_OF = {
@@ -113,6 +114,9 @@ _LIKELY_OF = {
     ("queries", "after"): st.none() | st.lists(_CLIENTS, max_size=2),
     **dict.fromkeys([(name, "name") for name in _GATEWAY_REQUESTS], _GATEWAYS),
     **dict.fromkeys([(name, "after") for name in ("read_gateway", "apply_batch")], _POSITIONS),
+    ("copy_to_gateway", "region"): st.sampled_from([None, None, "r", "other"]),
+    ("copy_to_gateway", "queue"): st.sampled_from([None, None, "target", "other"]),
+    ("copy_to_gateway", "after"): st.none() | _KEYS | st.sampled_from(["d0", "1", "0", "d", "9" * 19]),
     ("create_gateway", "destinations"): st.lists(
         st.sampled_from(["queue:target", "region:r", "topic:t", "q"]), max_size=3
     ),

@@ -21,7 +21,7 @@ from broker_adapter.engine.records.gateway_records import (
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 RECORD = GatewayRecord(
-    *("amqp://far", ["queue:q", "region:r"], "a = 1", 7, 8, 9, 10, True, "running", 11, GatewayCounters(*range(10)))
+    *("amqp://far", ["queue:q", "region:r"], "a = 1", 7, 8, 9, 10, True, "running", 11, 12, GatewayCounters(*range(10)))
 )
 KEY = gateway_key("east")
 
