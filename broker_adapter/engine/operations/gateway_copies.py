@@ -21,7 +21,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.selection import Formats
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Names, Request, Steps, Threads, argument, request
-from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES
+from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, up_to
 from broker_adapter.engine.records.gateway_records import MAX_BATCH
 from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
@@ -93,7 +93,7 @@ class CopyToGatewayRequest(Request):
     def _keys(self, reader: Reader, name: str) -> _Part:
         region = reader.state.events.region(name)
         keys = reader.keys_behind(region.id, self.after, self.limit)
-        taken = _up_to(MAX_RANGE_BYTES, [each.size for each in keys])
+        taken = up_to(MAX_RANGE_BYTES, [each.size for each in keys])
         has_more = len(keys) == self.limit or taken < len(keys)
         keys = keys[:taken]
         found = [_of_key(name, *each) for each in zip(keys, reader.values(keys), strict=True)]
@@ -112,7 +112,7 @@ class CopyToGatewayRequest(Request):
             read = reader.delayed_entries(queue.id, first, self.limit)
         else:
             read = reader.entries(queue.id, first, LAST_POSITION, self.limit, MAX_RANGE_BYTES)
-        entries = read.entries[: _up_to(MAX_RANGE_BYTES, [each.size for each in read.entries])]
+        entries = read.entries[: up_to(MAX_RANGE_BYTES, [each.size for each in read.entries])]
         positions = [each.position for each in entries]
         damaged = [position_of(key) for key in read.corrupt]
         if len(entries) < len(read.entries):
@@ -127,15 +127,6 @@ class CopyToGatewayRequest(Request):
             if body is not None
         ]
         return _Part(messages, len(wanted) - len(messages) + len(damaged), following)
-
-
-def _up_to(most: int, sizes: Sequence[int]) -> int:
-    """Return how many of some messages have together no more than so many bytes: one at least."""
-    for count, size in enumerate(sizes):
-        most -= size
-        if count and most < 0:
-            return count
-    return len(sizes)
 
 
 def _of_key(region: str, stored: StoredKey, value: Message | None) -> tuple[NewMessage, dict[str, Any]] | None:

@@ -20,6 +20,7 @@ from broker_adapter.engine.operations import (
     gateways,
     named_messages,
     ranges,
+    region_digests,
     regions,
     staged,
     whole_queues,
@@ -32,7 +33,7 @@ __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 
 #: Each registers its requests as it is imported.
 _FILES: Final = (
-    *(whole_queues, ranges, staged, named_messages, regions, durable_clients),
+    *(whole_queues, ranges, staged, named_messages, regions, region_digests, durable_clients),
     *(gateways, gateway_batches, gateway_copies, arrivals),
 )
 

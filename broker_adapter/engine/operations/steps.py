@@ -125,6 +125,20 @@ def rows(name: str, values: Sequence[Any], kinds: Sequence[type]) -> Sequence[Se
     return values
 
 
+def up_to(most: int, sizes: Sequence[int]) -> int:
+    """Return how many of some messages have together no more than so many bytes: one at least, if there is one.
+
+    Args:
+        most: bytes.
+        sizes: of the messages, in bytes.
+    """
+    for count, size in enumerate(sizes):
+        most -= size
+        if count and most < 0:
+            return count
+    return len(sizes)
+
+
 def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False, processed: bool = False) -> Steps:
     """Drop what has positions from ``first`` to ``last``, except what consumers hold; it may be ``processed``."""
     dropped = 0

@@ -92,6 +92,30 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
     )
     copying.add_argument("--max-rate", type=int, metavar="N", help="most messages a second; default: no limit")
 
+    comparing = add("verify", "compare regions with those of the other site", module="gateway_comparing")
+    comparing.add_argument(
+        "--region",
+        type=text_argument,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a region, several times; default: all those of the gateway",
+    )
+    comparing.add_argument(
+        "--to",
+        type=text_argument,
+        default=os.environ.get(REMOTE_URL) or None,
+        metavar="URL",
+        help=f"the other site, as for create; default: as the gateway has it, if that has no user; or ${REMOTE_URL}",
+    )
+    comparing.add_argument(
+        "--wait",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="wait for so long for what waits for the gateway, before what differs is looked at again; default 10",
+    )
+
     destroying = add("destroy", "remove a gateway, and drop what waits")
     add_yes(destroying)
     return actions
