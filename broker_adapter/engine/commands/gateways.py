@@ -45,6 +45,7 @@ class EndBatch(NamedTuple):
     expired: frozenset[int] = frozenset()  #: positions of those that were left out
     filtered: frozenset[int] = frozenset()  #: likewise
     refused: Mapping[int, str] = {}  #: position → why
+    kept: Mapping[int, NewMessage] = {}  #: position → what goes into the queue here, of those that were left out
     applied: int = 0  #: the last position that the other site has confirmed
     drops: bool = False  #: nothing of it was sent, by a clean start
     found: Sequence[RawEntry] = ()  #: supplied by the driver

@@ -53,6 +53,10 @@ from broker_adapter.packing import unpacked
 GATEWAY: Final = "gateway"
 #: By how much the clock of another site may be ahead: a change that is made later than it says would lose against it.
 _MOST_AHEAD_MS: Final = 86_400_000
+_PLACES: Final = {
+    **{"queue": DestinationKind.QUEUE, "topic": DestinationKind.TOPIC},
+    "region": DestinationKind.TOPIC,
+}
 #: Characters of the name of a sender.
 _MAX_SENDER: Final = 500
 _OPERATIONS: Final = {"create": Wanted.PUT, "update": Wanted.PUT, "destroy": Wanted.DESTROY}
@@ -243,6 +247,7 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
     try:
         found = unpacked(packed)
         kind, name = destination_of(found["to"])
+        to = _PLACES[kind]
         payload, message_format = found["payload"], found["format"]
         sites = sorted({site, *found[SITES]})
         if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
@@ -258,15 +263,14 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
         origin = None if ORIGIN not in found else _origin(*found[ORIGIN])
         unfit = None
         try:
-            message = _message(message_format, payload, found.get(HEAD))
+            message = message_of(message_format, payload, found.get(HEAD))
         except MessageFormatException as error:
             message, unfit = c.NewMessage(message_format, payload), error.reason
         if milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
             unfit = "the stamp of the change is more than a day ahead of the clock of this site"
     except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
-    destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
-    place, is_joined = (destination, kind == "region"), found.get(JOINED) is True
+    place, is_joined = (Destination(name, to), kind == "region"), found.get(JOINED) is True
     return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_joined, unfit)
 
 
@@ -278,7 +282,7 @@ def _origin(site: int, number: int, previous: int) -> c.Origin:
     return c.Origin(site, number, previous)
 
 
-def _message(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
+def message_of(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
     """A message that comes in; ``head``: see :func:`~broker_adapter.engine.queues.gateway_queue.head_of`."""
     if message_format == ENVELOPE_FORMAT:
         return c.from_head(payload, read_head(payload))

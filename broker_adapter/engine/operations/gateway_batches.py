@@ -19,12 +19,13 @@ from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.selection import Selectable
+from broker_adapter.engine.operations.arrivals import message_of
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES, GatewayQueue, origin_of
-from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord, is_moved, name_there
 from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
 from broker_adapter.engine.rules.matching import Matching
@@ -232,7 +233,12 @@ def _packed(
     is_joined: bool,
 ) -> bytes:
     """A message as it goes to the other site; ``is_joined``: it belongs to the transaction of the one ahead."""
-    found = {"to": destination, "format": message_format, "payload": payload, SITES: annotations.get(SITES, [])}
+    found = {
+        "to": name_there(destination),
+        "format": message_format,
+        "payload": payload,
+        SITES: annotations.get(SITES, []),
+    }
     if KEY_PROPERTY in annotations:
         found["key"] = annotations[KEY_PROPERTY]
         found["operation"] = annotations[OPERATION_PROPERTY]
@@ -251,7 +257,8 @@ def _packed(
 class EndGatewayBatchRequest(Request):
     """The number of messages removed: those up to ``through``.
 
-    What was refused goes into the queue ``$gateway/NAME/refused``, with the reason, as a dead letter.
+    What was refused goes into the queue ``$gateway/NAME/refused``, with the reason, as a dead letter; what was filtered
+    of a queue that is moved goes into that queue.
     """
 
     name: str = argument()
@@ -265,10 +272,11 @@ class EndGatewayBatchRequest(Request):
     def steps(self, client: int) -> Steps:
         refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
         number: int = yield self._queue
+        kept = (yield self._kept) if self.filtered else {}
         left_out = frozenset(self.expired), frozenset(self.filtered)
         removed, left = 0, 0
         while left is not None:
-            some, left = yield g.EndBatch(number, self.through, *left_out, refused, self.applied)
+            some, left = yield g.EndBatch(number, self.through, *left_out, refused, kept, self.applied)
             removed += some
         return removed
 
@@ -278,3 +286,26 @@ class EndGatewayBatchRequest(Request):
         if self.sender is not None and self.sender != _sender(directory, queue):
             raise InvalidDestinationException(f"gateway {self.name!r} was destroyed, and is another one by now")
         return queue.id
+
+    def _kept(self, reader: Reader) -> dict[int, c.NewMessage]:
+        """Position and message of those that were filtered, of queues that are moved."""
+        queue = gateway_named(reader.state.directory, self.name)
+        moved = {number for number, each in enumerate(queue.gateway.destinations, 1) if is_moved(each)}
+        if not moved:
+            return {}
+        first, last = min(self.filtered), max(self.filtered)
+        found = reader.entries(queue.id, first, last, last - first + 1).entries
+        wanted = [each for each in found if each.group in moved and each.position in self.filtered]
+        return {
+            entry.position: _as_it_came(*body, added or {})
+            for entry, (body, added) in zip(wanted, reader.messages(wanted), strict=True)
+            if body is not None
+        }
+
+
+def _as_it_came(message_format: int, payload: bytes, annotations: Mapping[str, Any]) -> c.NewMessage:
+    """A message that a gateway took, as it came in."""
+    try:
+        return message_of(message_format, payload, annotations.get(HEAD))
+    except MessageFormatException:
+        return c.NewMessage(message_format, payload)

@@ -22,7 +22,7 @@ from broker_adapter.engine.commands.selection import Formats
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Names, Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, up_to
-from broker_adapter.engine.records.gateway_records import MAX_BATCH
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, name_there
 from broker_adapter.engine.records.layout import (
     DELAYED_LANE,
     LAST_POSITION,
@@ -47,6 +47,7 @@ _PLACE: Final = re.compile(r"(d?)([0-9]{1,19})")
 class _Part(NamedTuple):
     """A part of what a queue or region has."""
 
+    destination: str  #: what it is of, as the gateway has it
     messages: Sequence[tuple[NewMessage, dict[str, Any] | None]]  #: with the annotations of its entry each
     left_out: int  #: cannot be copied
     next: str | None  #: where the next part begins; None: there is none
@@ -75,22 +76,22 @@ class CopyToGatewayRequest(Request):
     def steps(self, client: int) -> Steps:
         part: _Part = yield self._read
         if part.messages:
-            yield g.CopyToGateway(self.name, self._destination, part.messages)
+            yield g.CopyToGateway(self.name, part.destination, part.messages)
         waiting = yield lambda reader: gateway_named(reader.state.directory, self.name).depth
         return {"copied": len(part.messages), "left_out": part.left_out, "next": part.next, "waiting": waiting}
 
-    @property
-    def _destination(self) -> str:
-        return f"queue:{self.queue}" if self.region is None else f"region:{self.region}"
-
     def _read(self, reader: Reader) -> _Part:
         gateway = gateway_named(reader.state.directory, self.name)
-        destination_number(gateway, self._destination)
+        destination = f"queue:{self.queue}" if self.region is None else f"region:{self.region}"
+        for each in gateway.gateway.destinations:
+            if name_there(each) == destination:
+                destination = each
+        destination_number(gateway, destination)
         if self.region is not None:
-            return self._keys(reader, self.region)
-        return self._messages(reader, self.queue or "", gateway.gateway.first_message)
+            return self._keys(reader, destination, self.region)
+        return self._messages(reader, destination, gateway.gateway.first_message)
 
-    def _keys(self, reader: Reader, name: str) -> _Part:
+    def _keys(self, reader: Reader, destination: str, name: str) -> _Part:
         region = reader.state.events.region(name)
         keys = reader.keys_behind(region.id, self.after, self.limit)
         taken = up_to(MAX_RANGE_BYTES, [each.size for each in keys])
@@ -98,12 +99,12 @@ class CopyToGatewayRequest(Request):
         keys = keys[:taken]
         found = [_of_key(name, *each) for each in zip(keys, reader.values(keys), strict=True)]
         messages = [each for each in found if each is not None]
-        return _Part(messages, len(found) - len(messages), keys[-1].key if has_more else None)
+        return _Part(destination, messages, len(found) - len(messages), keys[-1].key if has_more else None)
 
-    def _messages(self, reader: Reader, name: str, before: int) -> _Part:
-        queue = reader.state.directory.by_destination.get(Destination(name))
+    def _messages(self, reader: Reader, destination: str, before: int) -> _Part:
+        queue = reader.state.directory.by_destination.get(Destination(self.queue or ""))
         if queue is None:
-            return _Part([], 0, None)
+            return _Part(destination, [], 0, None)
         found = _PLACE.fullmatch("d0" if self.after is None else self.after)
         if found is None:
             raise MessageFormatException(f"the argument 'after' is no answer of a copy of a queue: {self.after!r:.100}")
@@ -126,7 +127,7 @@ class CopyToGatewayRequest(Request):
             for entry, (body, _) in zip(wanted, reader.messages(wanted), strict=True)
             if body is not None
         ]
-        return _Part(messages, len(wanted) - len(messages) + len(damaged), following)
+        return _Part(destination, messages, len(wanted) - len(messages) + len(damaged), following)
 
 
 def _of_key(region: str, stored: StoredKey, value: Message | None) -> tuple[NewMessage, dict[str, Any]] | None:

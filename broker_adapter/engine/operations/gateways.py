@@ -12,7 +12,7 @@ from broker_adapter.engine.operations.request import Request, Steps, Threads, ar
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES
 from broker_adapter.engine.queues.directory import named_queue
 from broker_adapter.engine.queues.gateway_queue import GatewayQueue
-from broker_adapter.engine.records.gateway_records import MAX_BATCH, STATES, GatewayRecord, destination_of
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, STATES, GatewayRecord, destination_of, name_there
 from broker_adapter.engine.rules.gateways import gateway_named
 from broker_adapter.errors import (
     InvalidDestinationException,
@@ -31,13 +31,13 @@ class CreateGatewayRequest(Request):
     """True.
 
     From now on what its destinations take is queued for the other site, unless the gateway is stopped; it is sent while
-    it is running.
+    it is running.  Of a queue that is moved, it is queued for the other site only.
     """
 
     name: str = argument()
     url: str = argument(note="of the other site")
     destinations: Sequence[str] = argument(
-        most_values=MAX_DESTINATIONS, note='"queue:NAME", "topic:NAME" or "region:NAME" each'
+        most_values=MAX_DESTINATIONS, note='"queue:NAME", "topic:NAME", "region:NAME" or "move:NAME" each'
     )
     selector: str | None = argument(None)
     batch_messages: int = argument(100, least=1, most=MAX_BATCH)
@@ -53,7 +53,7 @@ class CreateGatewayRequest(Request):
         _check_url(self.url)
         if not self.destinations:
             raise MessageFormatException("a gateway has one destination at least")
-        if len(set(self.destinations)) < len(self.destinations):
+        if len(set(map(name_there, self.destinations))) < len(self.destinations):
             raise MessageFormatException("a destination of a gateway is named twice")
         for each in self.destinations:
             _check_destination(each)

@@ -197,11 +197,20 @@ class Directory:
         return queue
 
     def targets(self, destination: Destination, effects: Effects) -> Sequence[QueueState]:
-        """The queues that messages to a destination go into; a queue is made where there is none."""
+        """The queues that messages to a destination go into; a queue is made where there is none.
+
+        What is sent to a queue that a gateway moves goes into none.
+        """
         if destination.is_topic:
             return tuple(self.topic(destination))
+        if self.feeds and self.is_moved(destination):
+            return ()
         queue = self.by_destination.get(destination)
         return (queue if queue is not None else self.queue(destination, effects),)
+
+    def is_moved(self, destination: Destination) -> bool:
+        """Return whether a gateway takes what is sent to a queue away from here."""
+        return any(feed.moves for feed in self.feeds.get(destination, ()))
 
     def new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
         """Make a queue, a durable subscription or a staged transaction, and store its record."""

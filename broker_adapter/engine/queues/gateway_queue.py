@@ -27,7 +27,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.entries import Entry, Lane
 from broker_adapter.engine.queues.queue import QueueState
-from broker_adapter.engine.records.gateway_records import UNKNOWN, GatewayRecord
+from broker_adapter.engine.records.gateway_records import UNKNOWN, GatewayRecord, is_moved
 from broker_adapter.engine.records.layout import (
     FLAG_ANNOTATED,
     FLAG_JOINED,
@@ -214,6 +214,12 @@ class Feed(NamedTuple):
 
     queue: GatewayQueue
     number: int  #: of the destination among those of the gateway
+
+    @property
+    def moves(self) -> bool:
+        """Whether the gateway takes what is sent to the destination away from here."""
+        gateway = self.queue.gateway
+        return gateway.state != "stopped" and is_moved(gateway.destinations[self.number - 1])
 
 
 #: The step of a message whose number is that behind the one before it, and that of one of which this is not known.

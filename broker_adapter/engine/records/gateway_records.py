@@ -29,8 +29,9 @@ MAX_BATCH: Final = 10_000
 MAX_SITE: Final = 255
 #: What a gateway may be doing; while it is stopped, nothing is queued for it.
 STATES: Final = ("created", "running", "paused", "stopped")
-#: What the name of a destination begins with, by what it is.
-DESTINATION_KINDS: Final = ("queue", "topic", "region")
+#: What the name of a destination begins with, by what it is; a queue that is moved goes to the other site only.
+DESTINATION_KINDS: Final = ("queue", "topic", "region", "move")
+_MOVED: Final = "move:"
 
 
 class GatewayCounters(NamedTuple):
@@ -123,5 +124,15 @@ def destination_of(text: str) -> tuple[str, str]:
     """(kind, name) of a destination of a gateway; raises ValueError where it is none."""
     kind, separator, name = text.partition(":")
     if not separator or not name or kind not in DESTINATION_KINDS:
-        raise ValueError(f'{text!r:.200} is not "queue:NAME", "topic:NAME" or "region:NAME"')
+        raise ValueError(f'{text!r:.200} is not "queue:NAME", "topic:NAME", "region:NAME" or "move:NAME"')
     return kind, name
+
+
+def is_moved(destination: str) -> bool:
+    """Return whether a destination of a gateway is a queue that is moved."""
+    return destination.startswith(_MOVED)
+
+
+def name_there(destination: str) -> str:
+    """Return what a destination of a gateway is called at the other site, where no queue is moved."""
+    return destination.replace(_MOVED, "queue:", 1) if is_moved(destination) else destination

@@ -22,6 +22,7 @@ from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, REGION_KIND
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
 from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
+from broker_adapter.engine.records.new_message import NewMessage
 from broker_adapter.engine.rules.admission import Admission
 from broker_adapter.engine.rules.intake import Intake
 from broker_adapter.engine.rules.queue_removal import QueueRemoval
@@ -37,7 +38,10 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Gateways of a server: each that is running has a thread.
 MAX_GATEWAYS: Final = 100
-_KINDS: Final = {"queue": DestinationKind.QUEUE, "topic": DestinationKind.TOPIC, "region": REGION_KIND}
+_KINDS: Final = {
+    **{"queue": DestinationKind.QUEUE, "move": DestinationKind.QUEUE},
+    **{"topic": DestinationKind.TOPIC, "region": REGION_KIND},
+}
 _DAMAGE: Final = (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException)
 
 
@@ -180,12 +184,13 @@ class Gateways:
         queue = self._directory.queues.get(command.queue)
         if not isinstance(queue, GatewayQueue) or queue.record.kind == "ended":
             raise InvalidDestinationException("the gateway was destroyed meanwhile")
-        sent = [raw for raw in command.found if raw.position not in command.refused]
+        aside = command.refused.keys() | command.kept.keys()
+        sent = [raw for raw in command.found if raw.position not in aside]
         run, others = queue.split_run(sent, effects)
         queue.remove_run(run, effects)
         gone = {raw.position for raw in run}
         refused = 0
-        for raw in (*others, *[raw for raw in command.found if raw.position in command.refused]):
+        for raw in (*others, *[raw for raw in command.found if raw.position in aside]):
             entry = queue.find(raw, effects)
             if entry is None:
                 continue
@@ -193,6 +198,8 @@ class Gateways:
                 self._refuse(queue, entry, command.refused[raw.position], effects)
                 refused += 1
             else:
+                if raw.position in command.kept:
+                    self._keep(queue, entry, command.kept[raw.position], now_ms, effects)
                 queue.remove(entry, effects)
                 gone.add(raw.position)
         noted = queue.noted()
@@ -227,6 +234,13 @@ class Gateways:
                 )
             queue.ended_through = raw.position
         return is_incomplete
+
+    def _keep(self, queue: GatewayQueue, entry: Entry, message: NewMessage, now_ms: int, effects: Effects) -> None:
+        """Put a message of a queue that is moved into that queue, since it does not go to the other site."""
+        _, name = destination_of(queue.gateway.destinations[entry.group - 1])
+        target = self._directory.queue(Destination(name), effects, limited=False)
+        self._intake.store(message, (target,), now_ms, effects)
+        self._directory.changed[target.id] = target
 
     def _refuse(self, queue: GatewayQueue, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that the other site does not want into the queue of those, with the reason."""

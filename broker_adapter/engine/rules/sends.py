@@ -225,8 +225,11 @@ class Sends:
         """Carry out a PutBack."""
         messages = [(key, message) for key, message in command.messages if key in command.there]
         known = set(self._directory.queues)
-        if command.subscription is None:
+        targets: Sequence[QueueState]
+        if command.subscription is None and command.destination.is_topic:
             targets = self._targets(command.destination, effects)
+        elif command.subscription is None:
+            targets = (self._directory.queue(command.destination, effects),)
         else:
             targets = (self._directory.subscription(command.destination, *command.subscription),)
         try:

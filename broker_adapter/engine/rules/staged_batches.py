@@ -306,7 +306,7 @@ class StagedBatches:
 
     def _move_one_by_one(self, entries: Sequence[RawEntry], source: QueueState, effects: Effects) -> None:
         target = self._target_of(source, effects)
-        feeds = self._directory.feeds.get(target.destination)
+        feeds, is_moved = self._directory.feeds.get(target.destination), self._directory.is_moved(target.destination)
         for raw in entries:
             entry = source.find(raw, effects)
             if entry is not None:
@@ -318,11 +318,13 @@ class StagedBatches:
                     # It was numbered when it was staged: what was numbered later may have been sent before it.
                     of_origin = self._intake.new_number(effects)
                     origin = origin_of(0, of_origin, feeds.step(of_origin, of_origin), {})
+                if len(fed) > is_moved:
                     flags |= FLAG_SHARED
                     batch = effects.durable if flags & FLAG_PERSISTENT else effects.volatile
-                    batch.references.append((entry.number, 1 + len(fed)))
-                expires_at_ms = target.expiry(entry.expires_at_ms, self._time.now_ms)
-                target.adopt(entry, entry.lane, flags, expires_at_ms, entry.delivery_count, effects)
+                    batch.references.append((entry.number, len(fed) + (not is_moved)))
+                if not is_moved:
+                    expires_at_ms = target.expiry(entry.expires_at_ms, self._time.now_ms)
+                    target.adopt(entry, entry.lane, flags, expires_at_ms, entry.delivery_count, effects)
                 for gateway, number in fed:
                     gateway.share(entry, flags, number, effects, origin)
                     self._changed[gateway.id] = gateway

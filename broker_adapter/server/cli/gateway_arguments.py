@@ -52,6 +52,14 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
             metavar="NAME",
             help=f"a {kind} of which it sends a copy of what comes in; several times",
         )
+    creating.add_argument(
+        "--move",
+        type=text_argument,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a queue of which it sends what comes in, which then is in no queue here; several times",
+    )
     creating.add_argument("--start", action="store_true", help="start it as well")
 
     add("list", "list the gateways", names_one=False)

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any, Final
 
+from broker_adapter.engine.records.gateway_records import DESTINATION_KINDS
 from broker_adapter.server.cli.gateway_arguments import REMOTE_URL
 from broker_adapter.server.cli.tools import confirmed, connected, say, table
 from broker_adapter.transport import Transport
@@ -22,9 +23,9 @@ _COLUMNS: Final = ("url", "state", "trouble", "waiting", "distributed", "refused
 
 def create(options: argparse.Namespace) -> int:
     """Make a gateway."""
-    destinations = [f"{kind}:{name}" for kind in ("queue", "topic", "region") for name in getattr(options, kind)]
+    destinations = [f"{kind}:{name}" for kind in DESTINATION_KINDS for name in getattr(options, kind)]
     if not destinations:
-        raise ValueError("nothing to send is named; give --queue, --topic or --region")
+        raise ValueError("nothing to send is named; give --queue, --topic, --region or --move")
     state = "running" if options.start else "created"
     arguments = {"name": options.name, "destinations": destinations, "state": state, **_changes(options)}
     with connected(options) as (transport, _):

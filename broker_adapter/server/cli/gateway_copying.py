@@ -38,9 +38,11 @@ def _chosen(options: argparse.Namespace, transport: Transport) -> list[str]:
     """The destinations that are to be copied."""
     (found,) = transport.request("gateways", {"name": options.name}, None)
     chosen = [f"{kind}:{name}" for kind in ("region", "queue") for name in getattr(options, kind)]
-    chosen = chosen or [each for each in found["destinations"] if not each.startswith("topic:")]
+    chosen = chosen or [each for each in found["destinations"] if each.startswith(("region:", "queue:"))]
     if not chosen:
-        raise ValueError(f"gateway {options.name!r} has topics only, which keep nothing that could be copied")
+        raise ValueError(
+            f"gateway {options.name!r} has no region and no queue to copy; a queue that it moves is copied with --queue"
+        )
     if options.after is not None and len(chosen) > 1:
         raise ValueError("--after needs one --region or --queue that it is a place of")
     return chosen

@@ -86,7 +86,7 @@ def test_the_url_of_the_other_site_may_come_from_the_environment(url: tuple[str,
 @pytest.mark.parametrize(
     ("arguments", "status", "reason"),
     [
-        (("create", "g", "--to", FAR), 1, "nothing to send is named; give --queue, --topic or --region"),
+        (("create", "g", "--to", FAR), 1, "nothing to send is named; give --queue, --topic, --region or --move"),
         (("create", "g", "--queue", "q"), 2, "the following arguments are required: --to"),
         (("create", "g", "--queue", "q", "--to", "embedded:x"), 1, "is no server"),
         (("create", "g", "--queue", "q", "--to", FAR, "--selector", "a ="), 1, "selector 'a =' is wrong"),
