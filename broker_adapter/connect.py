@@ -6,14 +6,14 @@ Each is loaded when it is first needed: importing the SDK, or using the engine i
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import attrs
 
 from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
-from broker_adapter.transport import Refresh, Transport
+from broker_adapter.transport import Refresh, RemoteTransport, Transport
 from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
 _INSTALL_PROTON: Final = "; install it: pip install python-qpid-proton"
@@ -55,7 +55,7 @@ def transport_for(
     return _over_amqp(parsed, refresh), parsed.client
 
 
-def transport_to_site(url: str) -> Transport:
+def transport_to_site(url: str) -> RemoteTransport:
     """Return what a gateway connects with to the server that a URL names; it is not open yet, and not restored.
 
     Args:
@@ -64,7 +64,7 @@ def transport_to_site(url: str) -> Transport:
     Raises:
         JMSException: as :func:`transport_for`.
     """
-    return transport_for(url, restores=False)[0]
+    return cast(RemoteTransport, transport_for(url, restores=False)[0])
 
 
 def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:

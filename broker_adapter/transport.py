@@ -491,3 +491,15 @@ class Transport(Protocol):
         Raises:
             JMSException: the peer is not a Holdfast server, or what the operation raises.
         """
+
+
+class RemoteTransport(Transport, Protocol):
+    """A connection over a network."""
+
+    def begin_request(
+        self, operation: str, arguments: Mapping[str, Any], done: Callable[[Any, JMSException | None], bool]
+    ) -> None:
+        """Ask as ``request`` does, without a wait.  Those of one kind are carried out in the order of these calls.
+
+        ``done`` is called with the answer or the error, in the thread of the connection.
+        """

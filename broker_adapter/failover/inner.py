@@ -14,8 +14,8 @@ from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import (
     LinkSink,
     LinkSpec,
+    RemoteTransport,
     Server,
-    Transport,
 )
 from broker_adapter.urls.url import AmqpURL
 
@@ -23,7 +23,7 @@ from broker_adapter.urls.url import AmqpURL
 EndWait = Callable[[JMSException], None]
 
 
-class Inner(Transport, Protocol):
+class Inner(RemoteTransport, Protocol):
     """What restoring needs of a transport beyond the port."""
 
     @property

@@ -443,6 +443,15 @@ class FailoverTransport:
 
         return self._repeated(f"request {operation!r}", timeout, ask)
 
+    def begin_request(
+        self, operation: str, arguments: Mapping[str, Any], done: Callable[[Any, JMSException | None], bool]
+    ) -> None:
+        """See :meth:`broker_adapter.transport.RemoteTransport.begin_request`.
+
+        It is not asked again where the connection is lost: ``done`` gets the error.
+        """
+        self._current.usable().begin_request(operation, arguments, done)
+
     def _repeated(
         self,
         what: str,

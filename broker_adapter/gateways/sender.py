@@ -1,13 +1,17 @@
 """What the sender of a gateway does next: when a batch is due, how large it is, what its answer means.  Pure.
 
 Theory of operation
-    One batch is under way at a time.  It is read from the front of the gateway's queue, handed over to the other site,
-    and ended here when the other site has answered.  While one is under way the next one may be read.  Where no answer
-    comes, nothing is ended, and the next batch begins with the same messages: the other site knows the positions that
-    it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
+    A batch has at most ``batch_messages`` and ``batch_bytes``.  It is due when either waits, or when something has
+    waited for ``batch_ms``.  It is read from the gateway's queue, handed over to the other site, and ended here when
+    the other site has answered.
 
-    A batch is due when ``batch_messages`` or ``batch_bytes`` wait, or when something has waited for ``batch_ms``.  It
-    takes all that waits, up to ``batch_bytes``, so that a backlog goes in large batches.
+    Several batches are under way at a time, each read behind the one before it, and are answered and ended in order.
+    Each says behind which position it stands, and the other site takes nothing of it unless it knows that position.
+    So where a batch was cut, or had a message at its end that was refused, those behind it do nothing.  Their answers
+    are awaited, and the next batch is read from the front.
+
+    Where no answer comes, nothing is ended, and the next batch begins with the same messages: the other site knows the
+    positions that it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
 
     A batch that the other site cannot read is halved until it can, and a single message that it cannot read is refused,
     or a transaction of which it cannot read a message.
@@ -15,17 +19,39 @@ Theory of operation
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, GatewayRecord
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.wording import in_seconds
 
+#: Batches that may be under way, and bytes above which no further one begins.
+_IN_FLIGHT: Final = 32
+_IN_FLIGHT_BYTES: Final = 16 << 20
 #: Time between two records of the log about a failure that lasts, in seconds.
 _TELL_SECONDS: Final = 3600.0
 #: Time between two alerts, in seconds.
 _ALERT_SECONDS: Final = 60.0
+
+
+class Batch(NamedTuple):
+    """A batch that is under way."""
+
+    positions: Sequence[int]  #: of its messages; none: all that was read is left out
+    found: Mapping[str, Any]  #: what ``read_gateway`` has answered, without the messages
+    begun: float  #: when it was due
+
+    @property
+    def last(self) -> int:
+        """The position of the last message that was handed over; 0: none was."""
+        return self.positions[-1] if self.positions else 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages were read, and wait until it ends."""
+        return len(self.positions) + len(self.found["expired"]) + len(self.found["filtered"])
 
 
 class Sender:
@@ -35,91 +61,162 @@ class Sender:
         retry_seconds: time from an attempt that failed to the next one.
 
     Attributes:
+        under_way: the batches that were not answered yet, in order.
         trouble: why the last attempt failed; empty: it did not.
     """
 
     def __init__(self, retry_seconds: float) -> None:
         self._retry_seconds = retry_seconds
         self._url: str | None = None
-        self._waits_since: float | None = None  # when the first of those that wait may have come
-        self._begun = 0.0  # when a batch was due, and read
+        self._waits_since: float | None = None  # when the first of those behind what is under way may have come
+        self._unsent_since: float | None = None  # the same of all that wait
         self._retry_at = 0.0
         self._failing_since: float | None = None
         self._tell_at = 0.0
         self._alert_at = 0.0
         self._most = MAX_BATCH
+        self._void = 0  # batches under way behind one that was not done whole: they do nothing
+        self.under_way: deque[Batch] = deque()
         self.trouble = ""
 
     def __repr__(self) -> str:
-        return f"<Sender trouble={self.trouble!r}>"
+        return f"<Sender {len(self.under_way)} batches under way, trouble={self.trouble!r}>"
 
     def seconds_until_due(self, record: GatewayRecord, messages: int, size: int, now: float) -> float | None:
         """Return when the next batch is due.
 
         Args:
             record: of the gateway, which is running.
-            messages: that wait.
+            messages: that wait, with those under way.
             size: their bytes.
             now: the time, in seconds of a steady clock.
 
         Returns:
-            Seconds, 0: now; None: nothing waits.
+            Seconds, 0: now; None: nothing waits, or as much is under way as may be.
         """
         if record.url != self._url:  # another site: what the last one did says nothing
+            if self.under_way:
+                return None
             self._url, self._retry_at = record.url, 0.0
         if not messages:
+            self._unsent_since = None
+        elif self._unsent_since is None:
+            self._unsent_since = now
+        handed_over = sum(each.found["bytes"] for each in self.under_way)
+        messages -= sum(each.messages for each in self.under_way)
+        if messages <= 0:
             self._waits_since = None
             return None
         if self._waits_since is None:
             self._waits_since = now
+        # After trouble one batch shows whether it is over.
+        if self._void or len(self.under_way) >= (1 if self.trouble else _IN_FLIGHT) or handed_over >= _IN_FLIGHT_BYTES:
+            return None
         if now < self._retry_at:
             return self._retry_at - now
         due = self._waits_since + record.batch_ms / 1000
-        if now < due and messages < record.batch_messages and size < record.batch_bytes and not self.trouble:
-            return due - now
-        self._begun = now
-        return 0.0
+        enough = messages >= record.batch_messages or size - handed_over >= record.batch_bytes
+        return 0.0 if enough or self.trouble or now >= due else due - now
 
     def alert(self, record: GatewayRecord, now: float) -> str | None:
         """Return what the log says of messages that wait for too long; None: nothing now."""
-        since = self._waits_since
+        since = self._unsent_since
         if not record.alert_ms or since is None or now < self._alert_at or now - since < record.alert_ms / 1000:
             return None
         self._alert_at = now + _ALERT_SECONDS
         return f"nothing was sent for {in_seconds(round(now - since, 1))}, and messages wait"
 
-    @property
-    def max_messages(self) -> int:
-        """How many messages the next batch may have."""
-        return self._most
+    def limits(self, record: GatewayRecord) -> dict[str, int]:
+        """Return the arguments of ``read_gateway`` for the next batch: behind which position, and how much."""
+        after = self.under_way[-1].found["through"] if self.under_way else 0
+        return {
+            "after": after,
+            "max_messages": min(record.batch_messages, self._most),
+            "max_bytes": record.batch_bytes,
+        }
 
-    def refused_whole(self, found: Mapping[str, Any], error: MessageFormatException) -> dict[str, Any] | None:
-        """Return what the other site would have answered, had it refused the only message or transaction of a batch.
+    def batch_of(self, found: Mapping[str, Any], site: int, now: float) -> dict[str, Any]:
+        """Note a batch as under way.
 
         Args:
-            found: the batch, as ``read_gateway`` has it.
+            found: what ``read_gateway`` has answered; something was read.
+            site: the number of this one.
+            now: when it was due.
+
+        Returns:
+            The arguments of ``apply_batch``.
+        """
+        entries: Sequence[tuple[int, bytes]] = found["entries"]
+        positions = [position for position, _ in entries]
+        behind = next((each.last for each in reversed(self.under_way) if each.last), 0)
+        self.under_way.append(Batch(positions, {**found, "entries": ()}, now))
+        self._waits_since = now
+        return {
+            "site": site,
+            "sender": found["sender"],
+            "after": found["applied"],
+            "behind": behind,
+            "positions": positions,
+            "messages": [message for _, message in entries],
+        }
+
+    def answered(self, answer: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Note what the other site has answered to the first batch under way.
+
+        Args:
+            answer: of ``apply_batch``; empty: nothing was handed over, since all was left out.
+
+        Returns:
+            The arguments of ``end_gateway_batch`` without the name; None: nothing ends.
+        """
+        batch = self.under_way.popleft()
+        if self._void:
+            self._void -= 1
+            return None
+        found, through = batch.found, answer.get("through", 0)
+        if through < batch.last:
+            self._void = len(self.under_way)
+            if not through:
+                return None
+        else:
+            through = found["through"]
+        self._most = min(MAX_BATCH, self._most * 2)
+        self._unsent_since = batch.begun
+        done = {name: answer[name] for name in ("refused", "applied") if name in answer}
+        return {"through": through, **{name: found[name] for name in ("sender", "expired", "filtered")}, **done}
+
+    def unreadable(self, error: MessageFormatException) -> dict[str, Any] | None:
+        """Note that the other site cannot read the first batch under way: the next one is half as large.
+
+        Args:
             error: what the other site has answered.
 
         Returns:
-            The answer; None: the next batch is half as large.
+            As ``answered``: of a single message or transaction, as if it was refused.
         """
-        positions = [position for position, _ in found["entries"]]
-        if len(positions) - len(found["joined"]) > 1:
+        batch = self.under_way[0]
+        positions, found = batch.positions, batch.found
+        if not self._void and len(positions) - len(found["joined"]) == 1:
+            refused = [(position, error.reason) for position in positions]
+            return self.answered({"through": batch.last, "refused": refused, "applied": found["applied"]})
+        if not self._void:
             self._most = max(1, min(self._most, len(positions)) // 2)
-            return None
-        refused = [(position, error.reason) for position in positions]
-        return {"through": positions[-1], "refused": refused, "applied": found["applied"]}
+        return self.answered({})
 
-    def applied(self, now: float) -> str | None:
+    def works(self, now: float) -> str | None:
         """Note that the other site has answered; returns what the log says of that, or None."""
-        self._most = min(MAX_BATCH, self._most * 2)
-        self._waits_since = self._begun
         self.trouble = ""
         since, self._failing_since = self._failing_since, None
         return None if since is None else f"the other site takes messages again, after {in_seconds(round(now - since))}"
 
     def failed(self, error: JMSException, now: float) -> str | None:
-        """Note that an attempt failed; returns what the log says of that: at first, and once an hour."""
+        """Note that an attempt failed, and that nothing is under way any more.
+
+        Returns:
+            What the log says of that: at first, and once an hour.
+        """
+        self.under_way.clear()
+        self._void = 0
         self._retry_at = now + self._retry_seconds
         self.trouble = error.reason
         if self._failing_since is None:
@@ -128,57 +225,3 @@ class Sender:
             return None
         self._tell_at = now + _TELL_SECONDS
         return f"nothing can be sent, and is tried again each {in_seconds(self._retry_seconds)}: {error.reason}"
-
-
-def batch_of(found: Mapping[str, Any], site: int) -> dict[str, Any]:
-    """Return the arguments of ``apply_batch`` for what was read.
-
-    Args:
-        found: what ``read_gateway`` has answered; there are messages.
-        site: the number of this one.
-    """
-    entries: Sequence[tuple[int, bytes]] = found["entries"]
-    return {
-        "site": site,
-        "sender": found["sender"],
-        "after": found["applied"],
-        "positions": [position for position, _ in entries],
-        "messages": [message for _, message in entries],
-    }
-
-
-def has_more(found: Mapping[str, Any]) -> bool:
-    """Return whether more waits than what was read; ``found``: what ``read_gateway`` has answered."""
-    return int(found["waiting"]) > sum(len(found[each]) for each in ("entries", "expired", "filtered"))
-
-
-def follows(
-    record: GatewayRecord, found: Mapping[str, Any], answer: Mapping[str, Any], following: Mapping[str, Any]
-) -> bool:
-    """Return whether what was read behind a batch is the next one, and due.
-
-    Args:
-        record: of the gateway.
-        found: the batch, as ``read_gateway`` has it.
-        answer: what ``apply_batch`` has answered.
-        following: what ``read_gateway`` has behind the batch.
-    """
-    entries = following["entries"]
-    if answer["through"] != found["entries"][-1][0] or not entries:
-        return False
-    return len(entries) >= record.batch_messages or sum(len(message) for _, message in entries) >= record.batch_bytes
-
-
-def end_of(found: Mapping[str, Any], answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of ``end_gateway_batch``, without the name.
-
-    Args:
-        found: what ``read_gateway`` has answered.
-        answer: what ``apply_batch`` has answered; None: nothing was handed over, since all was left out.
-    """
-    left_out = {"sender": found["sender"], "expired": found["expired"], "filtered": found["filtered"]}
-    if answer is None:
-        return {"through": found["through"], **left_out}
-    is_whole = answer["through"] == found["entries"][-1][0]
-    through = found["through"] if is_whole else answer["through"]
-    return {"through": through, **left_out, "refused": answer["refused"], "applied": answer["applied"]}

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from broker_adapter.engine.broker import Broker
@@ -20,13 +22,16 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,
     MessageFormatException,
+    OperationTimedOutException,
 )
-from broker_adapter.gateways.sender import Sender, batch_of, end_of, follows, has_more
+from broker_adapter.gateways.sender import Sender
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.transport import Credentials, Transport
+from broker_adapter.transport import Credentials, RemoteTransport
+from broker_adapter.urls.url import parse_url
+from broker_adapter.wording import in_seconds
 
 #: Returns a transport to the server that a URL names.
-Connect = Callable[[str], Transport]
+Connect = Callable[[str], RemoteTransport]
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Shortest time between two looks at what waits, in seconds: each commit may bring something.
@@ -130,10 +135,12 @@ class _SenderThread:
         self._name = name
         self._connect = connect
         self._rules = Sender(broker.settings.gateway_retry_seconds)
-        self._transport: Transport | None = None
+        self._transport: RemoteTransport | None = None
         self._url = ""
         self._remote_site = 0
-        self._beside = ThreadPoolExecutor(1, f"holdfast-gateway-reader {name}")  # starts with the first backlog
+        self._answer_seconds = 0.0  # longest wait for an answer
+        self._waits_since = 0.0  # for the answer to the first batch under way
+        self._answers: deque[Future[dict[str, Any]]] = deque()  # one for each batch under way
         self._is_stopping = False
         self.wake = threading.Event()
         self.has_ended = self.is_connecting = False
@@ -151,8 +158,7 @@ class _SenderThread:
         try:
             while not (self._is_stopping or self.has_ended) and self._broker.failed is None:
                 try:
-                    if not self._turn():
-                        return
+                    self._turn()
                 except JMSException as error:
                     self._failed(error)
                 except Exception as error:
@@ -160,93 +166,103 @@ class _SenderThread:
                     self._failed(JMSException(f"unexpected error {error!r}"))
         finally:
             self._disconnect()
-            self._beside.shutdown()
 
-    def _turn(self) -> bool:
-        """Send a batch, or wait until one may be due; returns False where there is nothing to do for this thread."""
+    def _turn(self) -> None:
+        """Send a batch that is due, else end one that was answered, else wait for one of both."""
         found = self._look(sends=False)
         if found is None:
-            return False
+            return
         record, messages, size = found
-        now = time.monotonic()
-        seconds = self._rules.seconds_until_due(record, messages, size, now)
-        alert = self._rules.alert(record, now)
-        if alert is not None:
-            _log.warning("! gateway %r: %s", self._name, alert)
-        if seconds is None or seconds > 0:
-            self.wake.wait(seconds)
-            self.wake.clear()
-            return True
-        remote = self._connected(record)
-        if self._is_stopping or self._look(sends=True) is None:
-            return False
-        self._send(remote, record)
-        return True
+        now, seconds = time.monotonic(), None
+        if record.state == "running":
+            seconds = self._rules.seconds_until_due(record, messages, size, now)
+            alert = self._rules.alert(record, now)
+            if alert is not None:
+                _log.warning("! gateway %r: %s", self._name, alert)
+        if seconds == 0.0:
+            self._send(record, now)
+        elif self._answers:
+            self._end(now)
+        else:
+            self._wait(seconds)
 
     def _look(self, *, sends: bool) -> tuple[GatewayRecord, int, int] | None:
-        """Look at what waits; None: the gateway is not running any more, and this thread ends."""
+        """Look at what waits; None: nothing is under way, and nothing may be sent any more.
+
+        Args:
+            sends: whether a batch is to be sent.
+        """
+        is_under_way = bool(self._answers)
         with self._broker.reading() as reader:
             try:
-                found = reader.note_sender(self._name, sends=sends, trouble=self._rules.trouble)
+                found = reader.note_sender(
+                    self._name, sends=sends, is_under_way=is_under_way, trouble=self._rules.trouble
+                )
             except InvalidDestinationException:
                 found = None
-            if found is None or found[0].state != "running":
+            if found is None or (found[0].state != "running" and not is_under_way):
                 self.has_ended = True
                 return None
         return found
 
-    def _send(self, remote: Transport, record: GatewayRecord) -> None:
-        """Send a batch, and the next ones while enough waits; each is read while the one before it is under way."""
-        found = self._read(record, 0)
-        if not found["entries"]:
-            if found["through"]:
-                self._end(found, None)
-            else:
-                self.wake.wait(_LOOK_SECONDS)  # what waited is gone
+    def _send(self, record: GatewayRecord, now: float) -> None:
+        """Send what is due."""
+        remote = self._connected(record)
+        if self._is_stopping or (looked := self._look(sends=True)) is None or looked[0].state != "running":
             return
-        ending: Future[None] | None = None
-        while True:
-            ahead = self._beside.submit(self._read, record, found["through"]) if has_more(found) else None
-            answer = self._hand_over(remote, found)
-            if ending is not None:
-                ending.result()
-            if answer is None:
-                return
-            following = None if ahead is None else ahead.result()
-            if following is None or not follows(record, found, answer, following) or not self._still_sends(record):
-                self._end(found, answer)
-                return
-            ending = self._beside.submit(self._end, found, answer)
-            found = {**following, "applied": answer["applied"]}
+        found = self._ask("read_gateway", remote_site=self._remote_site, **self._rules.limits(record))
+        if not found["through"]:
+            self._wait(_LOOK_SECONDS)  # what waited is gone
+            return
+        answer: Future[dict[str, Any]] = Future()
+        batch = self._rules.batch_of(found, self._broker.settings.site, now)
+        if not self._answers:
+            self._waits_since = now
+        self._answers.append(answer)
+        if batch["positions"]:
+            remote.begin_request("apply_batch", batch, partial(self._take_answer, answer))
+        else:
+            answer.set_result({})
 
-    def _still_sends(self, record: GatewayRecord) -> bool:
-        """Return whether the gateway is running, and is what it was."""
-        looked = self._look(sends=True)
-        return looked is not None and looked[0].options == record.options
+    def _take_answer(self, answer: Future[dict[str, Any]], result: Any, error: JMSException | None) -> bool:
+        """The other site has answered; called in the thread of the connection."""
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+        self.wake.set()
+        return True
 
-    def _read(self, record: GatewayRecord, after: int) -> dict[str, Any]:
-        limits = {"max_messages": self._rules.max_messages, "max_bytes": record.batch_bytes}
-        found: dict[str, Any] = self._ask("read_gateway", after=after, remote_site=self._remote_site, **limits)
-        return found
-
-    def _hand_over(self, remote: Transport, found: dict[str, Any]) -> dict[str, Any] | None:
-        """Hand a batch over; returns the answer, or None where the next one is to be smaller."""
+    def _end(self, now: float) -> None:
+        """End the first batch under way, if it was answered; else wait."""
+        answer = self._answers[0]
+        if not answer.done():
+            left = self._waits_since + self._answer_seconds - now
+            if left <= 0:
+                seconds = in_seconds(self._answer_seconds)
+                raise OperationTimedOutException(f"the other site has not answered within {seconds}")
+            self._wait(left)
+            return
         try:
-            answer: dict[str, Any] = remote.request("apply_batch", batch_of(found, self._broker.settings.site), None)
+            ended = self._rules.answered(answer.result())
         except MessageFormatException as error:
-            return self._rules.refused_whole(found, error)
-        told = self._rules.applied(time.monotonic())
+            ended = self._rules.unreadable(error)
+        self._answers.popleft()
+        self._waits_since = now
+        told = self._rules.works(now)
         if told is not None:
             _log.info("= gateway %r: %s", self._name, told)
-        return answer
+        if ended is not None:
+            self._ask("end_gateway_batch", **ended)
 
-    def _end(self, found: dict[str, Any], answer: dict[str, Any] | None) -> None:
-        self._ask("end_gateway_batch", **end_of(found, answer))
+    def _wait(self, seconds: float | None) -> None:
+        self.wake.wait(seconds)
+        self.wake.clear()
 
     def _ask(self, operation: str, **arguments: Any) -> Any:
         return self._broker.request(operation, {"name": self._name, **arguments}, _ENGINE_SECONDS)
 
-    def _connected(self, record: GatewayRecord) -> Transport:
+    def _connected(self, record: GatewayRecord) -> RemoteTransport:
         """Return the connection to the other site; it is made where there is none, or one to somewhere else."""
         if self._transport is not None and self._url == record.url:
             return self._transport
@@ -255,6 +271,7 @@ class _SenderThread:
             raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
         transport = self._connect(record.url)
         self._transport, self._url = transport, record.url
+        self._answer_seconds = parse_url(record.url).client.request_timeout_seconds
         self.is_connecting = True
         try:
             transport.open(Credentials(), lambda _event: None, None)
@@ -265,9 +282,10 @@ class _SenderThread:
 
     def _failed(self, error: JMSException) -> None:
         self._disconnect()
+        self._answers.clear()
+        told = self._rules.failed(error, time.monotonic())
         if self._is_stopping:
             return
-        told = self._rules.failed(error, time.monotonic())
         if told is not None:
             _log.warning("! gateway %r: %s", self._name, told)
         self.wake.clear()

@@ -82,10 +82,10 @@ def test_what_was_sent_while_the_other_site_was_away_arrives(here: Site, there: 
 
 
 @pytest.mark.parametrize("direction", Direction, ids=lambda each: each.name)
-def test_a_batch_and_its_answer_may_be_cut_at_any_frame(
+def test_batches_and_their_answers_may_be_cut_at_any_frame(
     here: Site, there: Site, way: Proxy, name: str, direction: Direction
 ) -> None:
-    here.gateway(name, url_of(way), f"queue:{name}")
+    here.gateway(name, url_of(way), f"queue:{name}", batch_messages=1)
     sent = cuts = after = 0
     while True:
         here.ask("change_gateway", name=name, state="paused")
@@ -103,29 +103,31 @@ def test_a_batch_and_its_answer_may_be_cut_at_any_frame(
     assert there.bodies(name) == numbered(0, sent)
 
 
-def test_a_batch_without_an_answer_stays_and_is_applied_once(here: Site, there: Site, way: Proxy, name: str) -> None:
+def test_batches_without_an_answer_stay_and_are_applied_once(here: Site, there: Site, way: Proxy, name: str) -> None:
     here.gateway(name, url_of(way), f"queue:{name}")
     here.send(name, ["first"])
     here.drained(name)
     for number in range(5):
         way.hold(Direction.TO_CLIENT)
-        here.send(name, [str(number)])
-        assert wait_for(lambda count=number + 2: len(there.bodies(name)) == count)
+        for place in range(3 * number, 3 * number + 3):
+            here.send(name, [str(place)])
+            assert wait_for(lambda count=place + 2: len(there.bodies(name)) == count)
         found = here.gateways(name)
-        assert (found["waiting"], found["is_sending"]) == (1, True)
+        assert (found["waiting"], found["is_sending"]) == (3, True)
         way.cut()
         way.hold()
         here.drained(name)
-    assert there.bodies(name) == ["first", *numbered(0, 5)]
+    assert there.bodies(name) == ["first", *numbered(0, 15)]
 
 
 def test_nothing_leaves_once_pause_has_returned(here: Site, there: Site, way: Proxy, name: str) -> None:
     here.gateway(name, url_of(way), f"queue:{name}")
     here.send(name, ["first"])
     here.drained(name)
-    way.hold(Direction.TO_SERVER)
-    here.send(name, ["under way"])
-    assert wait_for(lambda: here.gateways(name)["is_sending"])
+    way.hold(Direction.TO_CLIENT)
+    for number in range(3):
+        here.send(name, [f"under way {number}"])
+        assert wait_for(lambda count=number + 2: len(there.bodies(name)) == count)
     pausing = threading.Thread(target=done, args=("gateway", "pause", name, "--url", here.server.url))
     pausing.start()
     assert wait_for(lambda: here.gateways(name)["state"] == "paused")
@@ -134,11 +136,12 @@ def test_nothing_leaves_once_pause_has_returned(here: Site, there: Site, way: Pr
     way.hold()
     pausing.join()
     found = here.gateways(name)
-    assert (found["waiting"], found["distributed"], found["is_sending"]) == (1, 2, False)
-    assert there.bodies(name) == ["first", "under way"]
+    assert (found["waiting"], found["distributed"], found["is_sending"]) == (1, 4, False)
+    expected = ["first", *(f"under way {number}" for number in range(3))]
+    assert there.bodies(name) == expected
     done("gateway", "resume", name, "--url", here.server.url)
     here.drained(name)
-    assert there.bodies(name) == ["first", "under way", "paused"]
+    assert there.bodies(name) == [*expected, "paused"]
 
 
 def test_what_the_other_site_refuses_is_kept_with_the_reason(here: Site, there: Site, way: Proxy, name: str) -> None:

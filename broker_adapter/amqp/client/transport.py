@@ -281,6 +281,16 @@ class AmqpTransport:
 
     def _begin(self, what: str, start: Callable[[ClientProtocol, Done], None], call: Answer | None = None) -> _Wait:
         """Ask the broker for something; returns what waits for the answer, which comes into ``call``, if given."""
+        answer = call or Answer()
+        self._start(what, start, answer)
+
+        def wait(timeout: float | None) -> Any:
+            return answer.wait(self._limit(timeout), what)
+
+        return wait
+
+    def _start(self, what: str, start: Callable[[ClientProtocol, Done], None], done: Done) -> None:
+        """Ask the broker for something; ``done`` gets the answer."""
         if self._error is not None:
             raise copied(self._error)
         io, protocol = self._io, self._protocol
@@ -288,22 +298,17 @@ class AmqpTransport:
         assert protocol is not None
         if io.in_loop_thread():
             raise IllegalStateException(f"{what} cannot be called from a callback of the transport")
-        call = call or Answer()
 
         def run() -> None:
             if protocol.phase is not Phase.OPEN:
-                call(None, self._error or ConnectionLostException("the connection is lost"))
+                done(None, self._error or ConnectionLostException("the connection is lost"))
                 return
             try:
-                start(protocol, call)
+                start(protocol, done)
             except JMSException as error:
-                call(None, error)
-
-        def wait(timeout: float | None) -> Any:
-            return call.wait(self._limit(timeout), what)
+                done(None, error)
 
         io.submit(run)
-        return wait
 
     def _limit(self, timeout: float | None) -> float:
         return self._url.client.request_timeout_seconds if timeout is None else timeout
@@ -489,6 +494,12 @@ class AmqpTransport:
             f"request {operation!r}",
             lambda protocol, done: protocol.request(operation, dict(arguments), done),
             timeout,
+        )
+
+    def begin_request(self, operation: str, arguments: Mapping[str, Any], done: Done) -> None:
+        """See :meth:`broker_adapter.transport.RemoteTransport.begin_request`."""
+        self._start(
+            f"request {operation!r}", lambda protocol, done: protocol.request(operation, dict(arguments), done), done
         )
 
     def commit(

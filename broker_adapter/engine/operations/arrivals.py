@@ -11,6 +11,9 @@ Theory of operation
     refused.
 
     The same message may come by several ways.  It is known by its number at the site where it was sent, and taken once.
+
+    A sender has several batches under way.  Each says behind which position it stands, and is not looked at unless that
+    is known: so none overtakes one that has failed or was cut.
 """
 
 from __future__ import annotations
@@ -98,13 +101,15 @@ class ApplyBatchRequest(Request):
     are not taken again.  ``repeated``: how many were known, or had come by another way.  A change of a key is made if
     its stamp is newer than that of the key; ``unchanged``: of those that were taken, how many were not.
 
-    Where there is no room, nothing is taken, and the request may be repeated later.  It is refused where the server has
-    no site, or the same one, or does not know ``after``.
+    Where there is no room, nothing is taken, and the request may be repeated later.  Where ``behind`` is not known,
+    nothing is taken, and ``through`` is 0.  It is refused where the server has no site, or the same one, or does not
+    know ``after``.
     """
 
     site: int = argument(least=1, most=MAX_SITE, note="of the sender")
     sender: str = argument(note="which gateway of the site")
     after: int = argument(note="a position that the sender was told as ``applied``, or 0")
+    behind: int = argument(0, note="that of the last message of the batch ahead, which may be under way, or 0")
     positions: Sequence[int] = argument(most_values=MAX_BATCH, note="of the messages, each greater than the last one")
     messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them")
 
@@ -141,6 +146,8 @@ class ApplyBatchRequest(Request):
 
         while True:
             known, transactions, refusals = yield look
+            if known < self.behind:
+                return {"through": 0, "refused": [], "applied": known, "repeated": 0, "unchanged": 0}
             first = next((index for index, reasons in enumerate(refusals) if reasons), len(refusals))
             taken = transactions[: (yield partial(_at_once, transactions[:first]))]
             unchanged = repeated = 0

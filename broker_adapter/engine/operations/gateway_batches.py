@@ -69,8 +69,8 @@ class ReadGatewayRequest(Request):
     goes, 0 where nothing waits; ``joined``: positions of those that belong to the transaction of the one ahead of them,
     with ``group_transaction_events``, for which a batch may be larger; ``expired`` and ``filtered``: positions up to
     there that are left out, because their time is over, or the selector does not want them or ``remote_site`` has seen
-    them; ``sender`` and ``applied``: what ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``,
-    ``waiting_bytes``.
+    them; ``bytes``: how many of the waiting ones these all are; ``sender`` and ``applied``: what ``apply_batch`` takes
+    as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.
     """
 
     name: str = argument()
@@ -121,6 +121,7 @@ class ReadGatewayRequest(Request):
             "entries": entries,
             "through": max([*[entry.position for entry in read.entries], *read.damaged], default=0),
             "joined": joined,
+            "bytes": sum(entry.size for entry in read.entries),
             "expired": expired,
             "filtered": filtered,
             "sender": read.sender,

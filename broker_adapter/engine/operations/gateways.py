@@ -40,7 +40,7 @@ class CreateGatewayRequest(Request):
         most_values=MAX_DESTINATIONS, note='"queue:NAME", "topic:NAME", "region:NAME" or "move:NAME" each'
     )
     selector: str | None = argument(None)
-    batch_messages: int = argument(100, least=1, most=MAX_BATCH)
+    batch_messages: int = argument(1000, least=1, most=MAX_BATCH)
     batch_bytes: int = argument(1 << 20, least=1, most=MAX_RANGE_BYTES)
     batch_ms: int = argument(1000, most=_MAX_MS)
     alert_ms: int = argument(0, most=_MAX_MS, note="0: none")

@@ -186,12 +186,15 @@ class Reader:
         """Return the names of all gateways."""
         return sorted(self.state.directory.gateways)
 
-    def note_sender(self, name: str, *, sends: bool, trouble: str) -> tuple[GatewayRecord, int, int]:
+    def note_sender(
+        self, name: str, *, sends: bool, is_under_way: bool, trouble: str
+    ) -> tuple[GatewayRecord, int, int]:
         """Note what the sender of a gateway does, as the request ``gateways`` shows it.
 
         Args:
             name: of the gateway.
             sends: whether it sends a batch from now on; if the gateway is not running, it may not.
+            is_under_way: whether a batch has no answer yet.
             trouble: why the last attempt failed; empty: it did not.
 
         Returns:
@@ -202,7 +205,8 @@ class Reader:
         """
         queue = gateway_named(self.state.directory, name)
         record = queue.noted()
-        queue.is_sending, queue.trouble = sends and record.state == "running", trouble
+        queue.is_sending = is_under_way or (sends and record.state == "running")
+        queue.trouble = trouble
         return record, queue.depth, queue.bytes
 
     # Regions.

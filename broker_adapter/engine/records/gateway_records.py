@@ -63,7 +63,7 @@ class GatewayRecord(NamedTuple):
     url: str  #: of the other site, with its password
     destinations: Sequence[str]  #: kind and name of each, divided by a colon
     selector: str | None = None
-    batch_messages: int = 100
+    batch_messages: int = 1000
     batch_bytes: int = 1 << 20
     batch_ms: int = 1000  #: for how long a batch may be waited for
     alert_ms: int = 0  #: for how long a message may wait before the log says so; 0: any time

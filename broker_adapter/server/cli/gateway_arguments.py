@@ -147,10 +147,13 @@ def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
         metavar="TEXT",
         help="only these messages and events, such as \"colour = 'red'\"" + ("" if is_new else "; '': all"),
     )
-    parser.add_argument("--batch-messages", type=int, metavar="N", help="send when so many wait; default 100")
     parser.add_argument(
-        "--batch-bytes", type=int, metavar="N", help="most bytes that are sent together; default 1,048,576"
+        "--batch-messages",
+        type=int,
+        metavar="N",
+        help="most messages of a batch, which is sent when so many wait; default 1,000",
     )
+    parser.add_argument("--batch-bytes", type=int, metavar="N", help="the same in bytes; default 1,048,576")
     parser.add_argument(
         "--batch-seconds", type=float, metavar="SECONDS", help="send after this time, however few wait; default 1"
     )

@@ -63,7 +63,7 @@ def status(options: argparse.Namespace) -> int:
         "selector": found.pop("selector") or "-",
         "state": found.pop("state"),
         "trouble": found.pop("trouble") or "-",
-        "batch": f"{found.pop('batch_messages')} messages or {batch}, {found.pop('batch_bytes')} bytes at most",
+        "batch": f"{found.pop('batch_messages')} messages, {found.pop('batch_bytes')} bytes or {batch}",
         "transactions": "kept whole" if found.pop("group_transaction_events") else "may be divided",
         "alert": f"after {in_seconds(alert / 1000)}" if alert else "-",
         **found,

@@ -104,11 +104,11 @@ def read(sender: Site, gateway: str, **arguments: Any) -> dict[str, Any]:
     return found
 
 
-def apply(sender: Site, receiver: Site, found: dict[str, Any]) -> dict[str, Any]:
-    """Hand over what was read, as a sender does."""
+def apply(sender: Site, receiver: Site, found: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Hand over what was read, as a sender does; ``more`` are further arguments."""
     positions = [position for position, _ in found["entries"]]
     messages = [message for _, message in found["entries"]]
-    batch = {"site": sender.number, "sender": found["sender"], "after": found["applied"]}
+    batch = {"site": sender.number, "sender": found["sender"], "after": found["applied"], **more}
     answer: dict[str, Any] = receiver.ask("apply_batch", **batch, positions=positions, messages=messages)
     return answer
 

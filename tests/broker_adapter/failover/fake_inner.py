@@ -202,6 +202,12 @@ class FakeInner:
         self._called("request", operation, dict(arguments))
         return operation
 
+    def begin_request(
+        self, operation: str, arguments: Mapping[str, Any], done: Callable[[Any, JMSException | None], bool]
+    ) -> None:
+        self._called("begin_request", operation, dict(arguments))
+        done(operation, None)
+
     def cut(self, error: JMSException = LOST) -> None:
         """The connection is lost."""
         self.is_lost = True

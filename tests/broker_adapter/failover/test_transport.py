@@ -416,6 +416,28 @@ def test_a_request_has_the_same_id_and_run_each_time() -> None:
     assert other.calls[-1] == ("request", "purge", {"destination": "q"})
 
 
+def test_a_request_that_is_not_waited_for_is_asked_once_and_of_a_network_that_is_there() -> None:
+    connection = Connection().open()
+    answers: list[Any] = []
+
+    def take(result: Any, error: JMSException | None) -> bool:
+        answers.append(error or result)
+        return True
+
+    connection.transport.begin_request("apply_batch", {"site": 1}, take)
+    assert answers == ["apply_batch"]
+    assert connection.inner.calls[-1] == ("begin_request", "apply_batch", {"site": 1})
+    first = connection.inner
+    first.raises["begin_request"] = [LOST]
+    with pytest.raises(ConnectionLostException):
+        connection.transport.begin_request("apply_batch", {}, take)
+    assert [each for each in first.calls if each[0] == "begin_request"][1:] == [("begin_request", "apply_batch", {})]
+    connection.transport.close(5.0)
+    with pytest.raises(IllegalStateException, match="closed"):
+        connection.transport.begin_request("apply_batch", {}, take)
+    assert len(answers) == 1
+
+
 def test_it_says_where_it_stands() -> None:
     connection = Connection().open()
     connection.sender()

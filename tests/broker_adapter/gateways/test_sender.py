@@ -6,20 +6,17 @@ from typing import Any
 
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.errors import ConnectionLostException, MessageFormatException
-from broker_adapter.gateways.sender import MAX_BATCH, Sender, batch_of, end_of, follows, has_more
+from broker_adapter.gateways.sender import MAX_BATCH, Sender
 
-RECORD = GatewayRecord("amqp://far", ["queue:q"], state="running")
+RECORD = GatewayRecord("amqp://far", ["queue:q"], batch_messages=100, state="running")
 
 
 def found(*positions: int, **fields: Any) -> dict[str, Any]:
     """What ``read_gateway`` answers."""
     entries = [(position, b"%d" % position) for position in positions]
     through = max(positions, default=0)
-    return {
-        **{"entries": entries, "through": through, "joined": [], "expired": [], "filtered": []},
-        **{"sender": "g/1", "applied": 3},
-        **fields,
-    }
+    read = {"entries": entries, "joined": [], "expired": [], "filtered": [], "bytes": 10 * len(entries)}
+    return {**read, "through": through, "sender": "g/1", "applied": 3, **fields}
 
 
 def answer(through: int, *refused: tuple[int, str]) -> dict[str, Any]:
@@ -35,11 +32,37 @@ def test_a_batch_is_due_when_enough_waits_or_after_a_time() -> None:
     assert sender.seconds_until_due(RECORD, 100, 1000, 20.75) == 0
     assert sender.seconds_until_due(RECORD, 99, 1 << 20, 20.75) == 0
     assert sender.seconds_until_due(RECORD, 99, 990, 21) == 0
-    assert sender.applied(21.25) is None
-    assert sender.seconds_until_due(RECORD, 5, 50, 21.5) == 0.5  # those may have come as soon as the batch was read
-    assert sender.seconds_until_due(RECORD._replace(batch_ms=0), 1, 10, 21.5) == 0
+    assert sender.seconds_until_due(RECORD._replace(batch_ms=0), 1, 10, 20.5) == 0
     assert sender.seconds_until_due(RECORD, 0, 0, 22) is None
     assert sender.seconds_until_due(RECORD, 1, 10, 30) == 1
+
+
+def test_what_is_under_way_does_not_make_the_next_batch_due() -> None:
+    sender = Sender(5)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 20) == 0
+    sender.batch_of(found(*range(100)), 1, 20)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 20.25) is None
+    assert sender.seconds_until_due(RECORD, 199, 1990, 20.5) == 1
+    assert sender.seconds_until_due(RECORD, 200, 2000, 20.5) == 0
+    sender.batch_of(found(*range(100, 150), expired=list(range(150, 190)), filtered=[*range(190, 200)]), 1, 20.5)
+    assert sender.seconds_until_due(RECORD, 201, 2010, 20.75) == 0.75  # it may have come as soon as that was read
+    assert sender.seconds_until_due(RECORD, 201, 2010 + (1 << 20), 20.75) == 0
+
+
+def test_no_more_is_under_way_than_the_limits() -> None:
+    sender, batches = Sender(5), 0
+    while sender.seconds_until_due(RECORD, 100_000, 1_000_000, 20) == 0:
+        sender.batch_of(found(*range(100 * batches, 100 * batches + 100)), 1, 20)
+        batches += 1
+    assert batches == 32
+    sender.answered(answer(99))
+    assert sender.seconds_until_due(RECORD, 99_900, 999_000, 20) == 0
+    sender = Sender(5)
+    assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) == 0
+    sender.batch_of(found(1, bytes=(16 << 20) - 1), 1, 20)
+    assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) == 0
+    sender.batch_of(found(2, bytes=1), 1, 20)
+    assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) is None
 
 
 def test_what_failed_is_tried_again_after_a_pause_and_logged_once_an_hour() -> None:
@@ -54,17 +77,42 @@ def test_what_failed_is_tried_again_after_a_pause_and_logged_once_an_hour() -> N
     assert sender.failed(error, 3609) is None
     assert sender.failed(error, 3610) is not None
     assert sender.failed(error, 3615) is None
-    assert sender.applied(3620) == "the other site takes messages again, after 3610 s"
+    assert sender.works(3620) == "the other site takes messages again, after 3610 s"
     assert sender.trouble == ""
-    assert sender.applied(3620) is None
+    assert sender.works(3620) is None
+
+
+def test_after_a_failure_one_batch_is_under_way_until_it_is_answered() -> None:
+    sender = Sender(5)
+    for first in (1, 3, 5):
+        sender.batch_of(found(first, first + 1), 1, 10)
+    sender.failed(ConnectionLostException("cut"), 10)
+    assert sender.seconds_until_due(RECORD, 1000, 10_000, 15) == 0
+    assert sender.limits(RECORD)["after"] == 0
+    assert sender.batch_of(found(1, 2), 1, 15)["behind"] == 0
+    assert sender.seconds_until_due(RECORD, 1000, 10_000, 15) is None
+    sender.answered(answer(2))
+    sender.works(15)
+    assert sender.seconds_until_due(RECORD, 998, 9_980, 15) == 0
+    sender.batch_of(found(3, 4), 1, 15)
+    assert sender.seconds_until_due(RECORD, 998, 9_980, 15) == 0
 
 
 def test_another_url_is_tried_at_once() -> None:
-    sender = Sender(5)
+    sender, other = Sender(5), RECORD._replace(url="amqp://near")
     assert sender.seconds_until_due(RECORD, 100, 1000, 10) == 0
     sender.failed(ConnectionLostException("nobody is there"), 10)
     assert sender.seconds_until_due(RECORD, 100, 1000, 11) == 4
-    assert sender.seconds_until_due(RECORD._replace(url="amqp://near"), 100, 1000, 11) == 0
+    assert sender.seconds_until_due(other, 100, 1000, 11) == 0
+
+
+def test_what_is_under_way_to_one_url_is_answered_before_another_one_is_used() -> None:
+    sender, other = Sender(5), RECORD._replace(url="amqp://near")
+    assert sender.seconds_until_due(RECORD, 200, 2000, 10) == 0
+    sender.batch_of(found(1, 2), 1, 10)
+    assert sender.seconds_until_due(other, 200, 2000, 11) is None
+    sender.answered(answer(2))
+    assert sender.seconds_until_due(other, 198, 1980, 11) == 0
 
 
 def test_messages_that_wait_for_too_long_are_told_once_a_minute() -> None:
@@ -73,62 +121,95 @@ def test_messages_that_wait_for_too_long_are_told_once_a_minute() -> None:
     assert sender.alert(RECORD, 200) is None
     assert sender.alert(record, 101.9) is None
     assert sender.alert(record, 102.5) == "nothing was sent for 2.5 s, and messages wait"
+    sender.batch_of(found(1), 1, 150)
+    sender.seconds_until_due(record, 1, 10, 151)
     assert sender.alert(record, 162) is None
     assert sender.alert(record, 163) is not None
-    sender.seconds_until_due(record, 1, 10, 299)
-    sender.applied(300)
-    assert sender.alert(record, 300) is None
+    sender.answered(answer(1))
+    assert sender.alert(record, 300) is not None  # since the batch that was answered last was read
+    sender.seconds_until_due(record, 0, 0, 361)
+    assert sender.alert(record, 361) is None
 
 
-def test_a_batch_has_what_the_other_site_needs() -> None:
-    assert batch_of(found(5, 7), 1) == {
-        **{"site": 1, "sender": "g/1", "after": 3},
+def test_batches_have_what_the_other_site_needs_and_follow_one_another() -> None:
+    sender, record = Sender(5), RECORD._replace(batch_messages=2, batch_bytes=77)
+    assert sender.limits(record) == {"after": 0, "max_messages": 2, "max_bytes": 77}
+    assert sender.batch_of(found(5, 7), 1, 0) == {
+        **{"site": 1, "sender": "g/1", "after": 3, "behind": 0},
         **{"positions": [5, 7], "messages": [b"5", b"7"]},
     }
+    assert sender.limits(record)["after"] == 7
+    assert sender.batch_of(found(through=9, filtered=[8, 9]), 1, 0)["positions"] == []
+    assert sender.limits(record)["after"] == 9
+    assert sender.batch_of(found(10), 1, 0)["behind"] == 7
 
 
 def test_a_batch_ends_with_what_was_left_out_behind_it_unless_it_was_cut() -> None:
-    read = found(5, 7, through=9, expired=[6], filtered=[8, 9])
+    sender, read = Sender(5), found(5, 7, through=9, expired=[6], filtered=[8, 9])
     left_out = {"sender": "g/1", "expired": [6], "filtered": [8, 9]}
-    assert end_of(read, answer(7)) == {"through": 9, **left_out, "refused": [], "applied": 7}
-    assert end_of(read, answer(5)) == {"through": 5, **left_out, "refused": [], "applied": 5}
-    assert end_of(found(through=9, **left_out), None) == {"through": 9, **left_out}
+    for through, end in ((7, 9), (5, 5)):
+        sender.batch_of(read, 1, 0)
+        assert sender.answered(answer(through)) == {"through": end, **left_out, "refused": [], "applied": through}
+    sender.batch_of(found(through=9, **left_out), 1, 0)
+    assert sender.answered({}) == {"through": 9, **left_out}
 
 
-def test_the_next_batch_follows_where_the_last_one_was_done_and_enough_waits() -> None:
-    record, read = RECORD._replace(batch_messages=2), found(5, 7, waiting=2)
-    assert not has_more(read)
-    assert has_more(read | {"waiting": 3})
-    assert not has_more(read | {"waiting": 3, "expired": [6]})
-    assert follows(record, read, answer(7), found(8, 9))
-    assert not follows(record, read, answer(5), found(8, 9))
-    assert not follows(record, read, answer(7), found(8))
-    assert follows(record._replace(batch_bytes=1), read, answer(7), found(8))
-    assert not follows(record._replace(batch_messages=0), read, answer(7), found())
+def test_behind_a_batch_that_was_cut_nothing_ends_and_nothing_is_sent_until_all_is_answered() -> None:
+    sender = Sender(5)
+    for first in (1, 4, 7):
+        sender.batch_of(found(first, first + 1, first + 2), 1, 0)
+    ended = sender.answered(answer(2, (2, "too large")))
+    assert ended is not None
+    assert (ended["through"], ended["refused"]) == (2, [(2, "too large")])
+    for _ in range(2):
+        assert sender.seconds_until_due(RECORD, 1000, 10_000, 0) is None
+        assert sender.answered(answer(0)) is None
+    assert sender.seconds_until_due(RECORD, 1000, 10_000, 0) == 0
+    assert sender.limits(RECORD)["after"] == 0
+
+
+def test_behind_a_batch_whose_last_message_was_refused_the_next_one_is_read_again() -> None:
+    sender = Sender(5)
+    sender.batch_of(found(1, 2), 1, 0)
+    assert sender.batch_of(found(3), 1, 0)["behind"] == 2
+    assert sender.batch_of(found(4), 1, 0)["behind"] == 3
+    ended = sender.answered(answer(2, (2, "too large")))
+    assert ended is not None
+    assert ended["through"] == 2
+    assert sender.answered(answer(0)) is sender.answered(answer(0)) is None
+    assert sender.batch_of(found(3), 1, 0)["behind"] == 0
 
 
 def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_refused() -> None:
     sender, error = Sender(5), MessageFormatException("too large")
-    assert sender.max_messages == MAX_BATCH
-    assert sender.refused_whole(found(*range(1, 8)), error) is None
-    assert sender.max_messages == 3
-    assert sender.refused_whole(found(1, 2, 3), error) is None
-    assert sender.max_messages == 1
-    refused = sender.refused_whole(found(1), error)
-    assert refused == {"through": 1, "refused": [(1, "too large")], "applied": 3}
-    assert end_of(found(1), refused)["refused"] == [(1, "too large")]
+    record = RECORD._replace(batch_messages=MAX_BATCH)
+    assert sender.limits(record)["max_messages"] == MAX_BATCH
+    sender.batch_of(found(*range(1, 8)), 1, 0)
+    sender.batch_of(found(8, 9), 1, 0)
+    assert sender.unreadable(error) is None
+    assert sender.unreadable(error) is None  # whatever it is about: it stands behind the other one
+    assert sender.limits(record)["max_messages"] == 3
+    sender.batch_of(found(1, 2, 3), 1, 0)
+    assert sender.unreadable(error) is None
+    assert sender.limits(record)["max_messages"] == 1
+    sender.batch_of(found(1), 1, 0)
+    ended = sender.unreadable(error)
+    assert ended is not None
+    assert (ended["through"], ended["refused"], ended["applied"]) == (1, [(1, "too large")], 3)
     for _ in range(20):  # the next ones may be larger again
-        sender.applied(1)
-    assert sender.max_messages == MAX_BATCH
+        sender.batch_of(found(2), 1, 0)
+        sender.answered(answer(2))
+    assert sender.limits(record)["max_messages"] == MAX_BATCH
 
 
 def test_a_transaction_is_refused_as_a_whole_and_only_alone() -> None:
     sender, error = Sender(5), MessageFormatException("too large")
-    whole = found(*range(1, 8), joined=[*range(2, 8)])
-    assert sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error) is None
-    assert sender.max_messages == 4
-    sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error)  # what is read behind the four completes it
-    sender.refused_whole(found(*range(8), joined=[*range(2, 8)]), error)
-    assert sender.max_messages == 1
-    refused = sender.refused_whole(whole, error)
-    assert refused == {"through": 7, "refused": [(each, "too large") for each in range(1, 8)], "applied": 3}
+    record = RECORD._replace(batch_messages=MAX_BATCH)
+    for most in (4, 2, 1):  # what is read behind so many completes the transaction
+        sender.batch_of(found(*range(8), joined=[*range(2, 8)]), 1, 0)
+        assert sender.unreadable(error) is None
+        assert sender.limits(record)["max_messages"] == most
+    sender.batch_of(found(*range(1, 8), joined=[*range(2, 8)]), 1, 0)
+    ended = sender.unreadable(error)
+    assert ended is not None
+    assert (ended["through"], ended["refused"]) == (7, [(each, "too large") for each in range(1, 8)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -58,13 +58,21 @@ def test_each_gateway_that_is_running_has_a_thread(broker: Broker) -> None:
 
 
 class Remote:
-    """Another site, without a network."""
+    """The connection to another site, without a network.
 
-    def __init__(self, site: Site) -> None:
+    Args:
+        site: the other one.
+        ahead: called ahead of each answer.
+    """
+
+    def __init__(self, site: Site, ahead: Callable[[], None] = lambda: None) -> None:
         self._site = site
+        self._ahead = ahead
 
-    def request(self, operation: str, arguments: dict[str, Any], timeout: float | None) -> Any:
-        return self._site.ask(operation, **arguments)
+    def begin_request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any, None], bool]) -> None:
+        answer = self._site.ask(operation, **arguments)
+        self._ahead()
+        done(answer, None)
 
     def close(self, timeout: float) -> None:
         """There is nothing to close."""
@@ -72,7 +80,7 @@ class Remote:
 
 def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = Site(1), Site(2)
-    hand_over, end = _SenderThread._hand_over, _SenderThread._end
+    end = _SenderThread._end
     states = iter(["paused", "running"])
     sent = threading.Event()
 
@@ -82,20 +90,14 @@ def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkey
             return
         sent.set()
 
-    def paused_behind(self: _SenderThread, remote: Any, found: dict[str, Any]) -> Any:
-        answer = hand_over(self, remote, found)
+    def resumed_ahead(self: _SenderThread, now: float) -> None:
         change()
-        return answer
+        end(self, now)
 
-    def resumed_ahead(self: _SenderThread, found: dict[str, Any], answer: Any) -> None:
-        change()
-        end(self, found, answer)
-
-    monkeypatch.setattr(_SenderThread, "_connected", lambda self, record: Remote(far))
-    monkeypatch.setattr(_SenderThread, "_hand_over", paused_behind)
+    monkeypatch.setattr(_SenderThread, "_connected", lambda self, record: Remote(far, change))
     monkeypatch.setattr(_SenderThread, "_end", resumed_ahead)
     with closing(near.broker), closing(far.broker):
-        near.gateway("g", "queue:q", batch_messages=10, batch_bytes=2000)
+        near.gateway("g", "queue:q", batch_messages=10)
         near.send("q", *map(str, range(100)))
         senders = Senders(near.broker, transport_to_site)
         senders.start()

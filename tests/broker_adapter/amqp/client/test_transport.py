@@ -305,6 +305,7 @@ def test_an_outage_wakes_all_calls_with_the_reason(server: BrokerServer, opened:
     opened.transport.credit(consumer, 5)
     answers: list[Any] = []
     opened.transport.send(link, MESSAGE, answers.append, WAIT)
+    opened.transport.begin_request("y", {}, lambda _result, error: bool(answers.append(error)))
     calls = [
         in_thread(lambda: opened.transport.send(link, MESSAGE, None, WAIT)),
         in_thread(lambda: opened.transport.drain(consumer, WAIT)),
@@ -319,9 +320,10 @@ def test_an_outage_wakes_all_calls_with_the_reason(server: BrokerServer, opened:
     assert [type(outcome[0]) for _, outcome in calls] == [ConnectionLostException] * 3
     assert opened.failed.wait(WAIT)
     assert [type(event) for event in opened.events] == [Failed]
-    assert [type(error) for error in answers] == [ConnectionLostException]
+    assert [type(error) for error in answers] == [ConnectionLostException] * 2
     for call in (
         lambda: opened.transport.send(link, MESSAGE, None, WAIT),
+        lambda: opened.transport.begin_request("z", {}, lambda _result, _error: True),
         lambda: opened.transport.credit(consumer, 1),
         lambda: opened.transport.settle([]),
         lambda: opened.transport.drain(consumer, WAIT),

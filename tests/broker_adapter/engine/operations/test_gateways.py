@@ -93,6 +93,23 @@ def test_a_batch_that_comes_again_is_taken_once_wherever_it_is_cut(sites: tuple[
     assert far.bodies("q") == [*map(str, range(11))]
 
 
+def test_a_batch_is_not_taken_unless_that_ahead_of_it_was(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q")
+    near.send("q", *"123456")
+    first = read(near, "g", max_messages=2)
+    second = read(near, "g", max_messages=2, after=first["through"])
+    third = read(near, "g", max_messages=2, after=second["through"])
+    nothing = {"through": 0, "refused": [], "applied": 0, "repeated": 0, "unchanged": 0}
+    assert apply(near, far, second, behind=first["through"]) == nothing
+    assert apply(near, far, first)["through"] == first["through"]
+    assert apply(near, far, third, behind=second["through"])["through"] == 0
+    assert apply(near, far, second, behind=first["through"])["through"] == second["through"]
+    assert apply(near, far, second, behind=first["through"])["repeated"] == 2, "it may be asked again"
+    assert apply(near, far, third, behind=second["through"])["through"] == third["through"]
+    assert far.bodies("q") == [*"123456"]
+
+
 def test_a_refused_message_is_set_aside_with_the_reason_and_the_others_go_on(sites: tuple[Site, Site]) -> None:
     near, far = sites
     near.gateway("g", "queue:q", "region:unknown", "region:quotes")

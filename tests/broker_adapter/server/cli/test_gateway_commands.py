@@ -52,7 +52,7 @@ def test_a_gateway_is_created_shown_changed_and_destroyed(url: tuple[str, str]) 
     ]
     shown = done("gateway", "status", "north", *url)
     assert "destinations         queue:orders, queue:bills, topic:news, region:quotes\n" in shown
-    assert "batch                7 messages or 0.5 s, 5000 bytes at most\n" in shown
+    assert "batch                7 messages, 5000 bytes or 0.5 s\n" in shown
     assert "secret" not in shown
     listed = done("gateway", "list", *url)
     assert listed.splitlines()[1].split()[:4] == ["north", "amqp://***@127.0.0.1:1", "stopped", "no"]
