@@ -144,6 +144,29 @@ def test_nothing_leaves_once_pause_has_returned(here: Site, there: Site, way: Pr
     assert there.bodies(name) == [*expected, "paused"]
 
 
+def test_nothing_that_a_clean_start_has_dropped_travels_afterwards(
+    here: Site, there: Site, way: Proxy, name: str
+) -> None:
+    here.gateway(name, url_of(way), f"queue:{name}")
+    here.send(name, ["first"])
+    here.drained(name)
+    way.hold(Direction.TO_SERVER)
+    here.send(name, ["under way"])
+    assert wait_for(lambda: here.gateways(name)["is_sending"])
+    starting = threading.Thread(
+        target=done, args=("gateway", "start", name, "--clean", "--yes", "--url", here.server.url)
+    )
+    starting.start()
+    assert wait_for(lambda: here.gateways(name)["state"] == "stopped")
+    assert starting.is_alive()
+    way.hold()
+    starting.join()
+    here.send(name, ["new"])
+    found = here.drained(name)
+    assert (found["distributed"], found["dropped"], found["state"]) == (3, 0, "running")
+    assert there.bodies(name) == ["first", "under way", "new"]
+
+
 def test_what_the_other_site_refuses_is_kept_with_the_reason(here: Site, there: Site, way: Proxy, name: str) -> None:
     here.gateway(name, url_of(way), f"queue:{name}")
     here.ask("change_gateway", name=name, state="paused")

@@ -15,6 +15,7 @@ from broker_adapter.engine.queues.gateway_queue import GatewayQueue
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, STATES, GatewayRecord, destination_of, name_there
 from broker_adapter.engine.rules.gateways import gateway_named
 from broker_adapter.errors import (
+    IllegalStateException,
     InvalidDestinationException,
     MessageFormatException,
 )
@@ -127,7 +128,9 @@ class ChangeGatewayRequest(Request):
 
     name: str = argument()
     state: str | None = argument(None, note='"running", "paused" or "stopped"')
-    clean: bool = argument(False, note="what waits is dropped first; nothing is queued meanwhile")
+    clean: bool = argument(
+        False, note="what waits is dropped first; nothing is queued meanwhile; not while ``is_sending``"
+    )
     url: str | None = argument(None)
     selector: str | None = argument(None, note='"" takes it away')
     batch_messages: int | None = argument(None, least=1, most=MAX_BATCH)
@@ -155,7 +158,7 @@ class ChangeGatewayRequest(Request):
             fields["applied"] = 0
         if self.clean:
             yield g.ChangeGateway(name, {"state": "stopped"})
-            number, last = yield lambda reader: _bounds(reader, name)
+            number, last = yield lambda reader: _bounds_at_rest(reader, name)
             left: int | None = last
             while left is not None:
                 _, left = yield g.EndBatch(number, last, drops=True)
@@ -166,9 +169,13 @@ class ChangeGatewayRequest(Request):
         return found
 
 
-def _bounds(reader: Reader, name: str) -> tuple[int, int]:
-    """(number of its queue, last position that it gave) of a gateway."""
+def _bounds_at_rest(reader: Reader, name: str) -> tuple[int, int]:
+    """(number of its queue, last position that it gave) of a gateway of which no batch is under way."""
     queue = gateway_named(reader.state.directory, name)
+    if queue.is_sending:
+        raise IllegalStateException(
+            f"batches of gateway {name!r} are under way; it is stopped now: repeat this shortly"
+        )
     return queue.id, queue.next_position - 1
 
 

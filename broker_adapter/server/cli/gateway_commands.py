@@ -137,11 +137,19 @@ def _one(transport: Transport, name: str) -> dict[str, Any]:
 
 def _changed(options: argparse.Namespace, changes: dict[str, Any], done: str) -> int:
     with connected(options) as (transport, _):
-        found = transport.request("change_gateway", {"name": options.name, **changes}, None)
-        while found["is_sending"] and found["state"] != "running":
-            time.sleep(_LOOK_SECONDS)
-            found = _one(transport, options.name)
+        if changes.get("clean"):
+            _change(transport, options.name, {"state": "stopped"})
+        found = _change(transport, options.name, changes)
     return _shown(options, found, f"{done} {options.name}")
+
+
+def _change(transport: Transport, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Change a gateway, and return what is known of it when nothing more will leave, unless it is running."""
+    found: dict[str, Any] = transport.request("change_gateway", {"name": name, **changes}, None)
+    while found["is_sending"] and found["state"] != "running":
+        time.sleep(_LOOK_SECONDS)
+        found = _one(transport, name)
+    return found
 
 
 def _shown(options: argparse.Namespace, found: dict[str, Any], done: str) -> int:
