@@ -378,11 +378,10 @@ class Broker:
         self._state.matching.formats.learn(message_format, read, whole)
 
     def on_gateways(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit that concerns a gateway: one was made, changed or removed, has taken a
-        message, or a batch of it has ended.
+        """Call ``listener`` after each commit in which a gateway has taken a message, or was made, changed or removed.
 
         Args:
-            listener: gets None; called in the thread of a cycle, so that it must return quickly.
+            listener: gets the names of these gateways; called in the thread of a cycle, so that it must return quickly.
 
         Returns:
             What takes the listener away.

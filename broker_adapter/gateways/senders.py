@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final
 
 from broker_adapter.engine.broker import Broker
@@ -57,7 +58,7 @@ class Senders:
     def __init__(self, broker: Broker, connect: Connect) -> None:
         self._broker = broker
         self._connect = connect
-        self._woken = threading.Event()
+        self._concerned: SimpleQueue[Sequence[str]] = SimpleQueue()  # names of gateways that are to be looked at
         self._stopping = threading.Event()
         self._senders: dict[str, _SenderThread] = {}
         self._log = LimitedLog(_log)
@@ -69,15 +70,16 @@ class Senders:
 
     def start(self) -> None:
         """Start to send, and to follow which gateways are running."""
-        self._unregister = self._broker.on_gateways(lambda _: self._woken.set())
-        self._woken.set()
+        self._unregister = self._broker.on_gateways(self._concerned.put)
+        with self._broker.reading() as reader:
+            self._concerned.put(reader.gateway_names())
         self._thread.start()
 
     def stop(self) -> None:
         """Send nothing more.  Legal twice.  Waits for a few seconds at most."""
         self._unregister()
         self._stopping.set()
-        self._woken.set()
+        self._concerned.put(())
         if self._thread.ident is not None:
             self._thread.join(_STOP_SECONDS)
         for sender in self._senders.values():
@@ -88,32 +90,35 @@ class Senders:
                 sender.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
-        """Start a thread for each gateway that begins to run, and wake those that there are."""
+        """Start a thread for each gateway that begins to run, and wake those for which there may be something to do."""
         while True:
-            self._woken.wait()
-            self._woken.clear()
+            names = {*self._concerned.get()}
+            while not self._concerned.empty():
+                names.update(self._concerned.get())
             if self._stopping.is_set():
                 return
             seconds = _LOOK_SECONDS
             try:
-                self._look()
+                self._look(names)
             except (JMSException, RuntimeError) as error:  # there may be no more threads
                 if self._broker.failed is not None:
                     return
                 self._log.write("look", "! the gateways could not be looked at, and are once more: %s", error)
-                self._woken.set()
+                self._concerned.put([*names])
                 seconds = _PAUSE_SECONDS
             self._stopping.wait(seconds)
 
-    def _look(self) -> None:
+    def _look(self, names: set[str]) -> None:
         senders = self._senders
         with self._broker.reading() as reader:
-            running = [name for name in reader.gateway_names() if reader.gateway(name).state == "running"]
+            running = [
+                name for name in names.intersection(reader.gateway_names()) if reader.gateway(name).state == "running"
+            ]
             for name in [name for name, sender in senders.items() if sender.has_ended]:
                 del senders[name]
             new = [name for name in running if name not in senders]
-        for sender in senders.values():
-            sender.wake.set()
+        for name in names.intersection(senders):
+            senders[name].wake.set()
         for name in new:
             sender = _SenderThread(self._broker, name, self._connect)
             sender.thread.start()

@@ -61,6 +61,7 @@ class GatewayQueue(QueueState):
     Attributes:
         gateway: what a restart must know of it; ``counters`` are as the last commit has them.
         is_changed: whether that is to be stored.
+        wakes: whether its sender has something to do, and is to be told.
         received, not_queued, divided_transactions: counted since then.
         is_sending: whether a batch may be under way.
         trouble: why its sender could not send; empty: it could.
@@ -79,13 +80,14 @@ class GatewayQueue(QueueState):
         "not_queued",
         "received",
         "trouble",
+        "wakes",
     )
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """As a queue; the record is given later."""
         super().__init__(*arguments, **named)
         self.gateway: GatewayRecord = UNKNOWN
-        self.is_changed = self.is_sending = False
+        self.is_changed = self.is_sending = self.wakes = False
         self.received = self.not_queued = self.divided_transactions = self.ended_through = 0
         self.trouble = ""
         self._transaction = 0  # of the last entry; 0: of none
@@ -105,6 +107,7 @@ class GatewayQueue(QueueState):
         if self.gateway.state == "stopped":
             self.not_queued += messages
             return False
+        self.wakes = True
         return True
 
     def take(

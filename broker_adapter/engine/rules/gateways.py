@@ -49,7 +49,7 @@ class Gateways:
     """Carries out the commands of :mod:`broker_adapter.engine.commands.gateways`.
 
     Attributes:
-        listeners: are called after each commit that concerns a gateway.
+        listeners: are called after each commit with the names of the gateways that have taken something or are changed.
     """
 
     def __init__(
@@ -101,19 +101,22 @@ class Gateways:
             _log.error("! the record of gateway %r is missing or damaged: it takes and sends nothing; destroy it", name)
 
     def note(self, effects: Effects) -> None:
-        """Have the commit of this decision keep what has changed, and tell of it afterwards."""
-        is_changed = False
+        """Have the commit of this decision keep what has changed, and tell afterwards who has something to do."""
+        concerned: list[str] = []
         for name, queue in self._gateways.items():
             if queue.is_changed:
-                is_changed, queue.is_changed = True, False
+                queue.is_changed = False
                 if queue.durable:
                     key = gateway_key(name)
                     effects.durable.put("gateways", key, encode_gateway(key, queue.noted()))
-        if is_changed:
-            self._tell(effects)
+            if queue.wakes:
+                queue.wakes = False
+                concerned.append(name)
+        if concerned:
+            self._tell(concerned, effects)
 
-    def _tell(self, effects: Effects) -> None:
-        effects.replies += [(listener, None) for listener in self.listeners]
+    def _tell(self, names: Sequence[str], effects: Effects) -> None:
+        effects.replies += [(listener, names) for listener in self.listeners]
 
     def _create(self, command: g.CreateGateway, now_ms: int, effects: Effects) -> None:
         name, directory = command.name, self._directory
@@ -133,7 +136,7 @@ class Gateways:
             queue = directory.new_volatile_queue(destination, catalogued)
         assert isinstance(queue, GatewayQueue)
         queue.gateway = command.record._replace(first_message=self._intake.next_message)
-        queue.is_changed = True
+        queue.is_changed = queue.wakes = True
         queue.begin(now_ms)
         self._gateways[name] = queue
         self._feed(queue)
@@ -149,7 +152,7 @@ class Gateways:
         if not queue.gateway.destinations:
             raise record_is_lost(command.name)
         queue.gateway = queue.noted()._replace(**command.fields)
-        queue.is_changed = True
+        queue.is_changed = queue.wakes = True
         effects.answer(command, None)
 
     def _destroy(self, command: g.DestroyGateway, now_ms: int, effects: Effects) -> None:
@@ -164,7 +167,7 @@ class Gateways:
             effects.durable.put("gateways", gateway_key(command.name), None)
         effects.answer(command, queue.depth)
         self._removal.end_queue(queue, effects)
-        self._tell(effects)
+        self._tell([command.name], effects)
 
     def _copy(self, command: g.CopyToGateway, now_ms: int, effects: Effects) -> None:
         queue = gateway_named(self._directory, command.name)

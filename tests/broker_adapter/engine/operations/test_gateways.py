@@ -391,6 +391,23 @@ def test_a_clean_start_begins_with_an_empty_queue(sites: tuple[Site, Site]) -> N
     assert near.gateways("g")["distributed"] == 1
 
 
+def test_a_clean_start_is_refused_while_a_batch_is_under_way_which_might_be_one_that_it_drops(
+    sites: tuple[Site, Site],
+) -> None:
+    near, _ = sites
+    near.gateway("g", "queue:q")
+    near.send("q", "old")
+    with near.broker.reading() as reader:
+        reader.note_sender("g", sends=True, is_under_way=False, trouble="")
+    with pytest.raises(IllegalStateException, match="under way; it is stopped now: repeat this shortly"):
+        near.ask("change_gateway", name="g", state="running", clean=True)
+    found = near.gateways("g")
+    assert (found["state"], found["waiting"]) == ("stopped", 1)
+    with near.broker.reading() as reader:
+        reader.note_sender("g", sends=True, is_under_way=False, trouble="")  # too late: it may send nothing
+    assert near.ask("change_gateway", name="g", state="running", clean=True)["dropped"] == 1
+
+
 def test_a_gateway_that_was_destroyed_leaves_nothing_and_one_of_its_name_is_another(sites: tuple[Site, Site]) -> None:
     near, far = sites
     near.gateway("g", "queue:q", "region:quotes")
@@ -544,24 +561,39 @@ def test_what_spark_publishes_to_a_queue_is_carried(sites: tuple[Site, Site], co
     assert near.broker.check() == []
 
 
-def test_a_listener_is_told_of_what_concerns_a_gateway(sites: tuple[Site, Site]) -> None:
-    near, _ = sites
+def test_a_listener_is_told_which_gateways_have_something_to_do(sites: tuple[Site, Site]) -> None:
+    near, far = sites
     told: list[Any] = []
     remove = near.broker.on_gateways(told.append)
+
+    def names() -> list[str]:
+        found = [name for names in told for name in names]
+        told.clear()
+        return found
+
     near.send("q", "before")
-    assert told == []
-    near.gateway("g", "queue:q")
-    assert len(told) == 1
-    near.send("q", "1")
-    assert len(told) == 2
+    assert names() == []
+    for name in "ab":
+        near.gateway(name, f"queue:{name}", "queue:both")
+        assert names() == [name]
+    near.send("a", "1")
+    assert names() == ["a"]
+    near.send("b", *"123")
+    assert names() == ["b"]
+    near.send("both", "1")
+    assert names() == ["a", "b"]
     near.send("other", "1")
-    assert len(told) == 2
-    near.ask("change_gateway", name="g", state="paused")
-    near.ask("destroy_gateway", name="g")
-    assert len(told) == 4
+    pump(near, "b", far)
+    assert names() == []
+    near.ask("change_gateway", name="b", state="stopped")
+    assert names() == ["b"]
+    near.send("both", "1")
+    assert names() == ["a"]
+    near.ask("destroy_gateway", name="b")
+    assert names() == ["b"]
     remove()
-    near.gateway("g", "queue:q")
-    assert len(told) == 4
+    near.gateway("b", "queue:b")
+    assert names() == []
 
 
 def test_what_no_gateway_can_be_is_refused(sites: tuple[Site, Site]) -> None:
