@@ -120,7 +120,8 @@ class ApplyBatchRequest(Request):
             raise MessageFormatException("the positions of a batch do not grow")
         if len(self.sender) > _MAX_SENDER:
             raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
-        arrived = [_arrived(*each, self.site) for each in zip(self.positions, self.messages, strict=True)]
+        places: dict[str, tuple[Destination, bool]] = {}
+        arrived = [_arrived(*each, self.site, places) for each in zip(self.positions, self.messages, strict=True)]
         group = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}"
 
         def look(reader: Reader) -> tuple[int, Sequence[_Transaction], list[Sequence[str]]]:
@@ -190,14 +191,15 @@ class _Load:
 
     def add(self, transaction: _Transaction) -> str | None:
         """Add messages; returns which limit the commit exceeds now, or None."""
-        directory = self._state.directory
-        for each in transaction:
-            destination, is_region = each.place
-            self._places += (e.PLACES_IN_COMMIT if is_region else 1) + directory.fan_out(destination)
-            self._questions += self._state.events.region(destination.name).questions if is_region else 0
-            self._bytes += len(each.message.payload)
+        for place, some in groupby(transaction, key=lambda each: each.place):
+            destination, is_region = place
+            sizes = [len(each.message.payload) for each in some]
+            each_takes = (e.PLACES_IN_COMMIT if is_region else 1) + self._state.directory.fan_out(destination)
+            self._places += each_takes * len(sizes)
+            self._questions += self._state.events.region(destination.name).questions * len(sizes) if is_region else 0
+            self._bytes += sum(sizes)
         self._messages += len(transaction)
-        settings = directory.settings
+        settings = self._state.directory.settings
         for found, most, what in (
             (self._messages, settings.max_transaction_messages, "messages (option max_transaction_messages)"),
             (self._bytes, settings.max_transaction_bytes, "bytes (option max_transaction_bytes)"),
@@ -211,6 +213,8 @@ class _Load:
 
 def _at_once(transactions: Sequence[_Transaction], reader: Reader) -> int:
     """Return how many of some transactions one commit may take; one at least."""
+    if _Load(reader.state).add(list(chain.from_iterable(transactions))) is None:
+        return len(transactions)
     load = _Load(reader.state)
     for count, each in enumerate(transactions):
         if load.add(each) is not None and count:
@@ -249,20 +253,27 @@ def _check_site(own: int, other: int) -> None:
         raise IllegalStateException(f"site {other} sends to itself: each site needs a number of its own (option site)")
 
 
-def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
-    """A message of another site; raises MessageFormatException where it has not the form that such a one has."""
+def _arrived(position: int, packed: bytes, site: int, places: dict[str, tuple[Destination, bool]]) -> _Arrived:
+    """A message of another site; raises MessageFormatException where it has not the form that such a one has.
+
+    Args:
+        position: of the message.
+        packed: as the sender has sent it.
+        site: of the sender.
+        places: of the batch so far, by what is said of them; those of one destination are the same object, so that
+            messages of a commit can be taken as a run.
+    """
     try:
         found = unpacked(packed)
-        kind, name = destination_of(found["to"])
-        to = _PLACES[kind]
+        place = places.get(found["to"]) or places.setdefault(found["to"], _place(found["to"]))
         payload, message_format = found["payload"], found["format"]
-        sites = sorted({site, *found[SITES]})
+        sites = sorted({site, *found[SITES]}) if found[SITES] != [] else [site]
         if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
             raise ValueError("it has a payload or a format that none can have")
         if not 0 < sites[0] <= sites[-1] <= MAX_SITE or not all(type(each) is int for each in sites):
             raise ValueError("it has a site that none can be")
         key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
-        if kind == "region":
+        if place[1]:
             key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
             if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= MAX_SITE) or {*map(type, stamp)} != {int}:
                 raise ValueError("it has a stamp that none can have")
@@ -273,12 +284,18 @@ def _arrived(position: int, packed: bytes, site: int) -> _Arrived:
             message = message_of(message_format, payload, found.get(HEAD))
         except MessageFormatException as error:
             message, unfit = c.NewMessage(message_format, payload), error.reason
-        if milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
+        if place[1] and milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
             unfit = "the stamp of the change is more than a day ahead of the clock of this site"
     except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
-    place, is_joined = (Destination(name, to), kind == "region"), found.get(JOINED) is True
+    is_joined = found.get(JOINED) is True
     return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_joined, unfit)
+
+
+def _place(text: str) -> tuple[Destination, bool]:
+    """Where a message goes; a region, if the second is True.  Raises ValueError or LookupError where it is nothing."""
+    kind, name = destination_of(text)
+    return Destination(name, _PLACES[kind]), kind == "region"
 
 
 def _origin(site: int, number: int, previous: int) -> c.Origin:

@@ -36,6 +36,7 @@ from broker_adapter.envelope import (
     OPERATION_PROPERTY,
     SITE_PROPERTY,
     STAMP_PROPERTY,
+    may_expire,
     read_head,
 )
 from broker_adapter.errors import (
@@ -218,7 +219,7 @@ def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str
     if HEAD in annotations:
         until_ms: int | None = annotations[HEAD][2]
         return until_ms
-    if message_format == ENVELOPE_FORMAT:
+    if message_format == ENVELOPE_FORMAT and may_expire(payload):
         with suppress(MessageFormatException):  # the other site says so
             return read_head(payload).expires_at_ms
     return None

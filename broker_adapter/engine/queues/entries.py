@@ -480,7 +480,7 @@ class QueueEntries:
     def split_run(self, raws: Sequence[RawEntry], effects: Effects) -> tuple[list[RawEntry], list[RawEntry]]:
         """Those records that may be removed together, and those whose entries are to be found one by one.
 
-        Together may go what stands behind the window of its lane, is not shared, and was never delivered.
+        Together may go what stands behind the window of its lane, and was never delivered.
 
         Args:
             raws: as a store has them; read in this cycle.
@@ -498,7 +498,7 @@ class QueueEntries:
             if (
                 raw.lane == lane_number
                 and position > lane.loaded_through
-                and raw.flags & ~FLAG_JOINED == FLAG_PERSISTENT
+                and raw.flags & ~(FLAG_JOINED | FLAG_SHARED) == FLAG_PERSISTENT
                 and (not raw.delivery_count or not self.is_delivered)
                 and position not in lane.early
                 and entry_key(number, lane_number, position) not in changed
@@ -524,7 +524,8 @@ class QueueEntries:
             if raw.expires_at_ms:
                 batch.put("schedule", schedule_key(raw.expires_at_ms, KIND_EXPIRE, key), None)
         if not keep_messages:
-            batch.gone += [raw.number for raw in run]
+            batch.gone += [raw.number for raw in run if not raw.flags & FLAG_SHARED]
+            batch.unreferenced += [raw.number for raw in run if raw.flags & FLAG_SHARED]
         for lane_number, count in counts.items():
             found = self._lane(lane_number)
             found.behind -= count
