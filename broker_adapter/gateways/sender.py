@@ -29,7 +29,7 @@ from broker_adapter.wording import in_seconds
 
 #: Batches that may be under way, and bytes above which no further one begins.
 _IN_FLIGHT: Final = 32
-_IN_FLIGHT_BYTES: Final = 16 << 20
+_IN_FLIGHT_BYTES: Final = 8 << 20
 #: Time between two records of the log about a failure that lasts, in seconds.
 _TELL_SECONDS: Final = 3600.0
 #: Time between two alerts, in seconds.

@@ -267,11 +267,9 @@ def _arrived(position: int, packed: bytes, site: int, places: dict[str, tuple[De
         found = unpacked(packed)
         place = places.get(found["to"]) or places.setdefault(found["to"], _place(found["to"]))
         payload, message_format = found["payload"], found["format"]
-        sites = sorted({site, *found[SITES]}) if found[SITES] != [] else [site]
+        sites = [site] if found[SITES] == [] else _sites(site, found[SITES])
         if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
             raise ValueError("it has a payload or a format that none can have")
-        if not 0 < sites[0] <= sites[-1] <= MAX_SITE or not all(type(each) is int for each in sites):
-            raise ValueError("it has a site that none can be")
         key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
         if place[1]:
             key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
@@ -290,6 +288,14 @@ def _arrived(position: int, packed: bytes, site: int, places: dict[str, tuple[De
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
     is_joined = found.get(JOINED) is True
     return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_joined, unfit)
+
+
+def _sites(sender: int, others: Sequence[int]) -> Sequence[int]:
+    """The sites that have seen a message; raises ValueError or TypeError where they are none."""
+    sites = sorted({sender, *others})
+    if not 0 < sites[0] <= sites[-1] <= MAX_SITE or not all(type(each) is int for each in sites):
+        raise ValueError("it has a site that none can be")
+    return sites
 
 
 def _place(text: str) -> tuple[Destination, bool]:

@@ -59,7 +59,7 @@ def test_no_more_is_under_way_than_the_limits() -> None:
     assert sender.seconds_until_due(RECORD, 99_900, 999_000, 20) == 0
     sender = Sender(5)
     assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) == 0
-    sender.batch_of(found(1, bytes=(16 << 20) - 1), 1, 20)
+    sender.batch_of(found(1, bytes=(8 << 20) - 1), 1, 20)
     assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) == 0
     sender.batch_of(found(2, bytes=1), 1, 20)
     assert sender.seconds_until_due(RECORD, 100_000, 64 << 20, 20) is None
