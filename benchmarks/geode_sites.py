@@ -258,7 +258,7 @@ class _HoldfastSites:
         self._has_gateway = gateway != "alone"
         if self._has_gateway:
             options = {"group_transaction_events": True} if gateway == "grouped" else {}
-            self._site.gateway(self._other, f"region:{self._region}", "running", **options)
+            self._site.gateway(self._other.url, f"region:{self._region}", "running", **options)
 
     def put(self, call: str, count: int) -> float:
         value = bytes(_BYTES)

@@ -33,10 +33,10 @@ class OrderError(Exception):
     """A message was lost, doubled or came out of order."""
 
 
-def send(url: str, name: str, messages: int, mode: AcknowledgeMode) -> dict[str, float]:
+def send(url: str, name: str, messages: int, mode: AcknowledgeMode, *, is_topic: bool = False) -> dict[str, float]:
     """Send numbered messages, asynchronously or in transactions; returns when it began and ended, and the CPU time."""
     with ConnectionFactory(url).create_connection() as connection, connection.create_session(mode) as session:
-        producer = session.create_producer(session.create_queue(name))
+        producer = session.create_producer(session.create_topic(name) if is_topic else session.create_queue(name))
         answered = threading.Semaphore(0)
         cpu, started = _cpu(), time.time()
         if mode is AcknowledgeMode.TRANSACTED:
