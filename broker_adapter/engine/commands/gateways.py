@@ -34,20 +34,21 @@ class DestroyGateway(NamedTuple):
 
 
 class EndBatch(NamedTuple):
-    """What was read of a gateway's queue up to a position is done.
+    """What was read of a gateway's queue is done.
 
     Replies with how many messages were removed, and the position from which on others are left up to there; None:
     none.
     """
 
     queue: int  #: number of the gateway's queue
-    through: int
+    through: int  #: the last position
     expired: frozenset[int] = frozenset()  #: positions of those that were left out
     filtered: frozenset[int] = frozenset()  #: likewise
     refused: Mapping[int, str] = {}  #: position → why
     kept: Mapping[int, NewMessage] = {}  #: position → what goes into the queue here, of those that were left out
     applied: int = 0  #: the last position that the other site has confirmed
     drops: bool = False  #: nothing of it was sent, by a clean start
+    first: int = 0  #: the first position
     found: Sequence[RawEntry] = ()  #: supplied by the driver
     next: int | None = None  #: supplied by the driver
     reply: Reply | None = None

@@ -67,7 +67,7 @@ class CommandInputs:
                 found = [each for each in found if self._stores.set_body_aside(each.number)]
             return command._replace(found=found, next=after)
         if type(command) is g.EndBatch:
-            found, after = self._reads.of_range(c.Range(command.queue, 0, command.through, ENDED_AT_ONCE))
+            found, after = self._reads.of_range(c.Range(command.queue, command.first, command.through, ENDED_AT_ONCE))
             return command._replace(found=found, next=after)
         if type(command) is c.PutBack and self._stores.disk is not None:
             return command._replace(there=self._stores.disk.in_quarantine([key for key, _ in command.messages]))

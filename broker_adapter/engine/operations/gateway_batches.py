@@ -59,7 +59,7 @@ class _Read(NamedTuple):
     entries: Sequence[RawEntry]
     messages: Sequence[tuple[Message | None, dict[str, Any] | None]]
     damaged: Sequence[int]  #: positions
-    refused: Mapping[int, str] = {}  #: position → why, of a transaction at the front that is too large
+    refused: Mapping[int, str] = {}  #: position → why, of a transaction ahead of anything else that is too large
 
 
 @request(Threads.GATEWAY)
@@ -85,7 +85,7 @@ class ReadGatewayRequest(Request):
         while refused := read.refused:
             left: int | None = 0
             while left is not None:
-                _, left = yield g.EndBatch(read.queue.id, max(refused), refused=refused)
+                _, left = yield g.EndBatch(read.queue.id, max(refused), refused=refused, first=min(refused))
             read = yield self._read
         if read.damaged:
             positions = frozenset(read.damaged)
@@ -149,7 +149,7 @@ class ReadGatewayRequest(Request):
         if record.group_transaction_events and entries:
             refused = _complete(reader, queue, entries)
             if not entries:
-                return _Read(queue, record, sender, matching, (), (), (), {} if self.after else refused)
+                return _Read(queue, record, sender, matching, (), (), (), refused)
         messages = reader.messages(entries)
         damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
         through = entries[-1].position if entries else queue.next_position
