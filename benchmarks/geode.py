@@ -353,7 +353,7 @@ def main() -> int:
         ("puts", 20_000, "puts each time that durable clients want"),
         ("gateway-puts", 6_000, "puts each time at a site with a gateway"),
         ("backlog", 50_000, "events that wait for a gateway"),
-        ("warm-up", 3, "turns of the gateways before they are measured"),
+        ("warm-up", 2, "turns of the gateways before they are measured"),
         ("turns", 5, "turns of the gateways that are measured"),
     ):
         parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} ({default:,})")
