@@ -381,7 +381,7 @@ def main() -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("is a number from 1 on")
+        raise argparse.ArgumentTypeError("must be a number from 1 on")
     return int(text)
 
 
