@@ -30,7 +30,7 @@ def begin(directory: Path) -> None:
     near, far = sites_in(directory)
     near.ask("create_region", region="quotes")
     far.ask("create_region", region="quotes")
-    near.gateway("g", "queue:q", "region:quotes")
+    near.gateway("g", "queue:q", "region:quotes", group_transaction_events=True)
     for site in (near, far):
         site.ask("bounds", destination="q", make=True)
     near.broker.close()
@@ -52,11 +52,10 @@ def traffic(directory: Path, kill_at: int) -> None:
     LmdbStore.commit = counted  # type: ignore[method-assign, assignment]
     with (directory / "confirmed").open("a") as confirmed:
         for number in range(ROUNDS):
-            near.send("q", f"{number} a", f"{number} b")
+            near.commit([f"{number} a", f"{number} b"], {f"key {number % 3}": str(number)})
             confirmed.write(f"{number} a\n{number} b\n")
             confirmed.flush()
-            near.change("quotes", (f"key {number % 3}", str(number)))
-            found = read(near, "g", max_messages=4)
+            found = read(near, "g", max_messages=2)
             end(near, "g", found, apply(near, far, found))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -64,6 +63,10 @@ def traffic(directory: Path, kill_at: int) -> None:
 def check(directory: Path) -> None:
     """Start both sites again, send what waits, and compare them."""
     near, far = sites_in(directory)
+    there = [int(body.split()[0]) for body in in_queue(far)]
+    assert there == sorted([*range(len(there) // 2)] * 2), "no part of a transaction"
+    values = far.values("quotes")
+    assert values == {f"key {number % 3}": str(number) for number in there}
     pump(near, "g", far)
     confirmed = (directory / "confirmed").read_text().splitlines()
     sent = in_queue(near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ class Site:
 
     def send_messages(self, to: Destination, *messages: c.NewMessage) -> None:
         assert self.broker.call(c.Enqueue(self.client, to, messages), WAIT) is None
+
+    def commit(self, bodies: Sequence[str], values: Mapping[str, str]) -> None:
+        """Send messages to the queue ``q``, and put values into the region ``quotes``, in one transaction."""
+        sends = [(Q, text_message(body)) for body in bodies]
+        changes = [e.KeyChange(key, Wanted.PUT, text_message(value)) for key, value in values.items()]
+        parts = [e.ChangeKeys("quotes", changes)]
+        self.broker.call(c.Commit(self.client, None, sends, [], changes=parts if changes else ()), WAIT)
 
     def change(self, region: str, *changes: tuple[str, str | None]) -> None:
         """Put values for keys of a region, and destroy those without one."""
