@@ -97,7 +97,7 @@ class GatewaysRequest(Request):
     persistent, or damaged and in quarantine), and the rest waits; ``batches``.  With ``group_transaction_events``,
     ``batches_with_incomplete_transactions``: those in which a part of a transaction was missing, since it was damaged,
     not persistent, or sent before the option was set; ``divided_transactions``: those of which a part went by other
-    gateways, or by none.
+    gateways.
     """
 
     name: str | None = argument(None, note="without it, all")

@@ -49,7 +49,7 @@ class GatewayCounters(NamedTuple):
     dropped: int = 0  #: by a clean start
     batches: int = 0  #: that were ended
     batches_with_incomplete_transactions: int = 0  #: in which a part of a transaction was missing, with grouping
-    divided_transactions: int = 0  #: of which a part went by other gateways, or by none, with grouping
+    divided_transactions: int = 0  #: of which a part went by other gateways, with grouping
 
     @property
     def queued(self) -> int:

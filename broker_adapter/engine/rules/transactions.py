@@ -332,15 +332,19 @@ class Transactions:
         return directory.remote(targets, client)
 
     def _note_gateways(self, command: c.Commit, effects: Effects) -> None:
-        """Warn of a transaction that gateways which keep transactions whole do not take as a whole."""
+        """Warn of a transaction of which a part goes by a gateway that keeps transactions whole, and a part by others.
+
+        What no gateway takes does not count: it is for this site only.
+        """
         feeds = self._directory.feeds
         places: set[tuple[str, int]] = {destination for destination, _ in command.sends}
         places |= {(part.region, REGION_KIND) for part in command.changes}
         ways = {
-            frozenset(feed.queue for feed in feeds.get(place, ()) if feed.queue.gateway.group_transaction_events)
+            frozenset(feed.queue for feed in feeds[place] if feed.queue.gateway.group_transaction_events)
             for place in places
+            if place in feeds
         }
-        if len(ways) == 1:
+        if len(ways) < 2:
             return
         gateways = frozenset[GatewayQueue]().union(*ways)
         for queue in gateways:
@@ -348,8 +352,8 @@ class Transactions:
         names = ", ".join(sorted(repr(queue.record.name) for queue in gateways))
         effects.warn(
             ("divided", gateways),
-            "! a transaction has messages of which not all go by the same gateways: %s; each keeps together what it"
-            " carries of it, and the other site may see that without the rest",
+            "! not all messages of a transaction go by the same gateways: %s; each keeps together what it carries,"
+            " and the other site may see that without the rest",
             names,
         )
 

@@ -336,14 +336,14 @@ def test_a_transaction_that_goes_by_different_gateways_is_committed_told_and_cou
     near.gateway("plain", "queue:p", "queue:q")
     for number in range(3):
         commit(near, f"a{number}", (f"b{number}", NEWS), f"c{number}", puts=[f"d{number}"])
-    commit(near, *"ef", puts="g")
+    commit(near, *"ef", ("for this site only", queue("other")), puts="g")
     assert [near.gateways(name)["divided_transactions"] for name in ("g", "h", "plain")] == [3, 3, 0]
     assert whole(read(near, "g")) == [*[f"a{each}c{each}d{each}" for each in range(3)], "efg"]
     commit(near, "i", ("j", queue("p")))
     commit(near, ("k", queue("p")), ("l", queue("other")))
     assert near.gateways("g")["divided_transactions"] == 4
     for names in ("'g', 'h'", "'g'"):  # what a commit says is written before the next one is done
-        assert caplog.text.count(f"of which not all go by the same gateways: {names};") == 1
+        assert caplog.text.count(f"not all messages of a transaction go by the same gateways: {names};") == 1
 
 
 def test_a_unit_with_a_message_that_is_none_makes_no_other_one_known(sites: tuple[Site, Site]) -> None:
