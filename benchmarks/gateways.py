@@ -62,6 +62,21 @@ def _send(site: Site, name: str, messages: int) -> float:
     return messages / (sent["ended"] - sent["started"])
 
 
+def _commit(site: Site, name: str, keys: int) -> float:
+    """Keys that were put a second, ten in a transaction."""
+    with ConnectionFactory(site.url).create_connection() as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        region = session.create_region(name)
+        body = "x" * modes.BODY_BYTES
+        started = time.perf_counter()
+        for number in range(keys):
+            region.put(f"key {number}", body)
+            if number % 10 == 9:
+                session.commit()
+        session.commit()
+        return keys / (time.perf_counter() - started)
+
+
 def _put(site: Site, name: str, keys: int) -> float:
     """Keys that were put a second, one at a time."""
     with ConnectionFactory(site.url).create_connection() as connection:
@@ -242,6 +257,7 @@ def figures(directory: Path, share: int) -> Iterator[Figure]:
     ):
         here, there = Site(one), Site(two)
         yield from _beside(here, there, "send", "queue", _send, 20_000 // share)
+        yield from _beside(here, there, "commit 10 keys", "region", _commit, 5000 // share)
         yield from _beside(here, there, "put", "region", _put, 2000 // share)
         yield _to_a_topic(here, 20_000 // share)
         for messages in (100_000, 1_000_000):
