@@ -44,6 +44,7 @@ PAUSE = 1.0
 WORK = 0.02
 #: Messages of a batch: fewer than those of two transactions.
 BATCH = 7
+BATCH_BYTES = 500
 #: Longest wait for the sites to be equal, in seconds.
 SETTLING = 180.0
 console = Console() if sys.stdout.isatty() else Console(width=140)
@@ -197,7 +198,7 @@ def run(seconds: float, seed: int) -> int:
         for source, target in WAYS:
             proxy = ends.enter_context(Proxy(sites[target].server.port))
             faults.append(Faults(sites[target].server, proxy, chance))
-            options = {"batch_messages": BATCH, "group_transaction_events": True}
+            options = {"batch_messages": BATCH, "batch_bytes": BATCH_BYTES, "group_transaction_events": True}
             sites[source].gateway(f"to {target}", url_of(proxy), *DESTINATIONS, batch_ms=20, **options)
         for site in sites.values():
             for name in (WHOLE, OTHER, SHARED):
