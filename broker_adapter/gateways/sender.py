@@ -13,8 +13,8 @@ Theory of operation
     Where no answer comes, nothing is ended, and the next batch begins with the same messages: the other site knows the
     positions that it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
 
-    A batch that the other site cannot read is halved until it can, and a single message that it cannot read is refused,
-    or a transaction of which it cannot read a message.
+    A batch that the other site cannot read, or has no room for, is halved until it can be taken.  A single message or
+    transaction that it cannot read is refused; one for which it has no room is tried again later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, GatewayRecord
-from broker_adapter.errors import JMSException, MessageFormatException
+from broker_adapter.errors import JMSException, MessageFormatException, ResourceAllocationException
 from broker_adapter.wording import in_seconds
 
 #: Batches that may be under way, and bytes above which no further one begins.
@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     positions: Sequence[int]  #: of its messages; none: all that was read is left out
     found: Mapping[str, Any]  #: what ``read_gateway`` has answered, without the messages
     begun: float  #: when it was due
+    behind: int  #: the last position of those that were under way ahead of it; 0: none
 
     @property
     def last(self) -> int:
@@ -95,8 +96,6 @@ class Sender:
             Seconds, 0: now; None: nothing waits, or as much is under way as may be.
         """
         if record.url != self._url:  # another site: what the last one did says nothing
-            if self.under_way:
-                return None
             self._url, self._retry_at = record.url, 0.0
         if not messages:
             self._unsent_since = None
@@ -149,7 +148,7 @@ class Sender:
         entries: Sequence[tuple[int, bytes]] = found["entries"]
         positions = [position for position, _ in entries]
         behind = next((each.last for each in reversed(self.under_way) if each.last), 0)
-        self.under_way.append(Batch(positions, {**found, "entries": ()}, now))
+        self.under_way.append(Batch(positions, {**found, "entries": ()}, now, behind))
         self._waits_since = now
         return {
             "site": site,
@@ -168,16 +167,20 @@ class Sender:
 
         Returns:
             The arguments of ``end_gateway_batch`` without the name; None: nothing ends.
+
+        Raises:
+            JMSException: that is no answer, or it does not say why nothing was taken.
         """
-        batch = self.under_way.popleft()
-        if self._void:
-            self._void -= 1
-            return None
+        batch = self.under_way[0]
+        if batch.positions and not _is_answer(answer, batch.behind):
+            raise JMSException(f"the other site has given an answer that is none: {answer!r:.200}")
         found, through = batch.found, answer.get("through", 0)
+        if self._void or (batch.positions and not through):
+            self._nothing_taken()
+            return None
+        self.under_way.popleft()
         if through < batch.last:
             self._void = len(self.under_way)
-            if not through:
-                return None
         else:
             through = found["through"]
         self._most = min(MAX_BATCH, self._most * 2)
@@ -185,23 +188,39 @@ class Sender:
         done = {name: answer[name] for name in ("refused", "applied") if name in answer}
         return {"through": through, **{name: found[name] for name in ("sender", "expired", "filtered")}, **done}
 
-    def unreadable(self, error: MessageFormatException) -> dict[str, Any] | None:
-        """Note that the other site cannot read the first batch under way: the next one is half as large.
+    def not_taken(self, error: MessageFormatException | ResourceAllocationException) -> dict[str, Any] | None:
+        """Note that the other site cannot read the first batch under way, or has no room: the next is half as large.
 
         Args:
             error: what the other site has answered.
 
         Returns:
-            As ``answered``: of a single message or transaction, as if it was refused.
+            As ``answered``; a single message or transaction that cannot be read is refused.
+
+        Raises:
+            ResourceAllocationException: there is no room for a single one.
         """
         batch = self.under_way[0]
         positions, found = batch.positions, batch.found
-        if not self._void and len(positions) - len(found["joined"]) == 1:
-            refused = [(position, error.reason) for position in positions]
-            return self.answered({"through": batch.last, "refused": refused, "applied": found["applied"]})
         if not self._void:
+            if len(positions) - len(found["joined"]) == 1:
+                if isinstance(error, ResourceAllocationException):
+                    raise error
+                refused = [(position, error.reason) for position in positions]
+                return self.answered({"through": batch.last, "refused": refused, "applied": found["applied"]})
             self._most = max(1, min(self._most, len(positions)) // 2)
-        return self.answered({})
+        self._nothing_taken()
+        return None
+
+    def _nothing_taken(self) -> None:
+        """End the first batch under way, of which nothing was taken; those behind it do nothing either."""
+        self.under_way.popleft()
+        self._void = self._void - 1 if self._void else len(self.under_way)
+
+    def forget(self) -> None:
+        """Have nothing under way any more: no answer comes, or it says nothing."""
+        self.under_way.clear()
+        self._void = 0
 
     def works(self, now: float) -> str | None:
         """Note that the other site has answered; returns what the log says of that, or None."""
@@ -215,8 +234,7 @@ class Sender:
         Returns:
             What the log says of that: at first, and once an hour.
         """
-        self.under_way.clear()
-        self._void = 0
+        self.forget()
         self._retry_at = now + self._retry_seconds
         self.trouble = error.reason
         if self._failing_since is None:
@@ -225,3 +243,16 @@ class Sender:
             return None
         self._tell_at = now + _TELL_SECONDS
         return f"nothing can be sent, and is tried again each {in_seconds(self._retry_seconds)}: {error.reason}"
+
+
+def _is_answer(answer: Any, behind: int) -> bool:
+    """Return whether this can be what ``apply_batch`` answers to a batch.
+
+    Args:
+        answer: what the other site has answered.
+        behind: where the batch stands; only one that stands behind another one may be passed over.
+    """
+    if not isinstance(answer, Mapping):
+        return False
+    through, applied, refused = (answer.get(each) for each in ("through", "applied", "refused"))
+    return type(through) is type(applied) is int and isinstance(refused, Sequence) and through >= (0 if behind else 1)

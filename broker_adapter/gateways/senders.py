@@ -24,6 +24,7 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
+    ResourceAllocationException,
 )
 from broker_adapter.gateways.sender import Sender
 from broker_adapter.limited_log import LimitedLog
@@ -179,6 +180,8 @@ class _SenderThread:
             return
         record, messages, size = found
         now, seconds = time.monotonic(), None
+        if self._answers and record.url != self._url:  # another site now: what is under way is sent there
+            self._drop()
         if record.state == "running":
             seconds = self._rules.seconds_until_due(record, messages, size, now)
             alert = self._rules.alert(record, now)
@@ -216,6 +219,8 @@ class _SenderThread:
         if self._is_stopping or (looked := self._look(sends=True)) is None or looked[0].state != "running":
             return
         found = self._ask("read_gateway", remote_site=self._remote_site, **self._rules.limits(record))
+        if (looked := self._look(sends=True)) is None or looked[0].options != record.options:
+            return  # it may be for another site
         if not found["through"]:
             self._wait(_LOOK_SECONDS)  # what waited is gone
             return
@@ -250,15 +255,16 @@ class _SenderThread:
             return
         try:
             ended = self._rules.answered(answer.result())
-        except MessageFormatException as error:
-            ended = self._rules.unreadable(error)
+        except (MessageFormatException, ResourceAllocationException) as error:
+            ended = self._rules.not_taken(error)
         self._answers.popleft()
         self._waits_since = now
+        if ended is None:
+            return
         told = self._rules.works(now)
         if told is not None:
             _log.info("= gateway %r: %s", self._name, told)
-        if ended is not None:
-            self._ask("end_gateway_batch", **ended)
+        self._ask("end_gateway_batch", **ended)
 
     def _wait(self, seconds: float | None) -> None:
         self.wake.wait(seconds)
@@ -285,9 +291,14 @@ class _SenderThread:
             self.is_connecting = False
         return transport
 
-    def _failed(self, error: JMSException) -> None:
+    def _drop(self) -> None:
+        """Await no answer any more."""
         self._disconnect()
         self._answers.clear()
+        self._rules.forget()
+
+    def _failed(self, error: JMSException) -> None:
+        self._drop()
         told = self._rules.failed(error, time.monotonic())
         if self._is_stopping:
             return

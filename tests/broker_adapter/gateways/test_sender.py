@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker_adapter.engine.records.gateway_records import GatewayRecord
-from broker_adapter.errors import ConnectionLostException, MessageFormatException
+from broker_adapter.errors import (
+    ConnectionLostException,
+    JMSException,
+    MessageFormatException,
+    ResourceAllocationException,
+)
 from broker_adapter.gateways.sender import MAX_BATCH, Sender
 
 RECORD = GatewayRecord("amqp://far", ["queue:q"], batch_messages=100, state="running")
@@ -106,13 +113,13 @@ def test_another_url_is_tried_at_once() -> None:
     assert sender.seconds_until_due(other, 100, 1000, 11) == 0
 
 
-def test_what_is_under_way_to_one_url_is_answered_before_another_one_is_used() -> None:
+def test_what_is_under_way_to_one_site_is_forgotten_for_another_one() -> None:
     sender, other = Sender(5), RECORD._replace(url="amqp://near")
     assert sender.seconds_until_due(RECORD, 200, 2000, 10) == 0
     sender.batch_of(found(1, 2), 1, 10)
-    assert sender.seconds_until_due(other, 200, 2000, 11) is None
-    sender.answered(answer(2))
-    assert sender.seconds_until_due(other, 198, 1980, 11) == 0
+    sender.forget()
+    assert sender.seconds_until_due(other, 200, 2000, 11) == 0
+    assert (sender.limits(other)["after"], sender.batch_of(found(1, 2), 1, 11)["behind"]) == (0, 0)
 
 
 def test_messages_that_wait_for_too_long_are_told_once_a_minute() -> None:
@@ -186,14 +193,14 @@ def test_what_the_other_site_cannot_read_is_halved_down_to_the_message_which_is_
     assert sender.limits(record)["max_messages"] == MAX_BATCH
     sender.batch_of(found(*range(1, 8)), 1, 0)
     sender.batch_of(found(8, 9), 1, 0)
-    assert sender.unreadable(error) is None
-    assert sender.unreadable(error) is None  # whatever it is about: it stands behind the other one
+    assert sender.not_taken(error) is None
+    assert sender.not_taken(error) is None  # whatever it is about: it stands behind the other one
     assert sender.limits(record)["max_messages"] == 3
     sender.batch_of(found(1, 2, 3), 1, 0)
-    assert sender.unreadable(error) is None
+    assert sender.not_taken(error) is None
     assert sender.limits(record)["max_messages"] == 1
     sender.batch_of(found(1), 1, 0)
-    ended = sender.unreadable(error)
+    ended = sender.not_taken(error)
     assert ended is not None
     assert (ended["through"], ended["refused"], ended["applied"]) == (1, [(1, "too large")], 3)
     for _ in range(20):  # the next ones may be larger again
@@ -207,9 +214,34 @@ def test_a_transaction_is_refused_as_a_whole_and_only_alone() -> None:
     record = RECORD._replace(batch_messages=MAX_BATCH)
     for most in (4, 2, 1):  # what is read behind so many completes the transaction
         sender.batch_of(found(*range(8), joined=[*range(2, 8)]), 1, 0)
-        assert sender.unreadable(error) is None
+        assert sender.not_taken(error) is None
         assert sender.limits(record)["max_messages"] == most
     sender.batch_of(found(*range(1, 8), joined=[*range(2, 8)]), 1, 0)
-    ended = sender.unreadable(error)
+    ended = sender.not_taken(error)
     assert ended is not None
     assert (ended["through"], ended["refused"]) == (7, [(each, "too large") for each in range(1, 8)])
+
+
+def test_a_batch_for_which_there_is_no_room_is_halved_down_to_the_message_that_waits() -> None:
+    sender, error = Sender(5), ResourceAllocationException("the queue is full")
+    sender.seconds_until_due(RECORD, 100, 1000, 0)
+    sender.batch_of(found(1, 2, 3), 1, 0)
+    assert sender.not_taken(error) is None
+    assert sender.limits(RECORD)["max_messages"] == 1
+    sender.batch_of(found(1), 1, 0)
+    with pytest.raises(ResourceAllocationException):
+        sender.not_taken(error)
+    sender.failed(error, 0)
+    assert sender.seconds_until_due(RECORD, 100, 1000, 1) == 4
+    assert sender.limits(RECORD)["max_messages"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, {}, [], 7, {"through": "1"}, {"through": 0, "applied": 0, "refused": []}, {**answer(1), "refused": 1}],
+)
+def test_what_is_no_answer_is_an_error(wrong: Any) -> None:
+    sender = Sender(5)
+    sender.batch_of(found(1), 1, 0)
+    with pytest.raises(JMSException, match="has given an answer that is none"):
+        sender.answered(wrong)

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.records.gateway_records import GatewayRecord
-from broker_adapter.errors import ConnectionLostException, JMSException, MessageFormatException
+from broker_adapter.errors import (
+    ConnectionLostException,
+    JMSException,
+    MessageFormatException,
+    ResourceAllocationException,
+)
 from broker_adapter.gateways.sender import Sender
 from tests.broker_adapter.engine.sites import Site, in_queue
 
@@ -61,15 +66,19 @@ class Line:
         if not self._answers:
             return
         answer = self._answers.popleft()
-        if isinstance(answer, MessageFormatException):
-            ended = self._rules.unreadable(answer)
+        if isinstance(answer, MessageFormatException | ResourceAllocationException):
+            try:
+                ended = self._rules.not_taken(answer)
+            except ResourceAllocationException as error:
+                self.cut(error)
+                return
         elif isinstance(answer, JMSException):
             self.cut(answer)
             return
         else:
             ended = self._rules.answered(answer)
-        self._rules.works(self.now)
         if ended is not None:
+            self._rules.works(self.now)
             self._near.ask("end_gateway_batch", name="g", **ended)
 
     def cut(self, error: JMSException | None = None) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from broker_adapter.connect import transport_to_site
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.gateways.senders import Senders, _SenderThread
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.sites import Site, in_queue
@@ -94,7 +95,11 @@ def test_a_gateway_that_is_paused_and_resumed_in_mid_batch_has_one_thread(monkey
         change()
         end(self, now)
 
-    monkeypatch.setattr(_SenderThread, "_connected", lambda self, record: Remote(far, change))
+    def connected(self: _SenderThread, record: GatewayRecord) -> Remote:
+        self._url = record.url
+        return Remote(far, change)
+
+    monkeypatch.setattr(_SenderThread, "_connected", connected)
     monkeypatch.setattr(_SenderThread, "_end", resumed_ahead)
     with closing(near.broker), closing(far.broker):
         near.gateway("g", "queue:q", batch_messages=10)
@@ -135,3 +140,38 @@ def test_senders_end_with_their_engine(broker: Broker) -> None:
     broker.close()
     senders.stop()
     assert threads() == set()
+
+
+@pytest.mark.parametrize("how", ["altered", "made again"])
+def test_what_was_queued_for_another_site_does_not_go_to_the_one_that_just_let_it_in(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    near, sites = Site(1), {"amqp://two": Site(2), "amqp://three": Site(3)}
+    comes_in, may_come_in = threading.Event(), threading.Event()
+
+    def connected(self: _SenderThread, record: GatewayRecord) -> Remote:
+        self._url = record.url
+        comes_in.set()
+        assert may_come_in.wait(60)
+        return Remote(sites[record.url])
+
+    monkeypatch.setattr(_SenderThread, "_connected", connected)
+    with closing(near.broker), closing(sites["amqp://two"].broker), closing(sites["amqp://three"].broker):
+        gateway = {"name": "g", "destinations": ["queue:q"], "state": "running", "batch_ms": 0}
+        near.ask("create_gateway", url="amqp://two", **gateway)
+        senders = Senders(near.broker, transport_to_site)
+        senders.start()
+        near.send("q", "1")
+        assert comes_in.wait(60)
+        if how == "altered":
+            near.ask("change_gateway", name="g", url="amqp://three")
+        else:
+            near.ask("destroy_gateway", name="g")
+            near.ask("create_gateway", url="amqp://three", **gateway)
+        near.send("q", "2")
+        may_come_in.set()
+        assert wait_for(lambda: near.gateways("g")["waiting"] == 0)
+        senders.stop()
+        sites["amqp://two"].ask("bounds", destination="q", make=True)
+        assert in_queue(sites["amqp://two"]) == []
+        assert in_queue(sites["amqp://three"]) == (["1", "2"] if how == "altered" else ["2"])
