@@ -32,6 +32,8 @@ _IN_FLIGHT: Final = 32
 _IN_FLIGHT_BYTES: Final = 8 << 20
 #: Time between two records of the log about a failure that lasts, in seconds.
 _TELL_SECONDS: Final = 3600.0
+#: What is read and not handed over, as ``read_gateway`` and ``end_gateway_batch`` call it.
+_LEFT_OUT: Final = ("expired", "filtered", "conflated")
 #: Time between two alerts, in seconds.
 _ALERT_SECONDS: Final = 60.0
 
@@ -52,7 +54,7 @@ class Batch(NamedTuple):
     @property
     def messages(self) -> int:
         """How many messages were read, and wait until it ends."""
-        return len(self.positions) + len(self.found["expired"]) + len(self.found["filtered"])
+        return len(self.positions) + sum(len(self.found[each]) for each in _LEFT_OUT)
 
 
 class Sender:
@@ -186,7 +188,7 @@ class Sender:
         self._most = min(MAX_BATCH, self._most * 2)
         self._unsent_since = batch.begun
         done = {name: answer[name] for name in ("refused", "applied") if name in answer}
-        return {"through": through, **{name: found[name] for name in ("sender", "expired", "filtered")}, **done}
+        return {"through": through, **{name: found[name] for name in ("sender", *_LEFT_OUT)}, **done}
 
     def not_taken(self, error: MessageFormatException | ResourceAllocationException) -> dict[str, Any] | None:
         """Note that the other site cannot read the first batch under way, or has no room: the next is half as large.

@@ -64,7 +64,7 @@ class Site:
         """What is known of a gateway; its counters agree with each other."""
         (found,) = self.ask("gateways", name=name)
         assert found["received"] == found["queued"] + found["filtered"] + found["not_queued"], found
-        ended = ("distributed", "refused", "expired", "dropped", "lost", "waiting")
+        ended = ("distributed", "refused", "conflated", "expired", "dropped", "lost", "waiting")
         assert found["queued"] == sum(found[each] for each in ended), found
         return dict(found)
 

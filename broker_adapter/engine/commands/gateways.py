@@ -44,6 +44,7 @@ class EndBatch(NamedTuple):
     through: int  #: the last position
     expired: frozenset[int] = frozenset()  #: positions of those that were left out
     filtered: frozenset[int] = frozenset()  #: likewise
+    conflated: frozenset[int] = frozenset()  #: likewise
     refused: Mapping[int, str] = {}  #: position → why
     kept: Mapping[int, NewMessage] = {}  #: position → what goes into the queue here, of those that were left out
     applied: int = 0  #: the last position that the other site has confirmed

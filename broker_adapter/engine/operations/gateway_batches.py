@@ -27,6 +27,8 @@ from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES, GatewayQueue, origin_of
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord, is_moved, name_there
 from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
+from broker_adapter.engine.regions.event_records import Operation
+from broker_adapter.engine.regions.stamps import Stamp
 from broker_adapter.engine.rules.gateways import gateway_named, record_is_lost
 from broker_adapter.engine.rules.matching import Matching
 from broker_adapter.engine.store.stores import Message
@@ -45,6 +47,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.selectors.language import parse_selector
 
+_UPDATE: Final = Operation.UPDATE.name.lower()
 #: Entries behind a batch that are looked at together.
 _AT_ONCE: Final = 100
 
@@ -71,7 +74,9 @@ class ReadGatewayRequest(Request):
     with ``group_transaction_events``, for which a batch may be larger; ``expired`` and ``filtered``: positions up to
     there that are left out, because their time is over, or the selector does not want them or ``remote_site`` has seen
     them; ``bytes``: how many of the waiting ones these all are; ``sender`` and ``applied``: what ``apply_batch`` takes
-    as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.
+    as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.  With ``batch_conflation``, ``conflated``:
+    positions of updates that are left out, since a later one of the same key is among the entries, and nothing else of
+    the key in between.
     """
 
     name: str = argument()
@@ -97,6 +102,7 @@ class ReadGatewayRequest(Request):
         joined: list[int] = []
         expired: list[int] = []
         filtered: list[int] = []
+        updates = _Updates()
         last, has_begun = 0, False  # the position ahead, and whether something of its transaction is sent
         for entry, (body, added) in zip(read.entries, read.messages, strict=True):
             if body is None:
@@ -118,6 +124,10 @@ class ReadGatewayRequest(Request):
                 if has_begun:
                     joined.append(entry.position)
                 has_begun = read.record.group_transaction_events
+                if read.record.batch_conflation and KEY_PROPERTY in annotations:
+                    updates.add(entry, annotations)
+        if updates.replaced:
+            entries = [each for each in entries if each[0] not in updates.replaced]
         return {
             "entries": entries,
             "through": max([*[entry.position for entry in read.entries], *read.damaged], default=0),
@@ -125,6 +135,7 @@ class ReadGatewayRequest(Request):
             "bytes": sum(entry.size for entry in read.entries),
             "expired": expired,
             "filtered": filtered,
+            "conflated": sorted(updates.replaced),
             "sender": read.sender,
             "applied": read.record.applied,
             "state": read.record.state,
@@ -201,6 +212,30 @@ def _rest(reader: Reader, queue: GatewayQueue, last: int) -> Iterator[RawEntry]:
             last = entry.position
 
 
+class _Updates:
+    """The updates of keys in a batch.
+
+    Attributes:
+        replaced: positions of those that a later one makes needless.
+    """
+
+    def __init__(self) -> None:
+        self.replaced: set[int] = set()
+        #: region and key → position and stamp of its last event, if that is an update
+        self._last: dict[tuple[int, str], tuple[int, Stamp]] = {}
+
+    def add(self, entry: RawEntry, annotations: Mapping[str, Any]) -> None:
+        """Note the next event of the batch."""
+        key = entry.group, annotations[KEY_PROPERTY]
+        stamp = Stamp(annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY])
+        before = self._last.pop(key, None)
+        if annotations[OPERATION_PROPERTY] != _UPDATE:
+            return
+        if before is not None and before[1] <= stamp:  # what was copied may be older
+            self.replaced.add(before[0])
+        self._last[key] = entry.position, stamp
+
+
 def _sender(directory: Directory, queue: GatewayQueue) -> str:
     """What tells a gateway from any other one of its site."""
     return f"{queue.label}/{directory.incarnation(queue)}"
@@ -267,6 +302,7 @@ class EndGatewayBatchRequest(Request):
     through: int = argument(note="a position")
     expired: Sequence[int] = argument((), most_values=MAX_BATCH, note="as ``read_gateway`` has answered")
     filtered: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
+    conflated: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
     refused: Sequence[Any] = argument((), most_values=MAX_BATCH, note="(position, reason) each")
     applied: int = argument(0, note="as ``apply_batch`` has answered")
     sender: str | None = argument(None, note="as ``read_gateway`` has answered; or None")
@@ -275,7 +311,7 @@ class EndGatewayBatchRequest(Request):
         refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
         number: int = yield self._queue
         kept = (yield self._kept) if self.filtered else {}
-        left_out = frozenset(self.expired), frozenset(self.filtered)
+        left_out = frozenset(self.expired), frozenset(self.filtered), frozenset(self.conflated)
         removed, left = 0, 0
         while left is not None:
             some, left = yield g.EndBatch(number, self.through, *left_out, refused, kept, self.applied)

@@ -48,6 +48,7 @@ class CreateGatewayRequest(Request):
     group_transaction_events: bool = argument(
         False, note="a batch has all of each transaction, and is one commit there"
     )
+    batch_conflation: bool = argument(False, note="a batch has only the last of the updates of a key")
     state: str = argument("created", note='or "running"')
 
     def steps(self, client: int) -> Steps:
@@ -63,7 +64,7 @@ class CreateGatewayRequest(Request):
         if self.state not in ("created", "running"):
             raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
-        options = *sizes, self.group_transaction_events
+        options = *sizes, self.group_transaction_events, self.batch_conflation
         record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, self.state)
         yield g.CreateGateway(self.name, record)
         return True
@@ -88,16 +89,16 @@ class GatewaysRequest(Request):
     """A map for each gateway, by name.
 
     ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
-    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``state`` ("created": it queues and was never started,
-    "running", "paused": it queues, or "stopped": it does not), ``waiting`` and ``waiting_bytes``, ``applied``: the last
-    position that the other site has confirmed; ``is_sending``: whether a batch may be under way, ``trouble``: why the
-    last attempt to send failed, or empty.  Counted since it was created: ``received``: messages of its destinations; of
-    these ``filtered``, by the selector or since the other site had seen them, ``not_queued``, while it was stopped, and
-    ``queued``; of the last ``distributed``, ``refused``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not
-    persistent, or damaged and in quarantine), and the rest waits; ``batches``.  With ``group_transaction_events``,
-    ``batches_with_incomplete_transactions``: those in which a part of a transaction was missing, since it was damaged,
-    not persistent, or sent before the option was set; ``divided_transactions``: those of which a part went by other
-    gateways.
+    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``state`` ("created": it queues and
+    was never started, "running", "paused": it queues, or "stopped": it does not), ``waiting`` and ``waiting_bytes``,
+    ``applied``: the last position that the other site has confirmed; ``is_sending``: whether a batch may be under way,
+    ``trouble``: why the last attempt to send failed, or empty.  Counted since it was created: ``received``: messages of
+    its destinations; of these ``filtered``, by the selector or since the other site had seen them, ``not_queued``,
+    while it was stopped, and ``queued``; of the last ``distributed``, ``refused``, ``conflated``, ``expired``,
+    ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and in quarantine), and the rest waits;
+    ``batches``.  With ``group_transaction_events``, ``batches_with_incomplete_transactions``: those in which a part of
+    a transaction was missing, since it was damaged, not persistent, or sent before the option was set;
+    ``divided_transactions``: those of which a part went by other gateways.
     """
 
     name: str | None = argument(None, note="without it, all")
@@ -138,6 +139,7 @@ class ChangeGatewayRequest(Request):
     batch_ms: int | None = argument(None, most=_MAX_MS)
     alert_ms: int | None = argument(None, most=_MAX_MS)
     group_transaction_events: bool | None = argument(None)
+    batch_conflation: bool | None = argument(None)
     forget: bool = argument(False, note="the other site need not know what it has confirmed: it lost that")
 
     def steps(self, client: int) -> Steps:
@@ -150,7 +152,15 @@ class ChangeGatewayRequest(Request):
         if self.clean and self.state != "running":
             raise MessageFormatException("the argument 'clean' needs the state \"running\"")
         name = self.name
-        kept = "url", "batch_messages", "batch_bytes", "batch_ms", "alert_ms", "group_transaction_events"
+        kept = (
+            "url",
+            "batch_messages",
+            "batch_bytes",
+            "batch_ms",
+            "alert_ms",
+            "group_transaction_events",
+            "batch_conflation",
+        )
         fields = {each: value for each in kept if (value := getattr(self, each)) is not None}
         if self.selector is not None:
             fields["selector"] = self.selector or None

@@ -208,7 +208,7 @@ class GatewayQueue(QueueState):
     def gone(self) -> int:
         """Messages that are not there any more: not persistent, or damaged and in quarantine."""
         counted = self.noted().counters
-        ended = counted.distributed + counted.refused + counted.expired + counted.dropped
+        ended = counted.distributed + counted.refused + counted.conflated + counted.expired + counted.dropped
         return counted.queued - ended - self.depth
 
 

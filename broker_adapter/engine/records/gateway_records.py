@@ -37,7 +37,8 @@ _MOVED: Final = "move:"
 class GatewayCounters(NamedTuple):
     """What was counted since the gateway was created.
 
-    received = queued + filtered + not_queued, and queued = distributed + refused + expired + dropped + lost + waiting.
+    received = queued + filtered + not_queued, and queued = distributed + refused + conflated + expired + dropped + lost
+    + waiting.
     """
 
     received: int = 0  #: messages of its destinations
@@ -50,6 +51,7 @@ class GatewayCounters(NamedTuple):
     batches: int = 0  #: that were ended
     batches_with_incomplete_transactions: int = 0  #: in which a part of a transaction was missing, with grouping
     divided_transactions: int = 0  #: of which a part went by other gateways, with grouping
+    conflated: int = 0  #: updates that were not sent, since a later one of the same key was, with conflation
 
     @property
     def queued(self) -> int:
@@ -68,6 +70,7 @@ class GatewayRecord(NamedTuple):
     batch_ms: int = 1000  #: for how long a batch may be waited for
     alert_ms: int = 0  #: for how long a message may wait before the log says so; 0: any time
     group_transaction_events: bool = False  #: whether a batch has all of each transaction
+    batch_conflation: bool = False  #: whether a batch has only the last of the updates of a key
     state: str = "stopped"  #: one of :data:`STATES`
     applied: int = 0  #: the last position that the other site has confirmed
     first_message: int = 0  #: messages of its queues with a number from this one on came while it was there
@@ -81,7 +84,7 @@ class GatewayRecord(NamedTuple):
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())
-_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, str, int, int, list)
+_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, bool, str, int, int, list)
 _STATE: Final = GatewayRecord._fields.index("state")
 
 

@@ -20,7 +20,13 @@ from broker_adapter.engine.queues.endings import DEAD_LETTER_COUNT, Endings
 from broker_adapter.engine.queues.entries import Entry
 from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, REGION_KIND, SITES, Feed, Feeds, GatewayQueue
 from broker_adapter.engine.queues.statistics import Totals
-from broker_adapter.engine.records.gateway_records import decode_gateway, destination_of, encode_gateway, gateway_key
+from broker_adapter.engine.records.gateway_records import (
+    GatewayRecord,
+    decode_gateway,
+    destination_of,
+    encode_gateway,
+    gateway_key,
+)
 from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
 from broker_adapter.engine.records.new_message import NewMessage
 from broker_adapter.engine.rules.admission import Admission
@@ -120,6 +126,7 @@ class Gateways:
 
     def _create(self, command: g.CreateGateway, now_ms: int, effects: Effects) -> None:
         name, directory = command.name, self._directory
+        _check_options(command.record)
         checked_name(name, "gateway")
         checked_name(refused_queue(name), "gateway's queue of refused messages:")
         if name in self._gateways:
@@ -151,7 +158,9 @@ class Gateways:
         queue = gateway_named(self._directory, command.name)
         if not queue.gateway.destinations:
             raise record_is_lost(command.name)
-        queue.gateway = queue.noted()._replace(**command.fields)
+        changed = queue.noted()._replace(**command.fields)
+        _check_options(changed)
+        queue.gateway = changed
         queue.is_changed = queue.wakes = True
         effects.answer(command, None)
 
@@ -209,13 +218,15 @@ class Gateways:
         counters = noted.counters
         is_incomplete = noted.group_transaction_events and self._is_incomplete(queue, command.found, effects)
         expired, filtered = len(gone & command.expired), len(gone & command.filtered)
-        rest = len(gone) - expired - filtered
+        conflated = len(gone & command.conflated)
+        rest = len(gone) - expired - filtered - conflated
         counters = counters._replace(
             distributed=counters.distributed + (0 if command.drops else rest),
             dropped=counters.dropped + (rest if command.drops else 0),
             refused=counters.refused + refused,
             expired=counters.expired + expired,
             filtered=counters.filtered + filtered,
+            conflated=counters.conflated + conflated,
             batches=counters.batches + (not command.drops),
             batches_with_incomplete_transactions=counters.batches_with_incomplete_transactions + is_incomplete,
         )
@@ -263,6 +274,15 @@ class Gateways:
             ("refused", queue.id),
             "! a message of gateway %r went to the queue %r, since the other site has refused it: %s",
             *(name, target.label, reason),
+        )
+
+
+def _check_options(record: GatewayRecord) -> None:
+    """Raise IllegalStateException where two options of a gateway contradict each other."""
+    if record.group_transaction_events and record.batch_conflation:
+        raise IllegalStateException(
+            "a gateway that keeps transactions whole leaves out none of their updates: take away"
+            " group_transaction_events, or batch_conflation"
         )
 
 

@@ -170,3 +170,10 @@ def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
         help="never divide a transaction, even if a batch gets larger by it: the other site has all of it at once, or"
         " nothing; the default is to divide",
     )
+    parser.add_argument(
+        "--conflate",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        dest="batch_conflation",
+        help="send of the updates of a key that are in one batch only the last; the default is to send all",
+    )

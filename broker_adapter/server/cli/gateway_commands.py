@@ -17,6 +17,8 @@ from broker_adapter.wording import counted, in_seconds
 
 #: Time between two questions whether a batch is still under way, in seconds.
 _LOOK_SECONDS: Final = 0.02
+#: Options that are arguments of a request as they are.
+_OPTIONS: Final = ("batch_messages", "batch_bytes", "group_transaction_events", "batch_conflation")
 #: Columns of the table of gateways beside their names.
 _COLUMNS: Final = ("url", "state", "trouble", "waiting", "distributed", "refused", "expired")
 
@@ -65,6 +67,7 @@ def status(options: argparse.Namespace) -> int:
         "trouble": found.pop("trouble") or "-",
         "batch": f"{found.pop('batch_messages')} messages, {found.pop('batch_bytes')} bytes or {batch}",
         "transactions": "kept whole" if found.pop("group_transaction_events") else "may be divided",
+        "updates of a key": "the last of a batch" if found.pop("batch_conflation") else "all",
         "alert": f"after {in_seconds(alert / 1000)}" if alert else "-",
         **found,
     }
@@ -123,7 +126,7 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a gateway that are given, as arguments of a request."""
     url = os.environ.get(REMOTE_URL, "") if options.to == "-" else options.to
     given = {"url": url, "selector": options.selector}
-    given |= {name: getattr(options, name) for name in ("batch_messages", "batch_bytes", "group_transaction_events")}
+    given |= {name: getattr(options, name) for name in _OPTIONS}
     for name in ("batch", "alert"):
         seconds = getattr(options, f"{name}_seconds")
         given[f"{name}_ms"] = None if seconds is None else round(seconds * 1000)

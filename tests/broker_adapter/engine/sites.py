@@ -69,7 +69,7 @@ class Site:
         """What is known of a gateway; its counters agree with each other."""
         (found,) = self.ask("gateways", name=name)
         assert found["received"] == found["queued"] + found["filtered"] + found["not_queued"], found
-        ended = ("distributed", "refused", "expired", "dropped", "lost", "waiting")
+        ended = ("distributed", "refused", "conflated", "expired", "dropped", "lost", "waiting")
         assert found["queued"] == sum(found[each] for each in ended), found
         assert all(found[each] >= 0 for each in (*ended, "filtered", "not_queued")), found
         return dict(found)
@@ -127,7 +127,7 @@ def end(sender: Site, gateway: str, found: dict[str, Any], answer: dict[str, Any
     if answer is not None:
         more = {"refused": answer["refused"], "applied": answer["applied"]}
         through = through if answer["through"] == found["entries"][-1][0] else answer["through"]
-    left_out = {"sender": found["sender"], "expired": found["expired"], "filtered": found["filtered"]}
+    left_out = {each: found[each] for each in ("sender", "expired", "filtered", "conflated")}
     removed: int = sender.ask("end_gateway_batch", name=gateway, through=through, **left_out, **more)
     return removed
 

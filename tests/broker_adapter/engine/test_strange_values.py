@@ -96,10 +96,11 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "remote_site": st.integers(0, 2) | NUMBERS,
     "expired": st.lists(_POSITIONS, max_size=3),
     "filtered": st.lists(_POSITIONS, max_size=3),
+    "conflated": st.lists(_POSITIONS, max_size=3),
     "refused": st.lists(st.tuples(_POSITIONS, st.just("why") | VALUES), max_size=3),
     "applied": _POSITIONS,
     "behind": st.just(0) | _POSITIONS,
-    **dict.fromkeys(["clean", "forget", "each", "group_transaction_events"], st.booleans()),
+    **dict.fromkeys(["clean", "forget", "each", "group_transaction_events", "batch_conflation"], st.booleans()),
     **dict.fromkeys(["batch_messages", "batch_bytes", "batch_ms", "alert_ms", "max_messages"], NUMBERS),
 }
 _GATEWAYS = st.sampled_from(["g", "g", "other", "x" * 600])

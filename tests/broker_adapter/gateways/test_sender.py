@@ -22,7 +22,8 @@ def found(*positions: int, **fields: Any) -> dict[str, Any]:
     """What ``read_gateway`` answers."""
     entries = [(position, b"%d" % position) for position in positions]
     through = max(positions, default=0)
-    read = {"entries": entries, "joined": [], "expired": [], "filtered": [], "bytes": 10 * len(entries)}
+    left_out = {"expired": [], "filtered": [], "conflated": []}
+    read = {"entries": entries, "joined": [], **left_out, "bytes": 10 * len(entries)}
     return {**read, "through": through, "sender": "g/1", "applied": 3, **fields}
 
 
@@ -152,8 +153,8 @@ def test_batches_have_what_the_other_site_needs_and_follow_one_another() -> None
 
 
 def test_a_batch_ends_with_what_was_left_out_behind_it_unless_it_was_cut() -> None:
-    sender, read = Sender(5), found(5, 7, through=9, expired=[6], filtered=[8, 9])
-    left_out = {"sender": "g/1", "expired": [6], "filtered": [8, 9]}
+    sender, read = Sender(5), found(5, 7, through=9, expired=[6], filtered=[8, 9], conflated=[4])
+    left_out = {"sender": "g/1", "expired": [6], "filtered": [8, 9], "conflated": [4]}
     for through, end in ((7, 9), (5, 5)):
         sender.batch_of(read, 1, 0)
         assert sender.answered(answer(through)) == {"through": end, **left_out, "refused": [], "applied": through}

@@ -21,7 +21,21 @@ from broker_adapter.engine.records.gateway_records import (
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 RECORD = GatewayRecord(
-    *("amqp://far", ["queue:q", "region:r"], "a = 1", 7, 8, 9, 10, True, "running", 11, 12, GatewayCounters(*range(10)))
+    *(
+        "amqp://far",
+        ["queue:q", "region:r"],
+        "a = 1",
+        7,
+        8,
+        9,
+        10,
+        True,
+        False,
+        "running",
+        11,
+        12,
+        GatewayCounters(*range(11)),
+    )
 )
 KEY = gateway_key("east")
 

@@ -59,6 +59,18 @@ def test_a_gateway_is_created_shown_changed_and_destroyed(url: tuple[str, str]) 
     assert one("destroy", "north", "--yes", *url) == {"dropped": 0}
 
 
+def test_updates_may_be_conflated_unless_transactions_are_kept_whole(url: tuple[str, str]) -> None:
+    done("gateway", "create", "north", "--to", FAR, "--region", "quotes", "--conflate", *url)
+    assert "updates of a key     the last of a batch\n" in done("gateway", "status", "north", *url)
+    refused = holdfast("gateway", "alter", "north", "--group-transaction-events", *url)
+    assert (refused.returncode, "take away group_transaction_events, or batch_conflation" in refused.stderr) == (
+        1,
+        True,
+    )
+    changed = one("alter", "north", "--group-transaction-events", "--no-conflate", *url)
+    assert (changed["group_transaction_events"], changed["batch_conflation"]) == (True, False)
+
+
 def test_what_drops_messages_asks_first(url: tuple[str, str]) -> None:
     done("gateway", "create", "north", "--to", FAR, "--queue", "asked", *url)
     done("send", "asked", "a", "b", *url)
