@@ -51,11 +51,6 @@ class Batch(NamedTuple):
         """The position of the last message that was handed over; 0: none was."""
         return self.positions[-1] if self.positions else 0
 
-    @property
-    def messages(self) -> int:
-        """How many messages were read, and wait until it ends."""
-        return len(self.positions) + sum(len(self.found[each]) for each in _LEFT_OUT)
-
 
 class Sender:
     """The rules of one sender.
@@ -104,7 +99,7 @@ class Sender:
         elif self._unsent_since is None:
             self._unsent_since = now
         handed_over = sum(each.found["bytes"] for each in self.under_way)
-        messages -= sum(each.messages for each in self.under_way)
+        messages -= sum(each.found["messages"] for each in self.under_way)
         if messages <= 0:
             self._waits_since = None
             return None

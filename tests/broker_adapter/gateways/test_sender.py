@@ -23,7 +23,8 @@ def found(*positions: int, **fields: Any) -> dict[str, Any]:
     entries = [(position, b"%d" % position) for position in positions]
     through = max(positions, default=0)
     left_out = {"expired": [], "filtered": [], "conflated": []}
-    read = {"entries": entries, "joined": [], **left_out, "bytes": 10 * len(entries)}
+    read: dict[str, Any] = {"entries": entries, "joined": [], **left_out, "bytes": 10 * len(entries)}
+    read["messages"] = len(entries) + sum(len(fields.get(name, ())) for name in left_out)
     return {**read, "through": through, "sender": "g/1", "applied": 3, **fields}
 
 
