@@ -8,7 +8,14 @@ from typing import Final
 import msgpack
 
 from broker_adapter.engine.check.findings import Finding, Tables, to_quarantine
-from broker_adapter.engine.records.gateway_records import UNKNOWN, decode_gateway, encode_gateway, gateway_key
+from broker_adapter.engine.records.gateway_records import (
+    UNKNOWN,
+    decode_gateway,
+    decode_progress,
+    encode_gateway,
+    gateway_key,
+    is_progress,
+)
 from broker_adapter.errors import StoreCorruptException
 
 #: What is raised by a record that cannot be trusted.
@@ -25,10 +32,15 @@ def check_gateways(tables: Tables, names: Collection[str]) -> Iterator[Finding]:
     missing = set(names)
     for key, value in tables.items("gateways"):
         try:
-            decode_gateway(key, value)
-            if key.decode() not in names:
+            if is_progress(key):
+                decode_progress(key, value)
+            else:
+                decode_gateway(key, value)
+            name = key.decode().removeprefix("\0")
+            if name not in names:
                 raise StoreCorruptException("there is no such gateway")
-            missing.discard(key.decode())
+            if not is_progress(key):
+                missing.discard(name)
         except _DAMAGE as error:
             yield Finding(
                 "damaged gateway",

@@ -17,7 +17,7 @@ from broker_adapter.engine.clients.client_records import (
     decode_interest,
     decode_span,
 )
-from broker_adapter.engine.records.gateway_records import decode_gateway
+from broker_adapter.engine.records.gateway_records import decode_gateway, decode_progress, is_progress
 from broker_adapter.engine.records.layout import (
     ENTRY_KEY_BYTES,
     FIRST_VOLATILE_QUEUE,
@@ -105,7 +105,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("audiences",), lambda key, value: len(key) == SPAN_KEY_BYTES and decode_span(key, value)),
     (("tombstones",), lambda key, value: decode_tombstone(key, value)),
     (("regions",), lambda key, value: decode_region(key, value)),
-    (("gateways",), lambda key, value: decode_gateway(key, value)),
+    (("gateways",), lambda key, value: decode_progress(key, value) if is_progress(key) else decode_gateway(key, value)),
     (("clients",), lambda key, value: key[:1] in b"=#" and isinstance(decode_client(key, value).client_id, str)),
     (("cursors",), lambda key, value: key[:1] in b"=#" and decode_cursor(key, value)),
     (("audiences",), lambda key, value: len(key) == 4 and _is_audience(decode_audience(key, value))),

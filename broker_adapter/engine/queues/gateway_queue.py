@@ -60,7 +60,8 @@ class GatewayQueue(QueueState):
 
     Attributes:
         gateway: what a restart must know of it; ``counters`` are as the last commit has them.
-        is_changed: whether that is to be stored.
+        stored: as it was when all of it but the counters was stored last.
+        is_changed: whether something of it is to be stored.
         wakes: whether its sender has something to do, and is to be told.
         received, not_queued, divided_transactions: counted since then.
         is_sending: whether a batch may be under way.
@@ -79,6 +80,7 @@ class GatewayQueue(QueueState):
         "is_sending",
         "not_queued",
         "received",
+        "stored",
         "trouble",
         "wakes",
     )
@@ -87,6 +89,7 @@ class GatewayQueue(QueueState):
         """As a queue; the record is given later."""
         super().__init__(*arguments, **named)
         self.gateway: GatewayRecord = UNKNOWN
+        self.stored: GatewayRecord = UNKNOWN
         self.is_changed = self.is_sending = self.wakes = False
         self.received = self.not_queued = self.divided_transactions = self.ended_through = 0
         self.trouble = ""

@@ -4,11 +4,13 @@
 table       key                         value
 ==========  ==========================  ===============================================================================
 gateways    name, in UTF-8              crc u32 over key and value, msgpack array of :data:`_FORM` and the fields of
-                                        :class:`GatewayRecord`
+                                        :class:`GatewayRecord` but for those of the next line
+gateways    NUL, name                   the same with its ``applied`` and ``counters``
 ==========  ==========================  ===============================================================================
 
-The record is written with each commit that its counters see, so that they are right after any crash.  An entry of its
-queue has the number of its destination, from 1 on, in place of that of a message group.
+The counters are written with each commit that they see, so that they are right after any crash; the rest, in which the
+URL may have a password, only when it changes.  An entry of its queue has the number of its destination, from 1 on, in
+place of that of a message group.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ class GatewayRecord(NamedTuple):
     group_transaction_events: bool = False  #: whether a batch has all of each transaction
     batch_conflation: bool = False  #: whether a batch has only the last of the updates of a key
     state: str = "stopped"  #: one of :data:`STATES`
-    applied: int = 0  #: the last position that the other site has confirmed
     first_message: int = 0  #: messages of its queues with a number from this one on came while it was there
+    applied: int = 0  #: the last position that the other site has confirmed
     counters: GatewayCounters = GatewayCounters()
 
     @property
@@ -84,7 +86,8 @@ class GatewayRecord(NamedTuple):
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())
-_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, bool, str, int, int, list)
+_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, bool, str, int)
+_PROGRESS_KINDS: Final[tuple[Any, ...]] = (int, list)
 _STATE: Final = GatewayRecord._fields.index("state")
 
 
@@ -93,30 +96,68 @@ def gateway_key(name: str) -> bytes:
     return name.encode()
 
 
+def progress_key(name: str) -> bytes:
+    """The key of the record of the counters; no name has a NUL."""
+    return b"\0" + name.encode()
+
+
+def is_progress(key: bytes) -> bool:
+    """Return whether a key is that of a record of counters."""
+    return key[:1] == b"\0"
+
+
+def kept_of(record: GatewayRecord) -> Sequence[Any]:
+    """Return what the first of the two records has."""
+    return record[: len(_KINDS)]
+
+
 def encode_gateway(key: bytes, record: GatewayRecord) -> bytes:
-    """The record of a gateway."""
-    body: bytes = msgpack.packb([_FORM, *record])
+    """The record of a gateway, without its counters."""
+    return _encoded(key, kept_of(record))
+
+
+def encode_progress(key: bytes, record: GatewayRecord) -> bytes:
+    """The record of the counters of a gateway."""
+    return _encoded(key, record[len(_KINDS) :])
+
+
+def _encoded(key: bytes, fields: Sequence[Any]) -> bytes:
+    body: bytes = msgpack.packb([_FORM, *fields])
     return crc32(body, crc32(key)).to_bytes(4) + body
 
 
 def decode_gateway(key: bytes, value: bytes) -> GatewayRecord:
-    """The record of a gateway.
+    """The record of a gateway, whose counters stand elsewhere.
 
     Raises:
         StoreCorruptException: it cannot be trusted.
         StoreVersionException: newer software has written it.
     """
+    fields = _decoded(key, value, _KINDS)
+    if fields[_STATE] not in STATES:
+        raise StoreCorruptException(f"record {key.hex()} of a gateway has a state that none can have")
+    return GatewayRecord(*fields)
+
+
+def decode_progress(key: bytes, value: bytes) -> tuple[int, GatewayCounters]:
+    """``applied`` and ``counters`` of a gateway; raises as ``decode_gateway``."""
+    applied, counters = _decoded(key, value, _PROGRESS_KINDS)
+    if len(counters) > len(GatewayCounters._fields):
+        raise newer(f"record {key.hex()} of a gateway has more counters than this software knows")
+    return applied, GatewayCounters(*counters)
+
+
+def _decoded(key: bytes, value: bytes, kinds: Sequence[Any]) -> Sequence[Any]:
     body = value[4:]
     if not body or int.from_bytes(value[:4]) != crc32(body, crc32(key)):
         raise StoreCorruptException(f"record {key.hex()} of a gateway fails its checksum")
     found: Any = msgpack.unpackb(body)
-    fields = found[1 : 1 + len(_KINDS)] if type(found) is list and found[:1] == [_FORM] else []
-    if len(fields) < len(_KINDS) or not all(map(_is_of, fields, _KINDS)) or fields[_STATE] not in STATES:
+    fields: list[Any] = found[1 : 1 + len(kinds)] if type(found) is list and found[:1] == [_FORM] else []
+    if len(fields) < len(kinds) or not all(map(_is_of, fields, kinds)):
         raise StoreCorruptException(f"record {key.hex()} of a gateway has fields that do not fit")
-    *fields, counters = fields
-    if len(found) > 1 + len(_KINDS) or len(counters) > len(GatewayCounters._fields):
+    if len(found) > 1 + len(kinds):
         raise newer(f"record {key.hex()} of a gateway has more fields than this software knows")
-    return GatewayRecord(*fields)._replace(counters=GatewayCounters(*counters))
+    return fields
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -21,11 +21,17 @@ from broker_adapter.engine.queues.entries import Entry
 from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, REGION_KIND, SITES, Feed, Feeds, GatewayQueue
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.gateway_records import (
+    GatewayCounters,
     GatewayRecord,
     decode_gateway,
+    decode_progress,
     destination_of,
     encode_gateway,
+    encode_progress,
     gateway_key,
+    is_progress,
+    kept_of,
+    progress_key,
 )
 from broker_adapter.engine.records.layout import FLAG_JOINED, CatalogRecord, RawEntry
 from broker_adapter.engine.records.new_message import NewMessage
@@ -90,21 +96,29 @@ class Gateways:
             records: key and value of each.
             now_ms: the time of the day.
         """
-        known: set[str] = set()
+        found: dict[str, GatewayRecord] = {}
+        progress: dict[str, tuple[int, GatewayCounters]] = {}
         for key, value in records:
             try:
-                record, name = decode_gateway(key, value), key.decode()
+                if is_progress(key):
+                    progress[key[1:].decode()] = decode_progress(key, value)
+                else:
+                    found[key.decode()] = decode_gateway(key, value)
             except _DAMAGE as error:
                 _log.error("! record %s of table gateways cannot be trusted: %s", key.hex(), error)
-                continue
-            if name in self._gateways:
-                known.add(name)
-                self._gateways[name].gateway = record
-                self._feed(self._gateways[name])
-        for queue in self._gateways.values():
+        for name, queue in self._gateways.items():
+            if name not in progress:
+                _log.error("! the counters of gateway %r are missing or damaged: they begin anew", name)
+            if name in found:
+                queue.gateway = queue.stored = found[name]
+                self._feed(queue)
+            else:
+                _log.error(
+                    "! the record of gateway %r is missing or damaged: it takes and sends nothing; destroy it", name
+                )
+            applied, counters = progress.get(name, (0, GatewayCounters(received=queue.depth)))
+            queue.gateway = queue.gateway._replace(applied=applied, counters=counters)
             queue.begin(now_ms)
-        for name in self._gateways.keys() - known:
-            _log.error("! the record of gateway %r is missing or damaged: it takes and sends nothing; destroy it", name)
 
     def note(self, effects: Effects) -> None:
         """Have the commit of this decision keep what has changed, and tell afterwards who has something to do."""
@@ -113,13 +127,20 @@ class Gateways:
             if queue.is_changed:
                 queue.is_changed = False
                 if queue.durable:
-                    key = gateway_key(name)
-                    effects.durable.put("gateways", key, encode_gateway(key, queue.noted()))
+                    self._store(name, queue, effects)
             if queue.wakes:
                 queue.wakes = False
                 concerned.append(name)
         if concerned:
             self._tell(concerned, effects)
+
+    def _store(self, name: str, queue: GatewayQueue, effects: Effects) -> None:
+        record, key = queue.noted(), progress_key(name)
+        effects.durable.put("gateways", key, encode_progress(key, record))
+        if kept_of(record) != kept_of(queue.stored):
+            key = gateway_key(name)
+            effects.durable.put("gateways", key, encode_gateway(key, record))
+            queue.stored = record
 
     def _tell(self, names: Sequence[str], effects: Effects) -> None:
         effects.replies += [(listener, names) for listener in self.listeners]
@@ -173,7 +194,8 @@ class Gateways:
             if not feeds[key]:
                 del feeds[key]
         if queue.durable:
-            effects.durable.put("gateways", gateway_key(command.name), None)
+            for stored in (gateway_key(command.name), progress_key(command.name)):
+                effects.durable.put("gateways", stored, None)
         effects.answer(command, queue.depth)
         self._removal.end_queue(queue, effects)
         self._tell([command.name], effects)

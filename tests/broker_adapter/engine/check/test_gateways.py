@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.engine.records.gateway_records import UNKNOWN, decode_gateway, encode_gateway, gateway_key
+from broker_adapter.engine.records.gateway_records import (
+    UNKNOWN,
+    decode_gateway,
+    encode_gateway,
+    gateway_key,
+    progress_key,
+)
 from broker_adapter.engine.store.maintenance import check_store, quarantined, sound_store
 from broker_adapter.errors import IllegalStateException
 from tests.broker_adapter.engine.damaging import SETTINGS, Tables, Txn, damage, flipped, records
@@ -68,4 +74,29 @@ def test_a_record_of_a_gateway_that_the_catalogue_does_not_know_goes_into_quaran
     damage(path, lambda txn, tables: txn.put(key, encode_gateway(key, UNKNOWN), db=tables["gateways"]))
     assert check_store(path, SETTINGS, repair=True).summary.problems == {"damaged gateway": 1}
     assert check_store(path, SETTINGS).is_sound
-    assert sorted(records(path)["gateways"]) == [b"g", b"other"]
+    assert sorted(records(path)["gateways"]) == [b"\0g", b"\0other", b"g", b"other"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_counters_that_are_lost_begin_anew_with_what_waits(
+    path: Path, caplog: pytest.LogCaptureFixture, is_gone: bool
+) -> None:
+    key = progress_key("g")
+
+    def act(txn: Txn, tables: Tables) -> None:
+        if is_gone:
+            txn.delete(key, db=tables["gateways"])
+        else:
+            txn.put(key, flipped(txn.get(key, db=tables["gateways"])), db=tables["gateways"])
+
+    damage(path, act)
+    assert check_store(path, SETTINGS, repair=True).summary.problems == ({} if is_gone else {"damaged gateway": 1})
+    site = Site(1, path)
+    assert "the counters of gateway 'g' are missing or damaged: they begin anew" in caplog.text
+    found = site.gateways("g")
+    assert (found["state"], found["received"], found["waiting"], found["lost"]) == ("running", 1, 1, 0)
+    site.send("q", "2")
+    site.restart()
+    assert site.gateways("g")["received"] == 2
+    site.broker.close()
+    assert check_store(path, SETTINGS).is_sound

@@ -14,9 +14,14 @@ from broker_adapter.engine.records.gateway_records import (
     GatewayCounters,
     GatewayRecord,
     decode_gateway,
+    decode_progress,
     destination_of,
     encode_gateway,
+    encode_progress,
     gateway_key,
+    is_progress,
+    kept_of,
+    progress_key,
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
@@ -48,33 +53,46 @@ def packed(*fields: Any) -> bytes:
 @pytest.mark.parametrize("name", ["e", "east", "=east", "\xfc" * 180])
 def test_a_record_is_read_as_it_was_written_and_known_as_one_of_its_table(name: str) -> None:
     for record in (RECORD, UNKNOWN):
-        key = gateway_key(name)
-        value = encode_gateway(key, record)
-        assert decode_gateway(key, value) == record._replace(destinations=list(record.destinations))
+        key, value = gateway_key(name), encode_gateway(gateway_key(name), record)
+        found = decode_gateway(key, value)
+        assert found == record._replace(destinations=list(record.destinations), applied=0, counters=GatewayCounters())
+        assert kept_of(found) == kept_of(record._replace(destinations=list(record.destinations)))
         assert tables_of(key, value) == ("gateways",)
+        key, value = progress_key(name), encode_progress(progress_key(name), record)
+        assert decode_progress(key, value) == (record.applied, record.counters)
+        assert tables_of(key, value) == ("gateways",)
+        assert is_progress(key)
+        assert not is_progress(gateway_key(name))
 
 
 def test_a_record_that_cannot_be_trusted_is_told_from_one_of_newer_software() -> None:
-    value = encode_gateway(KEY, RECORD)
-    for index in range(len(value)):
-        changed = bytearray(value)
-        changed[index] ^= 1
+    kept, rest = list(kept_of(RECORD)), list(RECORD[len(kept_of(RECORD)) :])
+    for decode, value in (
+        (decode_gateway, encode_gateway(KEY, RECORD)),
+        (decode_progress, encode_progress(KEY, RECORD)),
+    ):
+        for index in range(len(value)):
+            changed = bytearray(value)
+            changed[index] ^= 1
+            with pytest.raises(StoreCorruptException):
+                decode(KEY, bytes(changed))
         with pytest.raises(StoreCorruptException):
-            decode_gateway(KEY, bytes(changed))
-    with pytest.raises(StoreCorruptException):
-        decode_gateway(b"west", value)
-    fields = list(RECORD)
-    for wrong in ([], [1], [1, *fields[:-1]], [2, *fields], [1, *fields[:8], "gone", *fields[9:]], [1, 5, *fields[1:]]):
+            decode(b"west", value)
+    for wrong in ([], [1], [1, *kept[:-1]], [2, *kept], [1, *kept[:-1], "gone"], [1, 5, *kept[1:]]):
         with pytest.raises(StoreCorruptException):
             decode_gateway(KEY, packed(*wrong))
+    for wrong in ([], [1], [1, rest[0]], [2, *rest], [1, "5", rest[1]], [1, *reversed(rest)]):
+        with pytest.raises(StoreCorruptException):
+            decode_progress(KEY, packed(*wrong))
     with pytest.raises(StoreVersionException):
-        decode_gateway(KEY, packed(1, *fields, "more"))
-    with pytest.raises(StoreVersionException):
-        decode_gateway(KEY, packed(1, *fields[:-1], [*RECORD.counters, 5]))
+        decode_gateway(KEY, packed(1, *kept, "more"))
+    for newer in ([1, *rest, "more"], [1, rest[0], [*rest[1], 5]]):
+        with pytest.raises(StoreVersionException):
+            decode_progress(KEY, packed(*newer))
 
 
-def test_a_record_of_older_software_has_none_of_the_newer_counters() -> None:
-    assert decode_gateway(KEY, packed(1, *RECORD[:-1], [5])).counters == GatewayCounters(received=5)
+def test_counters_of_older_software_have_none_of_the_newer_ones() -> None:
+    assert decode_progress(KEY, packed(1, 7, [5])) == (7, GatewayCounters(received=5))
 
 
 def test_a_destination_has_a_kind_and_a_name() -> None:

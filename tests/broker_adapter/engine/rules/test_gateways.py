@@ -9,7 +9,13 @@ from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.queues.gateway_queue import GatewayQueue
-from broker_adapter.engine.records.gateway_records import GatewayRecord, decode_gateway, gateway_key
+from broker_adapter.engine.records.gateway_records import (
+    GatewayRecord,
+    decode_gateway,
+    decode_progress,
+    gateway_key,
+    progress_key,
+)
 from broker_adapter.engine.records.layout import FLAG_SHARED
 from broker_adapter.engine.regions.event_records import LANE
 from broker_adapter.engine.regions.key_records import KeyState, Wanted, decode_key_record, region_key
@@ -89,10 +95,15 @@ def test_the_counters_are_stored_with_the_commit_that_changes_them() -> None:
     rules = Rules()
     gateway(rules, "g", "queue:q")
     client = rules.connect()
-    key = gateway_key("g")
+    key = progress_key("g")
     for received in (1, 2):
         rules.do(c.Enqueue(client, Q, [text_message("x")]))
-        assert decode_gateway(key, rules.effects.durable.tables["gateways"][key] or b"").counters.received == received
+        ((name, value),) = rules.effects.durable.tables["gateways"].items()  # and not the rest, which is as it was
+        assert (name, decode_progress(key, value or b"")[1].received) == (key, received)
+    rules.do(g.ChangeGateway("g", {"selector": "a = 1"}))
+    stored = rules.effects.durable.tables["gateways"]
+    assert decode_gateway(gateway_key("g"), stored[gateway_key("g")] or b"").selector == "a = 1"
+    assert decode_progress(key, stored[key] or b"")[1].received == 2
     rules.do(c.Enqueue(client, queue("other"), [text_message("x")]))
     assert "gateways" not in rules.effects.durable.tables
 
