@@ -73,10 +73,10 @@ class ReadGatewayRequest(Request):
     goes, 0 where nothing waits; ``joined``: positions of those that belong to the transaction of the one ahead of them,
     with ``group_transaction_events``, for which a batch may be larger; ``expired`` and ``filtered``: positions up to
     there that are left out, because their time is over, or the selector does not want them or ``remote_site`` has seen
-    them; ``messages`` and ``bytes``: how much of what waits these all are; ``sender`` and ``applied``: what ``apply_batch`` takes
-    as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.  With ``batch_conflation``, ``conflated``:
-    positions of updates that are left out, since a later one of the same key is among the entries, and nothing else of
-    the key in between.
+    them; ``messages`` and ``bytes``: how much of what waits these all are; ``sender`` and ``applied``: what
+    ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.  With
+    ``batch_conflation``, ``conflated``: positions of updates that are left out, since a later one of the same key is
+    among the entries, and nothing else of the key in between.
     """
 
     name: str = argument()
