@@ -6,7 +6,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -278,6 +278,29 @@ def test_a_topic_and_a_transaction_arrive_and_what_was_rolled_back_does_not(
     assert subscriber.receive_nowait() is None
     subscriber.close()
     there.session.unsubscribe(name)
+
+
+def test_sessions_that_send_at_the_same_time_have_transactions_of_their_own(here: Site, way: Proxy, name: str) -> None:
+    region = here.session.create_region(name)
+    here.gateway(name, url_of(way), f"queue:{name}", f"region:{name}", **WHOLE)
+    here.ask("change_gateway", name=name, state="paused")
+    with ExitStack() as ends:
+        sessions = [ends.enter_context(here.connection.create_session(AcknowledgeMode.TRANSACTED)) for _ in range(3)]
+        producers = [session.create_producer(session.create_queue(name)) for session in sessions]
+        for number in range(4):
+            for index, (session, producer) in enumerate(zip(sessions, producers, strict=True)):
+                producer.send(f"{number} of {index}")
+                session.create_region(name).put(f"{number} of {index}", "x")
+            here.send(name, ["alone"])
+        for session in reversed(sessions):
+            session.commit()
+        region.put_all(dict.fromkeys(numbered(0, 5), "x"))
+    found = here.ask("read_gateway", name=name, max_messages=9)
+    alone = [False] * 4
+    assert [position in found["joined"] for position, _ in found["entries"]] == [*alone, False, *[True] * 7]
+    found = here.ask("read_gateway", name=name, max_messages=100)
+    whole = [False, *[True] * 7]
+    assert [position in found["joined"] for position, _ in found["entries"]] == [*alone, *whole * 3, *whole[:5]]
 
 
 def test_a_transaction_is_one_batch_whatever_its_size_or_is_refused_as_a_whole(
