@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from broker_adapter.destination import queue
@@ -23,7 +24,7 @@ from broker_adapter.errors import (
 )
 from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, attach, drained
-from tests.broker_adapter.engine.sites import Site, in_queue, pump, text_message
+from tests.broker_adapter.engine.sites import Site, in_queue, pump, read, text_message
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -220,6 +221,16 @@ def test_what_is_copied_goes_on_to_further_sites(sites: tuple[Site, Site]) -> No
         pump(near, "g", far)
         pump(far, "g", last)
         assert last.bodies("q") == ["1"]
+
+
+def test_what_is_copied_is_not_looked_up_by_its_number(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    near.send("q", "before")
+    near.gateway("g", "queue:q")
+    near.send("q", "after")
+    copy(near, queue="q")
+    taken, copied = [msgpack.unpackb(packed) for _, packed in read(near, "g")["entries"]]
+    assert ("origin" in taken, "origin" in copied) == (True, False)
 
 
 def test_where_there_is_no_room_nothing_of_a_part_is_copied() -> None:
