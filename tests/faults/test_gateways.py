@@ -482,3 +482,17 @@ def test_who_looks_all_the_time_never_sees_a_part_of_a_transaction(tmp_path: Pat
         assert mine.get_all() == dict.fromkeys("abc", "39")
     for each in (here, there):
         each.close()
+
+
+@pytest.mark.crash
+def test_a_queue_that_is_moved_is_at_the_other_site_only_whichever_site_is_killed(tmp_path: Path) -> None:
+    here, there = Site(1, tmp_path / "one"), Site(2, tmp_path / "two")
+    here.gateway("g", f"{there.server.url}?{OPTIONS}", "move:q", batch_bytes=2000)
+    for number in range(4):
+        here.send("q", numbered(200 * number, 200 * number + 200))
+        (here, there)[number % 2].restart()
+    here.drained("g")
+    assert there.bodies("q") == numbered(0, 800)
+    assert here.bodies("q") == []
+    for each in (here, there):
+        each.close()
