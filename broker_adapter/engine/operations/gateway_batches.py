@@ -96,7 +96,8 @@ class ReadGatewayRequest(Request):
             positions = frozenset(read.damaged)
             yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
         selector = None if read.record.selector is None else parse_selector(read.record.selector)
-        now_ms, destinations, remote = epoch_ms(), read.record.destinations, self.remote_site
+        now_ms, remote = epoch_ms(), self.remote_site
+        destinations = [name_there(each) for each in read.record.destinations]
         site: int = yield lambda reader: reader.state.directory.settings.site
         entries: list[tuple[int, bytes]] = []
         joined: list[int] = []
@@ -272,7 +273,7 @@ def _packed(
 ) -> bytes:
     """A message as it goes to the other site; ``is_joined``: it belongs to the transaction of the one ahead."""
     found = {
-        "to": name_there(destination),
+        "to": destination,
         "format": message_format,
         "payload": payload,
         SITES: annotations.get(SITES, []),
