@@ -48,10 +48,11 @@ class Site:
     def gateway(self, url: str, destination: str, state: str, **options: object) -> None:
         self.ask("create_gateway", name="bench", url=url, destinations=[destination], state=state, **options)
 
-    def wait_until_sent(self, look: Callable[[], None] = lambda: None) -> None:
+    def wait_until_sent(self, look: Callable[[int], None] = lambda waiting: None) -> None:
+        """Wait until nothing waits; ``look`` is called with how much does meanwhile."""
         deadline = time.monotonic() + _WAIT
-        while self.ask("gateways", name="bench")[0]["waiting"]:  # type: ignore[index]
-            look()
+        while waiting := self.ask("gateways", name="bench")[0]["waiting"]:  # type: ignore[index]
+            look(waiting)
             if time.monotonic() > deadline:
                 raise TimeoutError("the gateway does not send")
             time.sleep(_LOOK_SECONDS)
@@ -154,7 +155,7 @@ def _beside(
 class _CaughtUp(NamedTuple):
     """What it took to send what waited."""
 
-    rate: float  #: messages a second
+    rate: float  #: messages a second, from the first answer on: what goes ahead of it is the login
     cpu: Sequence[float]  #: us a message of either server
     grown: Sequence[float]  #: MiB by which the memory of either server was larger at the most
     batches: int
@@ -166,20 +167,22 @@ def _catch_up(here: Site, there: Site, messages: int, url: str) -> _CaughtUp:
     modes.send(here.url, "backlog", messages, AcknowledgeMode.AUTO)
     memory, cpu = [site.memory() for site in (here, there)], [site.cpu() for site in (here, there)]
     most = list(memory)
+    times: list[tuple[float, int]] = []  # from the first answer on: when, and how many waited
 
-    def look() -> None:
+    def look(waiting: int) -> None:
         most[:] = map(max, most, (site.memory() for site in (here, there)))
+        if waiting < messages:
+            times.append((time.perf_counter(), waiting))
 
-    started = time.perf_counter()
     here.ask("change_gateway", name="bench", state="running")
     here.wait_until_sent(look)
-    seconds = time.perf_counter() - started
+    (first, waited), ended = times[0], time.perf_counter()
     used = [(site.cpu() - before) / messages * 1e6 for site, before in zip((here, there), cpu, strict=True)]
     batches = here.ask("gateways", name="bench")[0]["batches"]  # type: ignore[index]
     here.ask("destroy_gateway", name="bench")
     here.ask("delete", destination="backlog")
     grown = [(now - before) / 2**20 for now, before in zip(most, memory, strict=True)]
-    return _CaughtUp(messages / seconds, used, grown, batches)
+    return _CaughtUp(waited / (ended - first), used, grown, batches)
 
 
 def _beside_a_consumer(here: Site, there: Site, messages: int) -> Figure:
