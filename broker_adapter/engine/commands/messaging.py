@@ -7,7 +7,7 @@ quickly and not raise.  ``reply(result)`` gets the result named in the docstring
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -384,10 +384,6 @@ class Origin(NamedTuple):
     number: int  #: of the message there
     previous: int  #: of the message before it to the same destination there; 0: it is not known
 
-    def group(self, destination: Destination) -> str:
-        """Return the group by which the engine notes what has come of the origin; ``destination``: of the message."""
-        return f"{GATEWAY_GROUP}{self.site}:{int(destination.kind)}:{destination.name}"
-
 
 class SiteBatch(NamedTuple):
     """Says that what a commit does was sent by the gateway of another site, and up to where."""
@@ -399,6 +395,24 @@ class SiteBatch(NamedTuple):
     origins: Sequence[Origin | None] = ()  #: for each send; None: it may come again by another way
     #: for each send and then each change, whether it belongs to the transaction of the one ahead; empty: none does
     joined: Sequence[bool] = ()
+
+    def groups(self, destinations: Iterable[Destination]) -> list[str]:
+        """Return the group by which the engine notes what has come of the origin of each send; empty: it has none.
+
+        Args:
+            destinations: of the sends.
+        """
+        found: list[str] = []
+        last, group = None, ""
+        for origin, destination in zip(self.origins, destinations, strict=False):
+            if origin is None:
+                found.append("")
+                continue
+            place = origin.site, destination
+            if place != last:
+                last, group = place, f"{GATEWAY_GROUP}{origin.site}:{int(destination.kind)}:{destination.name}"
+            found.append(group)
+        return found
 
 
 class Applied(NamedTuple):

@@ -81,8 +81,7 @@ class CommandInputs:
                 self._look_up(self._commits, command.commit_id.session)
             if type(command) is c.Commit and command.batch is not None:
                 self._look_up(self._published, command.batch.group)
-                sent = zip(command.batch.origins, command.sends, strict=False)
-                for group in {origin.group(destination) for origin, (destination, _) in sent if origin is not None}:
+                for group in {*command.batch.groups([destination for destination, _ in command.sends])} - {""}:
                     self._look_up(self._published, group)
             if type(command) is c.Commit and command.changes:
                 return command._replace(changes=[self._keys_read(part) for part in command.changes])

@@ -10,7 +10,7 @@ gateways    NUL, name                   the same with its ``applied`` and ``coun
 
 The counters are written with each commit that they see, so that they are right after any crash; the rest, in which the
 URL may have a password, only when it changes.  An entry of its queue has the number of its destination, from 1 on, in
-place of that of a message group.
+place of that of a message group, and a step in place of a count of deliveries (:mod:`engine.queues.gateway_queue`).
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ class Transactions:
             How many have a known origin.
         """
         sites, origins, joined = ((), (), ()) if batch is None else (batch.sites, batch.origins, batch.joined)
-        repeated = self._repeated(routed, origins, effects)
+        repeated: Set[int] = frozenset() if batch is None else self._repeated(routed, batch, effects)
         queues, destination, _ = routed[0]
         feeds = self._directory.feeds
         if not (repeated or (sites and feeds)) and all(each[0] is queues and each[1] == destination for each in routed):
@@ -414,14 +414,14 @@ class Transactions:
             self._intake.note_stream(stream, sequences, now_ms, effects)
         return len(repeated)
 
-    def _repeated(self, routed: Sequence[_Routed], origins: Sequence[c.Origin | None], effects: Effects) -> Set[int]:
+    def _repeated(self, routed: Sequence[_Routed], batch: c.SiteBatch, effects: Effects) -> Set[int]:
         """Note the origins of messages; return the indexes of those that have come before, by another way."""
         known: set[int] = set()
         come: dict[str, Intervals] = {}
-        for index, ((_, destination, _), origin) in enumerate(zip(routed, origins, strict=False)):
+        groups = batch.groups([destination for _, destination, _ in routed])
+        for index, (group, origin) in enumerate(zip(groups, batch.origins, strict=False)):
             if origin is None:
                 continue
-            group = origin.group(destination)
             intervals = come.get(group)
             if intervals is None:
                 intervals = come[group] = self._published.intervals(group)
