@@ -67,13 +67,15 @@ KEY_PROPERTY = "JMS_Holdfast_Key"
 OPERATION_PROPERTY = "JMS_Holdfast_Operation"
 VERSION_PROPERTY = "JMS_Holdfast_Version"
 STAMP_PROPERTY = "JMS_Holdfast_Stamp"
+#: Of a value that resolves a conflict between sites: True.
+RESOLVED_PROPERTY = "JMS_Holdfast_Resolved"
 SITE_PROPERTY = "JMS_Holdfast_Site"
 REPLAYED_PROPERTY = "JMS_Holdfast_Replayed"
 #: A client may not send them: a message that comes in loses these, which all begin alike.
 RESERVED = frozenset(
     (
         *(REGION_PROPERTY, KEY_PROPERTY, OPERATION_PROPERTY, VERSION_PROPERTY),
-        *(STAMP_PROPERTY, SITE_PROPERTY, REPLAYED_PROPERTY),
+        *(STAMP_PROPERTY, SITE_PROPERTY, RESOLVED_PROPERTY, REPLAYED_PROPERTY),
     )
 )
 RESERVED_BYTES = b"JMS_Holdfast_"

@@ -369,6 +369,10 @@ class EngineSettings:
     gateway_retry_seconds: float = _option(
         5.0, "time after which a gateway tries again to send, where that failed", least=0.001
     )
+    resolver: str | None = _option(
+        None,
+        "module:function that says which value a key gets that two sites have changed (docs/gateways.md)",
+    )
     max_gateway_batch_bytes: int = _limit(
         8 * MIB, "bytes of the messages of one batch that the gateway of another site sends", least=MIB
     )

@@ -69,10 +69,11 @@ class KeyChange(NamedTuple):
     message: NewMessage
     before: KeyRecord | None = None  #: supplied by the driver: what the store knows of the key
     value: RawEntry | None = None  #: supplied by the driver: the place of its value
-    #: supplied by the driver where queries may be asked: format and payload of its value
+    #: supplied by the driver where queries may be asked, or conflicts resolved: format and payload of its value
     old: tuple[int, bytes] | None = None
     stamp: Stamp | None = None  #: of a change of another site; None: it is made here
     sites: Sequence[int] = ()  #: that have seen it
+    is_resolved: bool = False  #: whether its value resolves a conflict
 
 
 #: Key, format and payload of a message → what each selector or query says of it.

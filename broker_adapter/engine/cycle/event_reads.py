@@ -169,7 +169,8 @@ class EventReads:
         for change, record in zip(command.changes, found, strict=True):
             value = None if record is None or not record.place else self._entry(region.id, record.place)
             changes.append(change._replace(before=record, value=value))
-        if region.routing.queries or region.id in self._expecting:
+        resolves = self._state.resolves and any(change.stamp is not None for change in changes)
+        if resolves or region.routing.queries or region.id in self._expecting:
             places = [(change.value.number, change.value.flags) for change in changes if change.value is not None]
             bodies = iter(self._stores.bodies(places))
             changes = [change if change.value is None else change._replace(old=next(bodies)) for change in changes]

@@ -84,6 +84,7 @@ class _Arrived(NamedTuple):
     stamp: Stamp
     sites: Sequence[int]  #: that have seen it
     origin: c.Origin | None  #: where it was sent; None: it is not known
+    is_resolved: bool  #: whether its value resolves a conflict
     is_joined: bool  #: whether it belongs to the transaction of the one ahead
     unfit: str | None  #: why it cannot be read; None: it can
 
@@ -237,7 +238,15 @@ def _commit(client: int, group: str, known: int, transactions: Sequence[_Transac
     parts = [
         e.ChangeKeys(
             region.name,
-            [e.KeyChange(each.key, each.wanted, each.message, stamp=each.stamp, sites=each.sites) for each in run],
+            [
+                e.KeyChange(
+                    *(each.key, each.wanted, each.message),
+                    stamp=each.stamp,
+                    sites=each.sites,
+                    is_resolved=each.is_resolved,
+                )
+                for each in run
+            ],
         )
         for (region, _), run in groupby(changed, key=lambda each: each.place)
     ]
@@ -286,8 +295,8 @@ def _arrived(position: int, packed: bytes, site: int, places: dict[str, tuple[De
             unfit = "the stamp of the change is more than a day ahead of the clock of this site"
     except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
-    is_joined = found.get(JOINED) is True
-    return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_joined, unfit)
+    is_joined, is_resolved = found.get(JOINED) is True, found.get("resolved") is True
+    return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_resolved, is_joined, unfit)
 
 
 def _sites(sender: int, others: Sequence[int]) -> Sequence[int]:

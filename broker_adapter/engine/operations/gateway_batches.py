@@ -36,6 +36,7 @@ from broker_adapter.envelope import (
     ENVELOPE_FORMAT,
     KEY_PROPERTY,
     OPERATION_PROPERTY,
+    RESOLVED_PROPERTY,
     SITE_PROPERTY,
     STAMP_PROPERTY,
     may_expire,
@@ -282,6 +283,8 @@ def _packed(
         found["key"] = annotations[KEY_PROPERTY]
         found["operation"] = annotations[OPERATION_PROPERTY]
         found["stamp"] = [annotations[STAMP_PROPERTY], annotations[SITE_PROPERTY]]
+        if RESOLVED_PROPERTY in annotations:
+            found["resolved"] = True
     elif HEAD in annotations:
         found[HEAD] = annotations[HEAD]
     if origin is not None:

@@ -56,6 +56,7 @@ from broker_adapter.engine.regions.key_records import (
 from broker_adapter.engine.regions.region import Region
 from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
 from broker_adapter.engine.rules.admission import Admission, CommitRoom
+from broker_adapter.engine.rules.conflicts import Conflicts
 from broker_adapter.engine.rules.event_answers import EventAnswers
 from broker_adapter.engine.rules.event_descriptions import EventDescriptions
 from broker_adapter.engine.rules.event_state import EventState
@@ -65,6 +66,7 @@ from broker_adapter.envelope import (
     KEY_PROPERTY,
     OPERATION_PROPERTY,
     REGION_PROPERTY,
+    RESOLVED_PROPERTY,
     SITE_PROPERTY,
     STAMP_PROPERTY,
     VERSION_PROPERTY,
@@ -108,6 +110,7 @@ class EventChanges:
         settings = directory.settings
         seconds = settings.site_tombstone_seconds if settings.site else settings.tombstone_seconds
         self._tombstone_ms = int(seconds * 1000)
+        self._conflicts = Conflicts(settings, matching.formats)
         self._event_answers = EventAnswers(matching)
         descriptions = EventDescriptions(state, time)
         self.steps: dict[type, Callable[[Any, int, Effects], None]] = {
@@ -304,6 +307,10 @@ class EventChanges:
         before = self._records.get(name, change.before)
         version = 0 if before is None else before.version
         if change.stamp is not None:
+            self._state.seen_stamp(change.stamp)
+            old = self._payloads.get(name, change.old)
+            change = self._conflicts.resolved(region.name, change, before, old, effects)
+        if change.stamp is not None:
             if before is not None and before.stamp >= change.stamp:
                 return None, version  # the same change, or an older one
         elif not self._is_new(region, change.message, now_ms, effects):
@@ -337,16 +344,16 @@ class EventChanges:
             place = values.next_position
             queues.append(values)
         stamp, fed = change.stamp, self._fed(region) if self._directory.feeds else ()
-        if stamp is not None:
-            self._state.seen_stamp(stamp)
-        elif operation is Operation.INVALIDATE and before is not None:
+        if stamp is None and operation is Operation.INVALIDATE and before is not None:
             stamp, fed = before.stamp, ()  # it is a matter of this site: a value of another one may be newer
-        else:
+        elif stamp is None:
             stamp = self._state.next_stamp(now_ms)
         subscriptions = self._directory.topics.get(region.topic)
         annotations = None
         if subscriptions or fed:
             annotations = event_annotations(region.name, change.key, operation, position, stamp)
+            if change.is_resolved:
+                annotations[RESOLVED_PROPERTY] = True
         if subscriptions and annotations is not None:
             queues += self._wanting(subscriptions, message, annotations)
         number = self._intake.next_message
@@ -392,7 +399,6 @@ class EventChanges:
         events.next_position = position + 1
         events.counters_due = True
         self._directory.changed[events.id] = events
-        self._state.seen_stamp(stamp)
         annotations = event_annotations(region.name, change.key, Operation.DESTROY, position, stamp)
         message = change.message._replace(persistent=True)
         self._intake.store(message, (), now_ms, effects, annotations, self._fed(region), change.sites)

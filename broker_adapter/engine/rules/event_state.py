@@ -65,6 +65,7 @@ class EventState:
         noted_stamp: the same as the store has it.
         next_tombstone_ms: when to remove keys that were destroyed long ago, by the age of the store; None: there are
             none.
+        resolves: whether the value of a key that two sites have changed is resolved, from both.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -80,6 +81,7 @@ class EventState:
         self._directory = directory
         self._durable = directory.durable
         settings = directory.settings
+        self.resolves = settings.resolver is not None
         interests = ClientInterests(
             self._store_audience,
             self._store_span,
