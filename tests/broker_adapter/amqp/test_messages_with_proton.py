@@ -17,7 +17,7 @@ from tests.broker_adapter.amqp.messages.test_amqp_message import envelopes
 NOW_MS = 1_780_000_000_000
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(envelopes())
 def test_proton_reads_what_we_write(envelope: Envelope) -> None:
     message = proton.Message()
@@ -118,7 +118,7 @@ def messages(draw: st.DrawFn) -> bytes:
     return bytes(message.encode())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(messages())
 def test_we_read_what_proton_writes_or_say_why_not(payload: bytes) -> None:
     try:

@@ -63,7 +63,6 @@ FAR_MS = 4_102_444_800_000
 SHAPES: dict[str, Callable[[bytes], bytes]] = {
     "short": lambda key: key[:-1],
     "long": lambda key: key + b"\0",
-    "longer": lambda key: key + b"\xff" * 9,
     "head": lambda key: key[:5] if len(key) > 5 else key[:2],
     "one byte": lambda key: key[:1],
     "high": lambda key: b"\xff" + key,
