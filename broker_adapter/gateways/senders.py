@@ -222,7 +222,10 @@ class _SenderThread:
         if (looked := self._look(sends=True)) is None or looked[0].options != record.options:
             return  # it may be for another site
         if not found["through"]:
-            self._wait(_LOOK_SECONDS)  # what waited is gone
+            if self._answers:
+                self._end(now)
+            else:
+                self._wait(_LOOK_SECONDS)  # what waited is gone
             return
         answer: Future[dict[str, Any]] = Future()
         batch = self._rules.batch_of(found, self._broker.settings.site, now)
