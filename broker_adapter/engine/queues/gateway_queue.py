@@ -55,6 +55,16 @@ ORIGIN: Final = "origin"
 _MAX_STEP: Final = (1 << 32) - 1
 
 
+class Way(NamedTuple):
+    """By which way a message came here."""
+
+    sites: Sequence[int] = ()  #: that have seen it
+    #: site, number and number of the message before it, where it was sent; None: here
+    origin: Sequence[int] | None = None
+    step: int = 0  #: see :meth:`Feeds.step`
+    transaction: int = 0  #: number of its transaction; 0: it is of none
+
+
 class GatewayQueue(QueueState):
     """The queue of one gateway.
 
@@ -121,10 +131,7 @@ class GatewayQueue(QueueState):
         destination: int,
         effects: Effects,
         annotations: Mapping[str, Any] | None,
-        sites: Sequence[int],
-        origin: Sequence[int] | None,
-        step: int,
-        transaction: int = 0,
+        way: Way,
     ) -> None:
         """Take a new message.
 
@@ -135,49 +142,40 @@ class GatewayQueue(QueueState):
             destination: number of that which it was sent to.
             effects: of the decision.
             annotations: what the engine adds to an event of a region; None: it is none.
-            sites: that have seen it.
-            origin: site, number and number of the message before it, where it was sent; None: here.
-            step: see :meth:`Feeds.step`.
-            transaction: the number of its transaction; 0: it is of none.
+            way: by which it came.
         """
         added = {} if annotations is None else dict(annotations)
-        if sites:
-            added[SITES] = list(sites)
-        if origin is not None:
-            added[ORIGIN] = list(origin)
+        if way.sites:
+            added[SITES] = list(way.sites)
+        if way.origin is not None:
+            added[ORIGIN] = list(way.origin)
         if message.format != ENVELOPE_FORMAT and annotations is None:
             added[HEAD] = head_of(message)
         here = NewMessage(message.format, message.payload, persistent=message.persistent, group=destination)
-        self.append(number, here, shared, 0, effects, added or None, self._joined(transaction)).delivery_count = step
+        entry = self.append(number, here, shared, 0, effects, added or None, self._joined(way.transaction))
+        entry.delivery_count = way.step
 
     def take_run(
-        self,
-        number: int,
-        run: MessageRun,
-        shared: bool,
-        destination: int,
-        effects: Effects,
-        step: int,
-        transaction: int = 0,
+        self, number: int, run: MessageRun, shared: bool, destination: int, effects: Effects, way: Way
     ) -> None:
-        """Take new messages at once; the arguments are those of ``take``, and of the first one."""
+        """Take new messages that were sent here at once; the arguments are those of ``take``, and of the first one."""
         is_plain = all(message.format == ENVELOPE_FORMAT for message in run.messages)
         if not is_plain or not self.takes_runs(persistent=run.persistent):
             for count, message in enumerate(run.messages, number):
-                self.take(count, message, shared, destination, effects, None, (), None, step, transaction)
-                step = NEXT
+                self.take(count, message, shared, destination, effects, None, way)
+                way = way._replace(step=NEXT)
             return
         batch = effects.durable if self.durable else effects.volatile
         flags = (FLAG_PERSISTENT if self.durable else 0) | (FLAG_SHARED if shared else 0)
         first, queue, lane = self.next_position, self.id, self._lane_for(LANE)
         self.next_position = first + len(run.sizes)
-        first_flags = flags | self._joined(transaction)
-        flags |= self._joined(transaction)
+        first_flags = flags | self._joined(way.transaction)
+        flags |= self._joined(way.transaction)
         entries = [
             Entry(entry_key(queue, LANE, position), lane, position, count, NEXT, flags, 0, size, destination)
             for position, (count, size) in enumerate(enumerate(run.sizes, number), first)
         ]
-        entries[0].flags, entries[0].delivery_count = first_flags, step
+        entries[0].flags, entries[0].delivery_count = first_flags, way.step
         self._add_all(lane, entries, batch)
 
     def share(self, entry: Entry, flags: int, destination: int, effects: Effects, origin: Sequence[int] | None) -> None:

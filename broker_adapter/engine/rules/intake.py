@@ -29,7 +29,7 @@ from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.identities import Sequences
 from broker_adapter.engine.commands.message_runs import MessageRun
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.gateway_queue import Feed, Feeds
+from broker_adapter.engine.queues.gateway_queue import Feed, Feeds, Way
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.queues.statistics import Totals
 from broker_adapter.engine.records.layout import (
@@ -161,13 +161,14 @@ class Intake:
             is_shared = (durable if in_durable else volatile) > 1
             added = annotations if annotations is not None and _is_subscription(queue) else None
             queue.append(number, message, is_shared, now_ms, effects, added)
-        is_from_here = taking and annotations is None and origin is None
-        step = fed.step(number, number) if is_from_here and isinstance(fed, Feeds) else 0
-        for gateway, destination in taking:
-            is_shared = (durable if message.persistent and gateway.durable else volatile) > 1
-            of_way = sites, origin, step, self.transaction
-            gateway.take(number, message, is_shared, destination, effects, annotations, *of_way)
-            self._directory.changed[gateway.id] = gateway
+        if taking:
+            is_from_here = annotations is None and origin is None
+            step = fed.step(number, number) if is_from_here and isinstance(fed, Feeds) else 0
+            way = Way(sites, origin, step, self.transaction)
+            for gateway, destination in taking:
+                is_shared = (durable if message.persistent and gateway.durable else volatile) > 1
+                gateway.take(number, message, is_shared, destination, effects, annotations, way)
+                self._directory.changed[gateway.id] = gateway
 
     def take_run(
         self,
@@ -218,11 +219,12 @@ class Intake:
                 queue.append_run(numbers.start, run, durable > 1, effects.durable)
             else:
                 queue.append_run(numbers.start, run, volatile > 1, effects.volatile)
-        step = feeds.step(numbers.start, numbers[-1]) if feeds and fed else 0
-        for gateway, destination_number in fed:
-            is_shared = (durable if run.persistent and gateway.durable else volatile) > 1
-            gateway.take_run(numbers.start, run, is_shared, destination_number, effects, step, self.transaction)
-            self._directory.changed[gateway.id] = gateway
+        if feeds and fed:
+            way = Way(step=feeds.step(numbers.start, numbers[-1]), transaction=self.transaction)
+            for gateway, destination_number in fed:
+                is_shared = (durable if run.persistent and gateway.durable else volatile) > 1
+                gateway.take_run(numbers.start, run, is_shared, destination_number, effects, way)
+                self._directory.changed[gateway.id] = gateway
         self._totals.enqueued += len(run.messages)
         return True
 
