@@ -12,6 +12,7 @@ import attrs
 
 from broker_adapter.amqp.messages.payloads import decode_payload
 from broker_adapter.errors import JMSException
+from broker_adapter.gateways.bridge import Bridge
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Refresh, RemoteTransport, Transport
 from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
@@ -55,7 +56,7 @@ def transport_for(
     return _over_amqp(parsed, refresh), parsed.client
 
 
-def transport_to_site(url: str) -> RemoteTransport:
+def transport_to_site(url: str) -> Bridge:
     """Return what a gateway connects with to the server that a URL names; it is not open yet, and not restored.
 
     Args:
@@ -64,7 +65,8 @@ def transport_to_site(url: str) -> RemoteTransport:
     Raises:
         JMSException: as :func:`transport_for`.
     """
-    return cast(RemoteTransport, transport_for(url, restores=False)[0])
+    transport, settings = transport_for(url, restores=False)
+    return Bridge(cast(RemoteTransport, transport), decode_payload, settings.request_timeout_seconds)
 
 
 def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:

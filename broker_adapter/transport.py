@@ -63,6 +63,7 @@ class Peer:
     is_holdfast: bool  #: whether ``request`` works
     capabilities: frozenset[str] = frozenset()  #: AMQP capabilities that the broker offered
     rejects_duplicates: bool = False  #: whether a message that is sent again is never a second one
+    has_transactions: bool = True  #: False: it is known to have none
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached

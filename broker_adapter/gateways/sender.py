@@ -28,7 +28,7 @@ from broker_adapter.errors import JMSException, MessageFormatException, Resource
 from broker_adapter.wording import in_seconds
 
 #: Batches that may be under way, and bytes above which no further one begins.
-_IN_FLIGHT: Final = 32
+IN_FLIGHT: Final = 32
 _IN_FLIGHT_BYTES: Final = 8 << 20
 #: Time between two records of the log about a failure that lasts, in seconds.
 _TELL_SECONDS: Final = 3600.0
@@ -59,6 +59,7 @@ class Sender:
         retry_seconds: time from an attempt that failed to the next one.
 
     Attributes:
+        most_under_way: batches that the other site takes at a time.
         under_way: the batches that were not answered yet, in order.
         trouble: why the last attempt failed; empty: it did not.
     """
@@ -74,6 +75,7 @@ class Sender:
         self._alert_at = 0.0
         self._most = MAX_BATCH
         self._void = 0  # batches under way behind one that was not done whole: they do nothing
+        self.most_under_way = IN_FLIGHT
         self.under_way: deque[Batch] = deque()
         self.trouble = ""
 
@@ -106,7 +108,11 @@ class Sender:
         if self._waits_since is None:
             self._waits_since = now
         # After trouble one batch shows whether it is over.
-        if self._void or len(self.under_way) >= (1 if self.trouble else _IN_FLIGHT) or handed_over >= _IN_FLIGHT_BYTES:
+        if (
+            self._void
+            or len(self.under_way) >= (1 if self.trouble else self.most_under_way)
+            or handed_over >= _IN_FLIGHT_BYTES
+        ):
             return None
         if now < self._retry_at:
             return self._retry_at - now

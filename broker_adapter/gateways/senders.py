@@ -26,14 +26,15 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     ResourceAllocationException,
 )
-from broker_adapter.gateways.sender import Sender
+from broker_adapter.gateways.bridge import Bridge
+from broker_adapter.gateways.sender import IN_FLIGHT, Sender
 from broker_adapter.limited_log import LimitedLog
-from broker_adapter.transport import Credentials, RemoteTransport
+from broker_adapter.transport import Credentials
 from broker_adapter.urls.url import parse_url
 from broker_adapter.wording import in_seconds
 
-#: Returns a transport to the server that a URL names.
-Connect = Callable[[str], RemoteTransport]
+#: Returns what connects to the server that a URL names.
+Connect = Callable[[str], Bridge]
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Shortest time between two looks at what waits, in seconds: each commit may bring something.
@@ -53,7 +54,7 @@ class Senders:
 
     Args:
         broker: the engine; it is not closed with the senders.
-        connect: returns a transport to the server that a URL names, which is not open yet, and not restored.
+        connect: returns what connects to the server that a URL names; it is not open yet, and not restored.
     """
 
     def __init__(self, broker: Broker, connect: Connect) -> None:
@@ -141,7 +142,7 @@ class _SenderThread:
         self._name = name
         self._connect = connect
         self._rules = Sender(broker.settings.gateway_retry_seconds)
-        self._transport: RemoteTransport | None = None
+        self._transport: Bridge | None = None
         self._url = ""
         self._remote_site = 0
         self._answer_seconds = 0.0  # longest wait for an answer
@@ -276,7 +277,7 @@ class _SenderThread:
     def _ask(self, operation: str, **arguments: Any) -> Any:
         return self._broker.request(operation, {"name": self._name, **arguments}, _ENGINE_SECONDS)
 
-    def _connected(self, record: GatewayRecord) -> RemoteTransport:
+    def _connected(self, record: GatewayRecord) -> Bridge:
         """Return the connection to the other site; it is made where there is none, or one to somewhere else."""
         if self._transport is not None and self._url == record.url:
             return self._transport
@@ -290,6 +291,7 @@ class _SenderThread:
         try:
             transport.open(Credentials(), lambda _event: None, None)
             self._remote_site = transport.request("site", {}, None)
+            self._rules.most_under_way = IN_FLIGHT if transport.is_holdfast else 1
         finally:
             self.is_connecting = False
         return transport

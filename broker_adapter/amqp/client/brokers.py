@@ -109,6 +109,7 @@ class BrokerTraits:
         takes_batches: whether it takes several messages as one transfer.
         rejects_duplicates: whether a message that is sent again is never a second one.
         needs_duplicate_ids: whether it recognises a message that is sent again by a property alone.
+        has_transactions: False: it is known to have none; RabbitMQ ends the session of a client that asks for one.
         refuses_discharges: whether it refuses a discharge by itself where it refused a message of the transaction.
         ends_links_at_once: whether a link may be detached though a delivery of it is not settled or a drain is not
             answered; elsewhere what comes later means nothing, or harm.
@@ -136,6 +137,7 @@ class BrokerTraits:
     takes_batches: bool = False
     rejects_duplicates: bool = False
     needs_duplicate_ids: bool = False
+    has_transactions: bool = True
     refuses_discharges: bool = False
     ends_links_at_once: bool = False
     answers_drains: bool = True
@@ -173,6 +175,7 @@ class BrokerTraits:
             is_holdfast=self.is_holdfast,
             capabilities=self.capabilities,
             rejects_duplicates=self.rejects_duplicates,
+            has_transactions=self.has_transactions,
             store=self.store,
             run=self.run,
             servers=self.servers,
@@ -287,6 +290,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         takes_batches=is_holdfast and version_spoken > 0 and BATCHES_CAPABILITY in opened.offered_capabilities,
         rejects_duplicates=is_holdfast or is_artemis,
         needs_duplicate_ids=is_artemis,
+        has_transactions=product != RABBITMQ,
         refuses_discharges=is_holdfast,
         ends_links_at_once=is_holdfast,
         answers_drains=not is_rabbitmq_3,

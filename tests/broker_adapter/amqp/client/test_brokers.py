@@ -74,6 +74,7 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
             RABBITMQ_3,
             {
                 "answers_drains": False,
+                "has_transactions": False,
                 "states": {
                     **STATES,
                     Outcome.MODIFIED: RELEASED_STATE,
@@ -82,8 +83,8 @@ def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) ->
                 },
             },
         ),
-        (RABBITMQ_4, {"loses_begins": True}),
-        (RABBITMQ_5, {"loses_begins": True}),
+        (RABBITMQ_4, {"loses_begins": True, "has_transactions": False}),
+        (RABBITMQ_5, {"loses_begins": True, "has_transactions": False}),
         (QPID, {}),
     ],
 )
