@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.queues.gateway_queue import HEAD
+from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED
 from broker_adapter.engine.records.gateway_records import destination_of
 from broker_adapter.envelope import Envelope, Identity
 from broker_adapter.errors import (
@@ -72,10 +72,13 @@ class Bridge:
         transport: to it; not open yet, and not restored.
         decode: reads stored messages.
         answer_seconds: longest wait for the answers to a batch, in seconds.
+
+    Attributes:
+        transport: as given.
     """
 
     def __init__(self, transport: RemoteTransport, decode: Decode, answer_seconds: float) -> None:
-        self._transport = transport
+        self.transport = transport
         self._decode = decode
         self._answer_seconds = answer_seconds
         self._peer: Peer | None = None
@@ -85,7 +88,7 @@ class Bridge:
         self._trouble: JMSException | None = None  # why nothing more is sent over this connection
 
     def __repr__(self) -> str:
-        return f"<Bridge {self._transport!r}>"
+        return f"<Bridge {self.transport!r}>"
 
     def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
         """See :meth:`broker_adapter.transport.Transport.open`."""
@@ -95,12 +98,12 @@ class Bridge:
                 self._trouble = event.error
             listener(event)
 
-        self._peer = self._transport.open(credentials, listen, timeout)
+        self._peer = self.transport.open(credentials, listen, timeout)
         return self._peer
 
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`."""
-        self._transport.close(timeout)
+        self.transport.close(timeout)
 
     @property
     def is_holdfast(self) -> bool:
@@ -124,7 +127,7 @@ class Bridge:
             JMSException: nothing of a batch is known to be done.
         """
         if self.is_holdfast:
-            return self._transport.request(operation, arguments, timeout)
+            return self.transport.request(operation, arguments, timeout)
         return 0 if operation == "site" else self._apply(arguments)
 
     def begin_request(
@@ -132,7 +135,7 @@ class Bridge:
     ) -> None:
         """See :meth:`broker_adapter.transport.RemoteTransport.begin_request`; a foreign broker is waited for."""
         if self.is_holdfast:
-            self._transport.begin_request(operation, arguments, done)
+            self.transport.begin_request(operation, arguments, done)
             return
         try:
             answer = self.request(operation, arguments, None)
@@ -178,7 +181,7 @@ class Bridge:
 
     def _outgoing(self, packed: bytes, identity: Identity) -> _Outgoing:
         found = unpacked(packed)
-        is_joined = found.get("joined") is True
+        is_joined = found.get(JOINED) is True
         kind, name = destination_of(found["to"])
         try:
             if kind == "region":
@@ -219,7 +222,7 @@ class Bridge:
     def _link(self, destination: Destination) -> int:
         link = self._links.get(destination)
         if link is None:
-            link = self._links[destination] = self._transport.attach(SenderSpec(_SESSION, destination), None, None)
+            link = self._links[destination] = self.transport.attach(SenderSpec(_SESSION, destination), None, None)
         return link
 
     def _send(self, some: Sequence[_Outgoing]) -> list[JMSException | None]:
@@ -232,7 +235,7 @@ class Bridge:
                 if each.envelope is None:
                     answer(each.error)
                 else:
-                    self._transport.send(self._link(each.envelope.destination), each.envelope, answer, None)
+                    self.transport.send(self._link(each.envelope.destination), each.envelope, answer, None)
             except JMSException as error:
                 answer(error)
                 if self._is_trouble(error):
@@ -258,7 +261,7 @@ class Bridge:
                     raise each.error
                 sends.append((self._link(each.envelope.destination), each.envelope))
             self._commits += 1
-            self._transport.commit(_SESSION, self._commits, sends, [], None)
+            self.transport.commit(_SESSION, self._commits, sends, [], None)
         except JMSException as error:
             if _DUPLICATE in error.reason:  # it is there, as a whole unless transactions were divided before
                 return self._send(some)

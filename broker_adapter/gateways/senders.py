@@ -27,6 +27,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.gateways.bridge import Bridge
+from broker_adapter.gateways.fetcher import Fetcher
 from broker_adapter.gateways.sender import IN_FLIGHT, Sender
 from broker_adapter.limited_log import LimitedLog
 from broker_adapter.transport import Credentials
@@ -143,6 +144,7 @@ class _SenderThread:
         self._connect = connect
         self._rules = Sender(broker.settings.gateway_retry_seconds)
         self._transport: Bridge | None = None
+        self._fetcher: Fetcher | None = None
         self._url = ""
         self._remote_site = 0
         self._answer_seconds = 0.0  # longest wait for an answer
@@ -158,7 +160,7 @@ class _SenderThread:
         self._is_stopping = True
         self.wake.set()
         transport = self._transport
-        if transport is not None:
+        if transport is not None and self._fetcher is None:  # else the thread gives back first what came
             transport.close(0)
 
     def _run(self) -> None:
@@ -181,6 +183,9 @@ class _SenderThread:
             return
         record, messages, size = found
         now, seconds = time.monotonic(), None
+        if record.fetches:
+            self._fetch(record, now)
+            return
         if self._answers and record.url != self._url:  # another site now: what is under way is sent there
             self._drop()
         if record.state == "running":
@@ -194,6 +199,47 @@ class _SenderThread:
             self._end(now)
         else:
             self._wait(seconds)
+
+    def _fetch(self, record: GatewayRecord, now: float) -> None:
+        """Put what has come from the other end into the queues here; wait where nothing has."""
+        seconds = self._rules.seconds_until_due(record, record.batch_messages, 0, now)
+        if seconds:
+            self._wait(seconds)
+            return
+        fetcher = self._fetcher
+        if fetcher is None or fetcher.options != record.options:
+            fetcher = self._fetching(record)
+        if self._is_stopping or self._look(sends=True) is None:
+            return
+        try:
+            count = fetcher.put()
+        except JMSException as error:
+            if fetcher.is_lost:
+                raise
+            self._note_failure(error)
+            return
+        if count:
+            self._works(now)
+        else:
+            self._wait(None)
+
+    def _fetching(self, record: GatewayRecord) -> Fetcher:
+        """Return the consumers at the other end, which are made."""
+        transport = self._new_connection(record)
+        self._fetcher = fetcher = Fetcher(self._broker, self._name, record, transport.transport, self.wake.set)
+        self.is_connecting = True
+        try:
+            fetcher.open()
+        finally:
+            self.is_connecting = False
+        self._works(time.monotonic())
+        return fetcher
+
+    def _works(self, now: float) -> None:
+        """Note that the other end has answered."""
+        told = self._rules.works(now)
+        if told is not None:
+            _log.info("= gateway %r: %s", self._name, told)
 
     def _look(self, *, sends: bool) -> tuple[GatewayRecord, int, int] | None:
         """Look at what waits; None: nothing is under way, and nothing may be sent any more.
@@ -265,9 +311,7 @@ class _SenderThread:
         self._waits_since = now
         if ended is None:
             return
-        told = self._rules.works(now)
-        if told is not None:
-            _log.info("= gateway %r: %s", self._name, told)
+        self._works(now)
         self._ask("end_gateway_batch", **ended)
 
     def _wait(self, seconds: float | None) -> None:
@@ -281,11 +325,7 @@ class _SenderThread:
         """Return the connection to the other site; it is made where there is none, or one to somewhere else."""
         if self._transport is not None and self._url == record.url:
             return self._transport
-        self._disconnect()
-        if not self._broker.settings.site:
-            raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
-        transport = self._connect(record.url)
-        self._transport, self._url = transport, record.url
+        transport = self._new_connection(record)
         self._answer_seconds = parse_url(record.url).client.request_timeout_seconds
         self.is_connecting = True
         try:
@@ -296,6 +336,15 @@ class _SenderThread:
             self.is_connecting = False
         return transport
 
+    def _new_connection(self, record: GatewayRecord) -> Bridge:
+        """Return a connection to the other site, which is not open yet, in place of the one there is."""
+        self._disconnect()
+        if not self._broker.settings.site:
+            raise IllegalStateException("this server has no site of its own (holdfast serve --site N)")
+        transport = self._connect(record.url)
+        self._transport, self._url = transport, record.url
+        return transport
+
     def _drop(self) -> None:
         """Await no answer any more."""
         self._disconnect()
@@ -304,6 +353,9 @@ class _SenderThread:
 
     def _failed(self, error: JMSException) -> None:
         self._drop()
+        self._note_failure(error)
+
+    def _note_failure(self, error: JMSException) -> None:
         told = self._rules.failed(error, time.monotonic())
         if self._is_stopping:
             return
@@ -313,6 +365,9 @@ class _SenderThread:
         self.wake.wait(_LOOK_SECONDS)  # even looking may have failed
 
     def _disconnect(self) -> None:
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            fetcher.close(_CLOSE_SECONDS)
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close(_CLOSE_SECONDS)

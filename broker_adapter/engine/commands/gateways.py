@@ -64,4 +64,13 @@ class CopyToGateway(NamedTuple):
     reply: Reply | None = None
 
 
-GatewayCommand = CreateGateway | ChangeGateway | DestroyGateway | EndBatch | CopyToGateway
+class CountFetched(NamedTuple):
+    """A gateway has fetched messages, which were ``taken`` here or ``refused``.  Replies None."""
+
+    name: str
+    taken: int
+    refused: int
+    reply: Reply | None = None
+
+
+GatewayCommand = CreateGateway | ChangeGateway | DestroyGateway | EndBatch | CopyToGateway | CountFetched

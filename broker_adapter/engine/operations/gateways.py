@@ -49,6 +49,9 @@ class CreateGatewayRequest(Request):
         False, note="a batch has all of each transaction, and is one commit there"
     )
     batch_conflation: bool = argument(False, note="a batch has only the last of the updates of a key")
+    fetches: bool = argument(
+        False, note="it takes messages of queues and topics there, and puts them into those of the same names here"
+    )
     state: str = argument("created", note='or "running"')
 
     def steps(self, client: int) -> Steps:
@@ -58,13 +61,13 @@ class CreateGatewayRequest(Request):
         if len(set(map(name_there, self.destinations))) < len(self.destinations):
             raise MessageFormatException("a destination of a gateway is named twice")
         for each in self.destinations:
-            _check_destination(each)
+            _check_destination(each, fetches=self.fetches)
         if self.selector is not None:
             parse_selector(self.selector)
         if self.state not in ("created", "running"):
             raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
-        options = *sizes, self.group_transaction_events, self.batch_conflation
+        options = *sizes, self.group_transaction_events, self.batch_conflation, self.fetches
         record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, self.state)
         yield g.CreateGateway(self.name, record)
         return True
@@ -75,11 +78,13 @@ def _check_url(url: str) -> None:
         raise MessageFormatException(f"{masked(url)!r} is no server: a gateway sends over the network")
 
 
-def _check_destination(text: str) -> None:
+def _check_destination(text: str, *, fetches: bool) -> None:
     try:
-        _, name = destination_of(text)
+        kind, name = destination_of(text)
     except ValueError as error:
         raise MessageFormatException(f"a destination of a gateway: {error}") from None
+    if fetches and kind not in ("queue", "topic"):
+        raise MessageFormatException(f"a gateway fetches from queues and topics, and {text!r} is neither")
     if named_queue(checked_name(name)).is_temporary:
         raise InvalidDestinationException(f"a gateway cannot take what goes to the temporary destination {name!r}")
 
@@ -89,16 +94,17 @@ class GatewaysRequest(Request):
     """A map for each gateway, by name.
 
     ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
-    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``state`` ("created": it queues and
-    was never started, "running", "paused": it queues, or "stopped": it does not), ``waiting`` and ``waiting_bytes``,
-    ``applied``: the last position that the other site has confirmed; ``is_sending``: whether a batch may be under way,
-    ``trouble``: why the last attempt to send failed, or empty.  Counted since it was created: ``received``: messages of
-    its destinations; of these ``filtered``, by the selector or since the other site had seen them, ``not_queued``,
-    while it was stopped, and ``queued``; of the last ``distributed``, ``refused``, ``conflated``, ``expired``,
-    ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and in quarantine), and the rest waits;
-    ``batches``.  With ``group_transaction_events``, ``batches_with_incomplete_transactions``: those in which a part of
-    a transaction was missing, since it was damaged, not persistent, or sent before the option was set;
-    ``divided_transactions``: those of which a part went by other gateways.
+    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``fetches``, ``state`` ("created":
+    it queues and was never started, "running", "paused": it queues, or "stopped": it does not), ``waiting`` and
+    ``waiting_bytes``, ``applied``: the last position that the other site has confirmed; ``is_sending``: whether a batch
+    may be under way, ``trouble``: why the last attempt to send failed, or empty. Counted since it was created:
+    ``received``: messages of its destinations; of these ``filtered``, by the selector or since the other site had seen
+    them, ``not_queued``, while it was stopped, and ``queued``; of the last ``distributed``, ``refused``, ``conflated``,
+    ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and in quarantine), and the rest
+    waits; ``batches``. One that ``fetches`` has none that wait: what it has put into queues here is ``distributed``,
+    what it has left there ``refused``. With ``group_transaction_events``, ``batches_with_incomplete_transactions``:
+    those in which a part of a transaction was missing, since it was damaged, not persistent, or sent before the option
+    was set; ``divided_transactions``: those of which a part went by other gateways.
     """
 
     name: str | None = argument(None, note="without it, all")

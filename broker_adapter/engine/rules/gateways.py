@@ -87,6 +87,7 @@ class Gateways:
             g.DestroyGateway: self._destroy,
             g.EndBatch: self._end_batch,
             g.CopyToGateway: self._copy,
+            g.CountFetched: self._count_fetched,
         }
 
     def restore(self, records: Iterable[tuple[bytes, bytes]], now_ms: int) -> None:
@@ -171,6 +172,8 @@ class Gateways:
         effects.answer(command, queue.id)
 
     def _feed(self, queue: GatewayQueue) -> None:
+        if queue.gateway.fetches:
+            return
         for number, text in enumerate(queue.gateway.destinations, 1):
             kind, name = destination_of(text)
             self._directory.feeds.setdefault((name, _KINDS[kind]), Feeds()).append(Feed(queue, number))
@@ -278,6 +281,21 @@ class Gateways:
         self._intake.store(message, (target,), now_ms, effects)
         self._directory.changed[target.id] = target
 
+    def _count_fetched(self, command: g.CountFetched, now_ms: int, effects: Effects) -> None:
+        queue = gateway_named(self._directory, command.name)
+        noted, taken, refused = queue.noted(), command.taken, command.refused
+        counters = noted.counters
+        counters = counters._replace(
+            received=counters.received + taken + refused,
+            distributed=counters.distributed + taken,
+            refused=counters.refused + refused,
+            batches=counters.batches + 1,
+        )
+        queue.gateway = noted._replace(counters=counters)
+        queue.is_changed = True
+        self._directory.changed[queue.id] = queue
+        effects.answer(command, None)
+
     def _refuse(self, queue: GatewayQueue, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that the other site does not want into the queue of those, with the reason."""
         name, number = queue.record.name, entry.group
@@ -321,6 +339,8 @@ def destination_number(queue: GatewayQueue, destination: str) -> int:
     destinations = queue.gateway.destinations
     if not destinations:
         raise record_is_lost(queue.record.name)
+    if queue.gateway.fetches:
+        raise IllegalStateException(f"gateway {queue.record.name!r} fetches, and sends nothing")
     if destination not in destinations:
         raise InvalidDestinationException(
             f"gateway {queue.record.name!r} does not send {destination!r}; it sends {', '.join(destinations)}"

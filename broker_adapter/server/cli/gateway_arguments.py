@@ -131,16 +131,24 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
 
 def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
     given = os.environ.get(REMOTE_URL) or None
-    parser.add_argument(
+    ends = parser.add_mutually_exclusive_group(required=is_new and given is None)
+    ends.add_argument(
         "--to",
         type=text_argument,
         default=given if is_new else None,
-        required=is_new and given is None,
         metavar="URL",
         help=f"the other site: amqp://, amqps:// or failover:(); with a password in it, better in ${REMOTE_URL}"
         if is_new
         else "the other site; a lone dash: $" + REMOTE_URL,
     )
+    if is_new:
+        ends.add_argument(
+            "--from",
+            dest="source",
+            type=text_argument,
+            metavar="URL",
+            help=f"take messages of queues and topics from there, and send none; a lone dash: ${REMOTE_URL}",
+        )
     parser.add_argument(
         "--selector",
         type=text_argument,

@@ -29,7 +29,10 @@ def create(options: argparse.Namespace) -> int:
     if not destinations:
         raise ValueError("nothing to send is named; give --queue, --topic, --region or --move")
     state = "running" if options.start else "created"
-    arguments = {"name": options.name, "destinations": destinations, "state": state, **_changes(options)}
+    arguments = {"name": options.name, "destinations": destinations, "state": state}
+    if options.source is not None:
+        options.to, arguments["fetches"] = options.source, True
+    arguments |= _changes(options)
     with connected(options) as (transport, _):
         transport.request("create_gateway", arguments, None)
         return _shown(options, _one(transport, options.name), f"created gateway {options.name}")

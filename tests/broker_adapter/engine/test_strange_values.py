@@ -100,7 +100,9 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "refused": st.lists(st.tuples(_POSITIONS, st.just("why") | VALUES), max_size=3),
     "applied": _POSITIONS,
     "behind": st.just(0) | _POSITIONS,
-    **dict.fromkeys(["clean", "forget", "each", "group_transaction_events", "batch_conflation"], st.booleans()),
+    **dict.fromkeys(
+        ["clean", "forget", "each", "group_transaction_events", "batch_conflation", "fetches"], st.booleans()
+    ),
     **dict.fromkeys(["batch_messages", "batch_bytes", "batch_ms", "alert_ms", "max_messages"], NUMBERS),
 }
 _GATEWAYS = st.sampled_from(["g", "g", "other", "x" * 600])

@@ -10,11 +10,11 @@ from uuid import uuid4
 import msgpack
 import pytest
 
-from broker_adapter.connect import transport_to_site
+from broker_adapter.connect import transport_for, transport_to_site
 from broker_adapter.destination import queue
-from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 from broker_adapter.gateways.bridge import Bridge
-from broker_adapter.transport import Credentials
+from broker_adapter.transport import Credentials, SenderSpec
 from sdk import AcknowledgeMode, Connection, ConnectionFactory
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import wait_for
@@ -140,3 +140,70 @@ def test_a_transaction_that_is_sent_again_is_as_a_message_that_is(
     found = received(connection, name)
     check(broker, found, 6)
     assert len(found) == (6 if broker.name == ARTEMIS else 12)
+
+
+def send(broker: Broker, name: str, first: int, last: int) -> None:
+    """Send messages as our SDK does, and then as other clients do: without an identity."""
+    transport, _ = transport_for(broker.url)
+    transport.open(Credentials(broker.username, broker.password), lambda _event: None, None)
+    link = transport.attach(SenderSpec(1, queue(name)), None, None)
+    for number in range(first, last):
+        envelope = Envelope(queue(name), BodyKind.TEXT, str(number))
+        transport.send(link, envelope._replace(identity=Identity(name, 0, number)), None, None)
+        transport.send(link, envelope._replace(body=f"other {number}"), None, None)
+    transport.close(5)
+
+
+@pytest.mark.parametrize("direction", Direction, ids=lambda each: each.name)
+def test_what_a_broker_has_is_fetched_wherever_the_connection_is_cut(
+    broker: Broker, connection: Connection, site: Site, way: Proxy, name: str, direction: Direction
+) -> None:
+    with connection.create_session() as session:
+        session.create_consumer(session.create_queue(name)).close()  # makes it, where a consumer does
+    site.gateway(name, url_of(broker, way), f"queue:{name}", fetches=True)
+    sent = cuts = after = 0
+    while True:
+        site.ask("change_gateway", name=name, state="paused")
+        assert wait_for(lambda: way.open == 0)
+        send(broker, name, sent, sent + 2)
+        sent += 2
+        way.plan(Cut(direction, frames=after, into_next=5 * (after % 2)))
+        site.ask("change_gateway", name=name, state="running")
+        everything = {*numbered(0, sent), *(f"other {number}" for number in range(sent))}
+        assert wait_for(lambda expected=everything: {*site.bodies(name)} >= expected)
+        if way.cuts == cuts:
+            break  # that is more frames than there are
+        cuts = way.cuts
+        after += 1
+    assert after >= 10
+    assert wait_for(lambda: site.gateways(name)["trouble"] == "")
+    site.ask("destroy_gateway", name=name)
+    assert wait_for(lambda: way.open == 0)
+    found = Counter(site.bodies(name))
+    assert {*found} == everything
+    assert {found[each] for each in numbered(0, sent)} == {1}
+    assert received(connection, name) == []
+
+
+def test_a_topic_is_fetched_where_the_broker_keeps_subscriptions(broker: Broker, site: Site, way: Proxy) -> None:
+    name = f"topic-{uuid4().hex}"
+    topic = site.session.create_topic(name)
+    consumer = site.session.create_consumer(topic)
+    site.gateway(name, url_of(broker, way), f"topic:{name}", fetches=True)
+    if "durable_subscriptions" in broker.cannot:
+        assert wait_for(lambda: "was not seen to keep subscriptions" in site.gateways(name)["trouble"])
+        site.ask("destroy_gateway", name=name)
+        return
+    assert wait_for(lambda: site.gateways(name)["is_sending"])
+    with ConnectionFactory(broker.url, broker.username, broker.password).create_connection() as far:
+        session = far.create_session()
+        producer = session.create_producer(session.create_topic(name))
+        for number in range(5):
+            site.ask("change_gateway", name=name, state="paused")
+            assert wait_for(lambda: way.open == 0)
+            producer.send(str(number))
+            site.ask("change_gateway", name=name, state="running")
+            message = consumer.receive(60)
+            assert message is not None
+            assert (message.body, message.delivery_count) == (str(number), 1)
+    site.ask("destroy_gateway", name=name)

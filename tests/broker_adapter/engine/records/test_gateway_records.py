@@ -36,6 +36,7 @@ RECORD = GatewayRecord(
         10,
         True,
         False,
+        True,
         "running",
         11,
         12,

@@ -95,12 +95,26 @@ def test_the_url_of_the_other_site_may_come_from_the_environment(url: tuple[str,
     assert one("status", "north", *url)["url"] == "amqp://***@127.0.0.1:2"
 
 
+def test_a_gateway_may_fetch(url: tuple[str, str]) -> None:
+    done("gateway", "create", "south", "--from", FAR, "--queue", "q", *url, HOLDFAST_GATEWAY_URL="amqp://elsewhere")
+    done("gateway", "create", "west", "--from", "-", "--topic", "t", *url, HOLDFAST_GATEWAY_URL=FAR)
+    for name in ("south", "west"):
+        found = one("status", name, *url)
+        assert (found["url"], found["fetches"]) == ("amqp://***@127.0.0.1:1", True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "reason"),
     [
         (("create", "g", "--to", FAR), 1, "nothing to send is named; give --queue, --topic, --region or --move"),
-        (("create", "g", "--queue", "q"), 2, "the following arguments are required: --to"),
+        (("create", "g", "--queue", "q"), 2, "one of the arguments --to --from is required"),
         (("create", "g", "--queue", "q", "--to", "embedded:x"), 1, "is no server"),
+        (("create", "g", "--queue", "q", "--to", FAR, "--from", FAR), 2, "--from: not allowed with argument --to"),
+        (
+            ("create", "g", "--region", "q", "--from", FAR),
+            1,
+            "fetches from queues and topics, and 'region:q' is neither",
+        ),
         (("create", "g", "--queue", "q", "--to", FAR, "--selector", "a ="), 1, "selector 'a =' is wrong"),
         (("create", "g", "--queue", "q", "--to", FAR, "--batch-messages", "0"), 1, "batch_messages"),
         (("alter", "g"), 1, "nothing to change is given"),
