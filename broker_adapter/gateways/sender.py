@@ -72,6 +72,7 @@ class Sender:
         self._retry_at = 0.0
         self._failing_since: float | None = None
         self._tell_at = 0.0
+        self._told: type[JMSException] | None = None  # of the failure that the log was told last
         self._alert_at = 0.0
         self._most = MAX_BATCH
         self._void = 0  # batches under way behind one that was not done whole: they do nothing
@@ -235,16 +236,16 @@ class Sender:
         """Note that an attempt failed, and that nothing is under way any more.
 
         Returns:
-            What the log says of that: at first, and once an hour.
+            What the log says of that: at first, when it is a failure of another kind, and once an hour.
         """
         self.forget()
         self._retry_at = now + self._retry_seconds
         self.trouble = error.reason
         if self._failing_since is None:
             self._failing_since = now
-        elif now < self._tell_at:
+        elif now < self._tell_at and type(error) is self._told:
             return None
-        self._tell_at = now + _TELL_SECONDS
+        self._tell_at, self._told = now + _TELL_SECONDS, type(error)
         return f"nothing can be sent, and is tried again each {in_seconds(self._retry_seconds)}: {error.reason}"
 
 

@@ -312,7 +312,7 @@ class _SenderThread:
         if ended is None:
             return
         self._works(now)
-        self._ask("end_gateway_batch", **ended)
+        self._ask("end_gateway_batch", url=self._url, **ended)
 
     def _wait(self, seconds: float | None) -> None:
         self.wake.wait(seconds)

@@ -49,6 +49,7 @@ class EndBatch(NamedTuple):
     kept: Mapping[int, NewMessage] = {}  #: position → what goes into the queue here, of those that were left out
     applied: int = 0  #: the last position that the other site has confirmed
     drops: bool = False  #: nothing of it was sent, by a clean start
+    url: str | None = None  #: to which it was sent; None: to none
     first: int = 0  #: the first position
     found: Sequence[RawEntry] = ()  #: supplied by the driver
     next: int | None = None  #: supplied by the driver

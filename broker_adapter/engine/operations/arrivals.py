@@ -18,8 +18,8 @@ Theory of operation
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +34,7 @@ from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.queues.directory import named_queue
 from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES
+from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, destination_of
 from broker_adapter.engine.records.layout import LAST_MESSAGE
 from broker_adapter.engine.regions.interests import checked_key
@@ -123,9 +124,9 @@ class ApplyBatchRequest(Request):
             raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
         places: dict[str, tuple[Destination, bool]] = {}
         arrived = [_arrived(*each, self.site, places) for each in zip(self.positions, self.messages, strict=True)]
-        group = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}"
+        group, name = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}", self.sender.rpartition("/")[0]
 
-        def look(reader: Reader) -> tuple[int, Sequence[_Transaction], list[Sequence[str]]]:
+        def look(reader: Reader) -> tuple[int, Sequence[_Transaction], Sequence[tuple[int, str]]]:
             settings = reader.state.directory.settings
             _check_site(settings.site, self.site)
             size = sum(map(len, self.messages))
@@ -138,38 +139,62 @@ class ApplyBatchRequest(Request):
             if known < self.after:
                 raise IllegalStateException(
                     f"gateway {self.sender!r} of site {self.site} was told position {self.after}, and {known} is known"
-                    " here: this store was restored from an older copy, or has forgotten it; messages may be missing"
-                    " (holdfast gateway alter --forget goes on)"
+                    " at the other site: its store was restored from an older copy, or lost, so messages may be missing"
+                    f" there; recover it (docs/gateways.md), then go on here: holdfast gateway alter {name} --forget"
                 )
-            places = {each.place for each in arrived}
-            unfit = {place: _unfit(reader.state, *place) for place in places}
-            transactions = _transactions([each for each in arrived if each.position > known])
-            return known, transactions, [_refusals(each, unfit, reader.state) for each in transactions]
+            taken, refused = _next(arrived[bisect_right(self.positions, known) :], reader.state)
+            return known, taken, refused
 
+        unchanged = repeated = 0
+        known_before: int | None = None
         while True:
-            known, transactions, refusals = yield look
+            known, taken, refused = yield look
             if known < self.behind:
                 return {"through": 0, "refused": [], "applied": known, "repeated": 0, "unchanged": 0}
-            first = next((index for index, reasons in enumerate(refusals) if reasons), len(refusals))
-            taken = transactions[: (yield partial(_at_once, transactions[:first]))]
-            unchanged = repeated = 0
-            if taken:
-                done: c.Applied = yield _commit(client, group, known, taken)
-                if done.known != taken[-1][-1].position:
-                    continue  # another connection has brought some of them meanwhile
-                known, unchanged, repeated = done
-            refused: list[tuple[int, str]] = []
-            for transaction, reasons in zip(transactions[len(taken) :], refusals[len(taken) :], strict=True):
-                if not reasons:
-                    break
-                refused += [(each.position, reason) for each, reason in zip(transaction, reasons, strict=True)]
-            return {
-                "through": refused[-1][0] if refused else min(known, *self.positions[-1:]),
-                "refused": refused,
-                "applied": known,
-                "repeated": len(arrived) - sum(map(len, transactions)) + repeated,
-                "unchanged": unchanged,
-            }
+            if known_before is None:
+                known_before = known
+            if not taken:
+                break
+            done: c.Applied = yield _commit(client, group, known, taken)
+            if done.known == taken[-1][-1].position:  # else another connection has brought some of them meanwhile
+                unchanged += done.unchanged
+                repeated += done.repeated
+        return {
+            "through": refused[-1][0] if refused else min([known, *self.positions[-1:]]),
+            "refused": refused,
+            "applied": known,
+            "repeated": bisect_right(self.positions, known_before) + repeated,
+            "unchanged": unchanged,
+        }
+
+
+def _next(
+    arrived: Sequence[_Arrived], state: OperationsState
+) -> tuple[Sequence[_Transaction], Sequence[tuple[int, str]]]:
+    """Return the transactions of the next commit, or else position and reason of the messages that are refused ahead.
+
+    A commit sends first, and then changes keys.  So that no transaction comes between the parts of another one, what
+    has both is a commit of its own.
+    """
+    places = {each.place for each in arrived}
+    unfit = {place: _unfit(state, *place) for place in places}
+    may_be_mixed = len({is_region for _, is_region in places}) > 1
+    taken: list[_Transaction] = []
+    refused: list[tuple[int, str]] = []
+    for transaction in _transactions(arrived):
+        reasons = _refusals(transaction, unfit, state)
+        if reasons and not taken:
+            refused += [(each.position, reason) for each, reason in zip(transaction, reasons, strict=True)]
+        elif reasons or refused or (may_be_mixed and taken and (_is_mixed(transaction) or _is_mixed(taken[-1]))):
+            break
+        else:
+            taken.append(transaction)
+    return taken[: _at_once(taken, state)], refused
+
+
+def _is_mixed(transaction: _Transaction) -> bool:
+    """Return whether a transaction has messages and changes of keys."""
+    return len({each.place[1] for each in transaction}) > 1
 
 
 def _transactions(arrived: Sequence[_Arrived]) -> Sequence[_Transaction]:
@@ -212,11 +237,11 @@ class _Load:
         return None
 
 
-def _at_once(transactions: Sequence[_Transaction], reader: Reader) -> int:
+def _at_once(transactions: Sequence[_Transaction], state: OperationsState) -> int:
     """Return how many of some transactions one commit may take; one at least."""
-    if _Load(reader.state).add(list(chain.from_iterable(transactions))) is None:
+    if _Load(state).add(list(chain.from_iterable(transactions))) is None:
         return len(transactions)
-    load = _Load(reader.state)
+    load = _Load(state)
     for count, each in enumerate(transactions):
         if load.add(each) is not None and count:
             return count
@@ -230,11 +255,10 @@ def _commit(client: int, group: str, known: int, transactions: Sequence[_Transac
     changed = [each for each in arrived if each.place[1]]
     joined: list[bool] = []
     if len(transactions) < len(arrived):
-        places = {each.position: place for place, each in enumerate((*sends, *changed))}
-        joined = [False] * len(arrived)
-        for transaction in transactions:  # where one has both, what stands between them belongs to it as well
-            of_it = [places[each.position] for each in transaction]
-            joined[min(of_it) + 1 : max(of_it) + 1] = [True] * (max(of_it) - min(of_it))
+        heads = {transaction[0].position for transaction in transactions}
+        joined = [each.position not in heads for each in (*sends, *changed)]
+        if len(transactions) == 1:  # its first one may be a change, which comes behind what is sent
+            joined = [False, *[True] * (len(arrived) - 1)]
     parts = [
         e.ChangeKeys(
             region.name,
@@ -364,11 +388,26 @@ def _refusals(transaction: _Transaction, unfit: Mapping[Any, str | None], state:
     reasons = [_refusal(each, unfit[each.place], most_bytes) for each in transaction]
     first = next((reason for reason in reasons if reason is not None), None)
     if first is None:
-        too_much = _Load(state).add(transaction) if len(transaction) > 1 else None
-        return (
-            () if too_much is None else [f"its transaction is too large for the other site: {too_much}"] * len(reasons)
-        )
+        if len(transaction) == 1:
+            return ()
+        too_much = _Load(state).add(transaction) or _never_fits(transaction, state)
+        return [f"its transaction is too large for the other site: {too_much}"] * len(reasons) if too_much else ()
     return [reason or f"another message of its transaction was refused: {first}" for reason in reasons]
+
+
+def _never_fits(transaction: _Transaction, state: OperationsState) -> str | None:
+    """Why the messages of a transaction find no room in a queue, however empty; None: they may."""
+    sizes: dict[Destination, list[int]] = {}
+    for each in transaction:
+        destination, is_region = each.place
+        if not (is_region or destination.is_topic):
+            sizes.setdefault(destination, []).append(len(each.message.payload))
+    for destination, of_queue in sizes.items():
+        settings = state.directory.policies.settings_of(destination)
+        reason = never_taken(settings, "it", len(of_queue), sum(of_queue[:-1]))
+        if reason is not None and settings.when_full == "block":
+            return reason
+    return None
 
 
 def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | None:

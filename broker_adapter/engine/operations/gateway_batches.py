@@ -25,7 +25,7 @@ from broker_adapter.engine.operations.request import Request, Steps, Threads, ar
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import Directory
 from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES, GatewayQueue, origin_of
-from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord, is_moved, name_there
+from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord, name_there
 from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
 from broker_adapter.engine.regions.event_records import Operation
 from broker_adapter.engine.regions.stamps import Stamp
@@ -311,6 +311,7 @@ class EndGatewayBatchRequest(Request):
     refused: Sequence[Any] = argument((), most_values=MAX_BATCH, note="(position, reason) each")
     applied: int = argument(0, note="as ``apply_batch`` has answered")
     sender: str | None = argument(None, note="as ``read_gateway`` has answered; or None")
+    url: str | None = argument(None, note="to which the batch was sent; or None")
 
     def steps(self, client: int) -> Steps:
         refused: dict[int, str] = {each[0]: each[1] for each in rows("refused", self.refused, (int, str))}
@@ -319,7 +320,7 @@ class EndGatewayBatchRequest(Request):
         left_out = frozenset(self.expired), frozenset(self.filtered), frozenset(self.conflated)
         removed, left = 0, 0
         while left is not None:
-            some, left = yield g.EndBatch(number, self.through, *left_out, refused, kept, self.applied)
+            some, left = yield g.EndBatch(number, self.through, *left_out, refused, kept, self.applied, url=self.url)
             removed += some
         return removed
 
@@ -333,7 +334,7 @@ class EndGatewayBatchRequest(Request):
     def _kept(self, reader: Reader) -> dict[int, c.NewMessage]:
         """Position and message of those that were filtered, of queues that are moved."""
         queue = gateway_named(reader.state.directory, self.name)
-        moved = {number for number, each in enumerate(queue.gateway.destinations, 1) if is_moved(each)}
+        moved = queue.moved
         if not moved:
             return {}
         first, last = min(self.filtered), max(self.filtered)

@@ -69,6 +69,10 @@ class CreateGatewayRequest(Request):
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
         options = *sizes, self.group_transaction_events, self.batch_conflation, self.fetches
         record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, self.state)
+        if not (yield lambda reader: reader.state.directory.settings.site):
+            raise IllegalStateException(
+                "a gateway needs a site of its own: serve with --site N, or embedded:DIR?site=N"
+            )
         yield g.CreateGateway(self.name, record)
         return True
 

@@ -206,6 +206,11 @@ class GatewayQueue(QueueState):
         return self.gateway
 
     @property
+    def moved(self) -> frozenset[int]:
+        """The numbers of those of its destinations that are moved."""
+        return frozenset(number for number, each in enumerate(self.gateway.destinations, 1) if is_moved(each))
+
+    @property
     def gone(self) -> int:
         """Messages that are not there any more: not persistent, or damaged and in quarantine."""
         counted = self.noted().counters

@@ -95,7 +95,7 @@ class Conflicts:
             message = c.from_envelope(pack(envelope), envelope)
             if len(message.payload) > self._most_bytes:
                 raise message_too_large(len(message.payload), self._most_bytes)
-        except Exception as error:
+        except BaseException as error:  # also of sys.exit: the engine goes on
             text = "! the resolver failed for key %r of region %r, and the newer value holds: %r"
             effects.warn(("resolver", region), text, change.key, region, error)
             return change

@@ -221,8 +221,16 @@ class Gateways:
         queue = self._directory.queues.get(command.queue)
         if not isinstance(queue, GatewayQueue) or queue.record.kind == "ended":
             raise InvalidDestinationException("the gateway was destroyed meanwhile")
+        if command.url is not None and command.url != queue.gateway.url:
+            raise InvalidDestinationException("the gateway sends to another URL by now")
         aside = command.refused.keys() | command.kept.keys()
-        sent = [raw for raw in command.found if raw.position not in aside]
+        # What is to be kept here, and could not be read, waits on.
+        stays = command.filtered - aside if queue.moved else frozenset[int]()
+        sent = [
+            raw
+            for raw in command.found
+            if raw.position not in aside and not (raw.position in stays and raw.group in queue.moved)
+        ]
         run, others = queue.split_run(sent, effects)
         queue.remove_run(run, effects)
         gone = {raw.position for raw in run}

@@ -63,10 +63,13 @@ class _Copy:
         """Copy all; where that is interrupted, say how to go on."""
         try:
             self._copy()
-        except (KeyboardInterrupt, JMSException):
+        except (KeyboardInterrupt, JMSException) as error:
+            if isinstance(error, JMSException) and not self._copied:
+                raise  # it would fail again
             kind, _, name = self._destination.partition(":")
             words = ["holdfast", "gateway", "copy", self._options.name, f"--{kind}", name]
             words += [] if self._next is None else ["--after", self._next]
+            words += [] if self._options.max_rate is None else ["--max-rate", str(self._options.max_rate)]
             self._tell("")
             say(f"copied {counted(self._copied, 'message')} of {self._destination}; go on with:", sys.stderr)
             say(shlex.join(words), sys.stderr)

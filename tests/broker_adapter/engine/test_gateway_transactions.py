@@ -193,18 +193,41 @@ def test_a_transaction_that_no_commit_of_the_other_site_can_have_is_refused_with
         assert near.gateways("g")["refused"] == 4
 
 
-def test_a_batch_that_is_too_much_for_one_commit_is_cut_between_transactions() -> None:
+def test_a_batch_that_is_too_much_for_one_commit_is_applied_in_several_between_transactions() -> None:
     near, far = Site(1), Site(2, max_transaction_messages=5)
     with closing(near.broker), closing(far.broker):
         near.gateway("g", "queue:q", **WHOLE)
+        far.gateway("g", "queue:q", **WHOLE)
         for _ in range(4):
             commit(near, *"abc")
-        found = read(near, "g")
-        answer = apply(near, far, found)
-        assert (answer["through"], answer["refused"]) == (found["entries"][2][0], [])
-        assert len(in_queue(far)) == 3
-        end(near, "g", found, answer)
-        assert pump(near, "g", far) == 3
+        assert pump(near, "g", far) == 1
+        assert whole(read(far, "g")) == ["abc"] * 4
+
+
+def test_transactions_that_have_both_do_not_become_one_at_the_next_site() -> None:
+    near, over, far = Site(1), Site(2), Site(3, max_transaction_messages=10, max_message_bytes=1000)
+    with closing(near.broker), closing(over.broker), closing(far.broker):
+        for site in (near, over, far):
+            site.ask("create_region", region="quotes")
+        for site in (near, over):
+            site.gateway("g", "queue:q", "region:quotes", **WHOLE)
+        for number in range(20):
+            commit(near, "a" * (2000 if number == 7 else 1), "b", puts="x")
+        pump(near, "g", over)
+        pump(over, "g", far)
+        assert len(in_queue(far)) == 2 * 19
+        assert over.gateways("g")["refused"] == 3
+
+
+def test_a_transaction_that_never_fits_into_a_queue_is_refused() -> None:
+    near, far = Site(1), Site(2, max_queue_messages=4)
+    with closing(near.broker), closing(far.broker):
+        near.gateway("g", "queue:q", **WHOLE)
+        commit(near, *"abcde")
+        near.send("q", "f")
+        pump(near, "g", far)
+        assert in_queue(far) == ["f"]
+        assert near.gateways("g")["refused"] == 5
 
 
 def test_a_transaction_that_is_larger_than_any_batch_is_refused_as_a_whole() -> None:
@@ -266,7 +289,7 @@ def test_what_a_site_passes_on_has_the_transactions_that_came(sites: tuple[Site,
     commit(near, "d", puts="2")
     near.change("quotes", ("3", "3"))
     pump(near, "g", far)
-    assert whole(read(far, "g")) == ["x", "abcd12", "3"], "changes of keys stand behind the messages of their commit"
+    assert whole(read(far, "g")) == ["x", "a1", "bc", "d2", "3"]
 
 
 def test_what_a_gateway_without_the_option_brings_is_in_no_transaction(sites: tuple[Site, Site]) -> None:

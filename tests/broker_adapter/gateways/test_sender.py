@@ -9,6 +9,7 @@ import pytest
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.errors import (
     ConnectionLostException,
+    IllegalStateException,
     JMSException,
     MessageFormatException,
     ResourceAllocationException,
@@ -247,3 +248,11 @@ def test_what_is_no_answer_is_an_error(wrong: Any) -> None:
     sender.batch_of(found(1), 1, 0)
     with pytest.raises(JMSException, match="has given an answer that is none"):
         sender.answered(wrong)
+
+
+def test_another_kind_of_failure_is_told_at_once() -> None:
+    sender = Sender(5)
+    assert "nobody" in str(sender.failed(ConnectionLostException("nobody is there"), 0))
+    assert sender.failed(ConnectionLostException("still nobody"), 5) is None
+    assert "restored" in str(sender.failed(IllegalStateException("it was restored"), 10))
+    assert sender.failed(IllegalStateException("it was restored"), 15) is None

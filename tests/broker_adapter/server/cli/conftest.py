@@ -11,5 +11,5 @@ from tests.server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as server:
+    with ServerProcess(tmp_path_factory.mktemp("cli") / "data", "--site", "1") as server:
         yield server
