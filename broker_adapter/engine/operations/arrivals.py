@@ -124,12 +124,12 @@ class ApplyBatchRequest(Request):
             raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
         places: dict[str, tuple[Destination, bool]] = {}
         arrived = [_arrived(*each, self.site, places) for each in zip(self.positions, self.messages, strict=True)]
+        size = sum(map(len, self.messages))
         group, name = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}", self.sender.rpartition("/")[0]
 
         def look(reader: Reader) -> tuple[int, Sequence[_Transaction], Sequence[tuple[int, str]]]:
             settings = reader.state.directory.settings
             _check_site(settings.site, self.site)
-            size = sum(map(len, self.messages))
             if size > settings.max_gateway_batch_bytes and len(arrived) > 1:
                 raise MessageFormatException(
                     f"batch of {size} bytes is larger than the limit of {settings.max_gateway_batch_bytes} bytes"

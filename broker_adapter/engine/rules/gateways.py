@@ -225,12 +225,9 @@ class Gateways:
             raise InvalidDestinationException("the gateway sends to another URL by now")
         aside = command.refused.keys() | command.kept.keys()
         # What is to be kept here, and could not be read, waits on.
-        stays = command.filtered - aside if queue.moved else frozenset[int]()
-        sent = [
-            raw
-            for raw in command.found
-            if raw.position not in aside and not (raw.position in stays and raw.group in queue.moved)
-        ]
+        moved = queue.moved
+        stays = {raw.position for raw in command.found if raw.group in moved and raw.position in command.filtered}
+        sent = [raw for raw in command.found if raw.position not in aside and raw.position not in stays]
         run, others = queue.split_run(sent, effects)
         queue.remove_run(run, effects)
         gone = {raw.position for raw in run}
