@@ -96,7 +96,10 @@ class ReadGatewayRequest(Request):
         if read.damaged:
             positions = frozenset(read.damaged)
             yield c.SetAside(c.Range(read.queue.id, min(positions), max(positions), RANGE_ENTRIES, positions))
-        selector = None if read.record.selector is None else parse_selector(read.record.selector)
+        chosen_by = [
+            None if text is None else parse_selector(text)
+            for text in (read.record.selector_before, read.record.selector)
+        ]
         now_ms, remote = epoch_ms(), self.remote_site
         destinations = [name_there(each) for each in read.record.destinations]
         site: int = yield lambda reader: reader.state.directory.settings.site
@@ -112,6 +115,7 @@ class ReadGatewayRequest(Request):
             annotations = added or {}
             has_begun = has_begun and is_joined(entry, last)
             last = entry.position
+            selector = chosen_by[entry.position >= read.record.selector_from]
             until_ms = _expires_at_ms(*body, annotations)
             if until_ms is not None and until_ms <= now_ms:
                 expired.append(entry.position)

@@ -68,7 +68,7 @@ class CreateGatewayRequest(Request):
             raise MessageFormatException(f'the state of a new gateway is "created" or "running", not {self.state!r}')
         sizes = self.batch_messages, self.batch_bytes, self.batch_ms, self.alert_ms
         options = *sizes, self.group_transaction_events, self.batch_conflation, self.fetches
-        record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, self.state)
+        record = GatewayRecord(self.url, list(self.destinations), self.selector, *options, state=self.state)
         if not (yield lambda reader: reader.state.directory.settings.site):
             raise IllegalStateException(
                 "a gateway needs a site of its own: serve with --site N, or embedded:DIR?site=N"
@@ -98,7 +98,8 @@ class GatewaysRequest(Request):
     """A map for each gateway, by name.
 
     ``name``, ``url`` (without user and password), ``destinations``, ``selector``, ``batch_messages``, ``batch_bytes``,
-    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``fetches``, ``state`` ("created":
+    ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``fetches``, ``selector_from``: the
+    position from which on the selector holds, and ``selector_before``: that of what came before; ``state`` ("created":
     it queues and was never started, "running", "paused": it queues, or "stopped": it does not), ``waiting`` and
     ``waiting_bytes``, ``applied``: the last position that the other site has confirmed; ``is_sending``: whether a batch
     may be under way, ``trouble``: why the last attempt to send failed, or empty. Counted since it was created:
@@ -143,7 +144,7 @@ class ChangeGatewayRequest(Request):
         False, note="what waits is dropped first; nothing is queued meanwhile; not while ``is_sending``"
     )
     url: str | None = argument(None)
-    selector: str | None = argument(None, note='"" takes it away')
+    selector: str | None = argument(None, note='of what comes in from now on; "" takes it away')
     batch_messages: int | None = argument(None, least=1, most=MAX_BATCH)
     batch_bytes: int | None = argument(None, least=1, most=MAX_RANGE_BYTES)
     batch_ms: int | None = argument(None, most=_MAX_MS)

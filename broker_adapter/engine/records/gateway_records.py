@@ -74,6 +74,8 @@ class GatewayRecord(NamedTuple):
     group_transaction_events: bool = False  #: whether a batch has all of each transaction
     batch_conflation: bool = False  #: whether a batch has only the last of the updates of a key
     fetches: bool = False  #: whether it takes messages from the other site, and sends none there
+    selector_from: int = 0  #: the position of the first message that the selector chooses among
+    selector_before: str | None = None  #: the selector of those ahead of it
     state: str = "stopped"  #: one of :data:`STATES`
     first_message: int = 0  #: messages of its queues with a number from this one on came while it was there
     applied: int = 0  #: the last position that the other site has confirmed
@@ -87,7 +89,10 @@ class GatewayRecord(NamedTuple):
 
 #: What is known of a gateway whose record is lost: it sends nothing, and keeps what it has.
 UNKNOWN: Final = GatewayRecord("", ())
-_KINDS: Final[tuple[Any, ...]] = (str, list, (str, type(None)), int, int, int, int, bool, bool, bool, str, int)
+_KINDS: Final[tuple[Any, ...]] = (
+    *(str, list, (str, type(None)), int, int, int, int, bool, bool, bool),
+    *(int, (str, type(None)), str, int),
+)
 _PROGRESS_KINDS: Final[tuple[Any, ...]] = (int, list)
 _STATE: Final = GatewayRecord._fields.index("state")
 

@@ -57,7 +57,7 @@ from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 #: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).  Those below were of development versions,
 #: and are refused.
-STORE_VERSION = 9
+STORE_VERSION = 10
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgpack
@@ -15,7 +15,7 @@ import pytest
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.envelope import Identity
-from broker_adapter.errors import MessageFormatException
+from broker_adapter.errors import IllegalStateException, MessageFormatException
 from tests.broker_adapter.engine.driving import WAIT, attach, drained
 from tests.broker_adapter.engine.sites import Site, apply, end, in_queue, pump, read, text_message
 
@@ -125,6 +125,40 @@ def test_what_the_selector_does_not_want_goes_into_the_queue_here_as_it_came(sit
     assert near.gateways("g")["waiting"] == 0, "it is known"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("size > 3", ""), ("size > 3", "size < 3"), (None, "size > 3"), (None, "size < 3")]
+)
+def test_another_selector_does_not_change_what_becomes_of_a_batch_without_an_answer(
+    sites: tuple[Site, Site], before: str | None, after: str
+) -> None:
+    near, far = sites
+    near.gateway("g", "move:q", selector=before)
+    near.send("q", "small", properties={"size": 1})
+    near.send("q", "large", properties={"size": 9})
+    apply(near, far, read(near, "g"))
+    near.ask("change_gateway", name="g", selector=after)
+    near.send("q", "new", properties={"size": 9 if after == "size > 3" else 1})
+    pump(near, "g", far)
+    assert near.bodies("q") == (["small"] if before else [])
+    assert in_queue(far) == ([] if before else ["small"]) + ["large", "new"]
+
+
+def test_a_selector_changes_again_when_what_came_before_its_last_change_is_sent(sites: tuple[Site, Site]) -> None:
+    near, far = sites
+    near.gateway("g", "queue:q", selector="size > 3")
+    for selector in ("size > 4", "size > 5"):
+        near.ask("change_gateway", name="g", selector=selector)
+    near.send("q", "1", properties={"size": 1})
+    near.ask("change_gateway", name="g", selector="size > 6")
+    near.send("q", "2", properties={"size": 2})
+    near.ask("change_gateway", name="g", selector="size > 6", batch_ms=5)
+    with pytest.raises(IllegalStateException, match="came before the last change of its selector"):
+        near.ask("change_gateway", name="g", selector="size > 7")
+    pump(near, "g", far)
+    near.ask("change_gateway", name="g", selector="size > 7")
+    assert near.gateways("g")["selector_before"] == "size > 6"
+
+
 def test_a_message_that_two_sites_would_move_to_each_other_changes_its_site_once(sites: tuple[Site, Site]) -> None:
     near, far = sites
     for site in sites:
@@ -202,7 +236,9 @@ def test_each_message_is_at_one_site_whatever_happens_to_two_that_move_a_queue(t
     for number in range(80):
         site = chance.choice(sites)
         other = sites[2 - site.number]
-        what = chance.choice(("send", "send", "commit", "batch", "batch", "lost answer", "restart", "state", "stage"))
+        what = chance.choice(
+            ("send", "send", "commit", "batch", "batch", "lost answer", "restart", "state", "stage", "selector")
+        )
         bodies = [f"{number}/{each}" for each in range(chance.choice((1, 1, 3)))]
         if what == "send":
             site.send("q", *bodies, properties={"size": chance.randrange(8)}, priority=chance.choice((4, 9)))
@@ -220,6 +256,9 @@ def test_each_message_is_at_one_site_whatever_happens_to_two_that_move_a_queue(t
             site.restart()
         elif what == "state":
             site.ask("change_gateway", name="g", state=chance.choice(("paused", "running", "stopped")))
+        elif what == "selector":
+            with suppress(IllegalStateException):
+                site.ask("change_gateway", name="g", selector=chance.choice(("", "size > 3", "size < 6")))
         else:
             found = read(site, "g", max_messages=chance.choice((1, 3, 20)), remote_site=other.number)
             answer = apply(site, other, found) if found["entries"] else None

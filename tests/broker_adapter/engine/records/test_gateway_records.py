@@ -37,6 +37,8 @@ RECORD = GatewayRecord(
         True,
         False,
         True,
+        5,
+        "b = 2",
         "running",
         11,
         12,
