@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED
+from broker_adapter.engine.queues.gateway_queue import HEAD
 from broker_adapter.engine.records.gateway_records import destination_of
 from broker_adapter.envelope import Envelope, Identity
 from broker_adapter.errors import (
@@ -150,9 +150,10 @@ class Bridge:
         if self._trouble is not None:
             raise copied(self._trouble)
         producer, positions = f"holdfast/{batch['site']}/{batch['sender']}", batch["positions"]
+        kinds, joined = [unpacked(each) for each in batch["kinds"]], frozenset(batch["joined"])
         outgoing = [
-            self._outgoing(packed, Identity(producer, 0, position))
-            for position, packed in zip(positions, batch["messages"], strict=True)
+            self._outgoing(kinds[kind], payload, Identity(producer, 0, position), is_joined=position in joined)
+            for position, kind, payload in zip(positions, batch["kind_of"], batch["messages"], strict=True)
         ]
         errors: list[JMSException | None] = []
         for some in self._divided(outgoing):
@@ -179,21 +180,19 @@ class Bridge:
             return False
         return error is self._trouble or type(error) not in _FOR_GOOD
 
-    def _outgoing(self, packed: bytes, identity: Identity) -> _Outgoing:
-        found = unpacked(packed)
-        is_joined = found.get(JOINED) is True
-        kind, name = destination_of(found["to"])
+    def _outgoing(self, said: Mapping[str, Any], payload: bytes, identity: Identity, *, is_joined: bool) -> _Outgoing:
+        kind, name = destination_of(said["to"])
         try:
             if kind == "region":
                 assert self._peer is not None
                 raise MessageFormatException(f"{self._peer.product} has no regions")
             destination = Destination(name, DestinationKind.QUEUE if kind == "queue" else DestinationKind.TOPIC)
-            envelope = self._decode(found["payload"], destination)
+            envelope = self._decode(payload, destination)
         except MessageFormatException as error:
             return _Outgoing(None, is_joined, error)
         envelope = envelope._replace(destination=destination, identity=identity)
-        if HEAD in found:  # the times of the message itself may count from its arrival here
-            envelope = envelope._replace(expires_at_ms=found[HEAD][2], deliver_at_ms=found[HEAD][3])
+        if HEAD in said:  # the times of the message itself may count from its arrival here
+            envelope = envelope._replace(expires_at_ms=said[HEAD][2], deliver_at_ms=said[HEAD][3])
         if envelope.deliver_at_ms is not None and envelope.deliver_at_ms <= epoch_ms():
             envelope = envelope._replace(deliver_at_ms=None)  # a broker without delays would refuse it
         return _Outgoing(envelope, is_joined)

@@ -149,18 +149,17 @@ class Sender:
         Returns:
             The arguments of ``apply_batch``.
         """
-        entries: Sequence[tuple[int, bytes]] = found["entries"]
-        positions = [position for position, _ in entries]
+        columns = columns_of(found["entries"])
         behind = next((each.last for each in reversed(self.under_way) if each.last), 0)
-        self.under_way.append(Batch(positions, {**found, "entries": ()}, now, behind))
+        self.under_way.append(Batch(columns["positions"], {**found, "entries": ()}, now, behind))
         self._waits_since = now
         return {
             "site": site,
             "sender": found["sender"],
             "after": found["applied"],
             "behind": behind,
-            "positions": positions,
-            "messages": [message for _, message in entries],
+            "joined": found["joined"],
+            **columns,
         }
 
     def answered(self, answer: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -247,6 +246,17 @@ class Sender:
             return None
         self._tell_at, self._told = now + _TELL_SECONDS, type(error)
         return f"nothing can be sent, and is tried again each {in_seconds(self._retry_seconds)}: {error.reason}"
+
+
+def columns_of(entries: Sequence[tuple[int, bytes, int, int, bytes]]) -> dict[str, Sequence[Any]]:
+    """Return the entries that ``read_gateway`` has answered as the arguments of ``apply_batch``."""
+    positions, kind_of, numbers, previous, messages = zip(*entries, strict=True) if entries else ((),) * 5
+    kinds = [*dict.fromkeys(kind_of)]
+    places = {kind: place for place, kind in enumerate(kinds)}
+    return {
+        **{"positions": [*positions], "kinds": kinds, "kind_of": [places[kind] for kind in kind_of]},
+        **{"numbers": [*numbers], "previous": [*previous], "messages": [*messages]},
+    }
 
 
 def _is_answer(answer: Any, behind: int) -> bool:

@@ -297,10 +297,10 @@ def test_sessions_that_send_at_the_same_time_have_transactions_of_their_own(here
         region.put_all(dict.fromkeys(numbered(0, 5), "x"))
     found = here.ask("read_gateway", name=name, max_messages=9)
     alone = [False] * 4
-    assert [position in found["joined"] for position, _ in found["entries"]] == [*alone, False, *[True] * 7]
+    assert [position in found["joined"] for position, *_ in found["entries"]] == [*alone, False, *[True] * 7]
     found = here.ask("read_gateway", name=name, max_messages=100)
     whole = [False, *[True] * 7]
-    assert [position in found["joined"] for position, _ in found["entries"]] == [*alone, *whole * 3, *whole[:5]]
+    assert [position in found["joined"] for position, *_ in found["entries"]] == [*alone, *whole * 3, *whole[:5]]
 
 
 def test_a_transaction_is_one_batch_whatever_its_size_or_is_refused_as_a_whole(

@@ -19,7 +19,8 @@ Theory of operation
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +34,7 @@ from broker_adapter.engine.commands.failures import message_too_large
 from broker_adapter.engine.operations.reader import OperationsState, Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.queues.directory import named_queue
-from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES
+from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, SITES
 from broker_adapter.engine.queues.limits import never as never_taken
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, destination_of
 from broker_adapter.engine.records.layout import LAST_MESSAGE
@@ -52,6 +53,7 @@ from broker_adapter.errors import (
     MessageFormatException,
 )
 from broker_adapter.packing import unpacked
+from broker_adapter.settings import EngineSettings
 
 #: The right to hand over what another site has sent.
 GATEWAY: Final = "gateway"
@@ -74,19 +76,63 @@ class SiteRequest(Request):
         return (yield lambda reader: reader.state.directory.settings.site)
 
 
+class _Place:
+    """Where messages of a batch go.
+
+    Args:
+        text: what the sender says.
+
+    Attributes:
+        destination: the destination, or the topic of a region.
+        is_region: whether it is a region.
+        unfit: why nothing can go to it; None: something can.
+        places: that a message takes in queues and subscriptions.
+        questions: to selectors and queries that a message asks.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raise ValueError or LookupError where it is nothing."""
+        kind, name = destination_of(text)
+        self.destination = Destination(name, _PLACES[kind])
+        self.is_region = kind == "region"
+        self.unfit: str | None = None
+        self.places = self.questions = 0
+
+    def look(self, state: OperationsState) -> None:
+        """Find out what can go to it now."""
+        name = self.destination.name
+        self.unfit = None
+        self.places = state.directory.fan_out(self.destination) + (e.PLACES_IN_COMMIT if self.is_region else 1)
+        try:
+            if self.is_region:
+                self.questions = state.events.region(name).questions
+            elif named_queue(checked_name(name)).is_temporary:
+                self.unfit = f"{name!r} is a temporary destination"
+        except JMSException as error:
+            self.unfit = error.reason
+
+
+class _Kind(NamedTuple):
+    """What messages of a batch have in common beside their payloads."""
+
+    place: _Place
+    format: int
+    head: Sequence[Any] | None
+    sites: Sequence[int]  #: that have seen them
+    origin: int  #: the site where they were sent; 0: it is not known
+    key: str = ""
+    wanted: Wanted = Wanted.PUT
+    stamp: Stamp = Stamp(0, 0)
+    is_resolved: bool = False  #: whether their value resolves a conflict
+
+
 class _Arrived(NamedTuple):
     """A message of another site."""
 
     position: int
-    place: tuple[Destination, bool]  #: where it goes; a region, if that is True
+    kind: _Kind
     message: c.NewMessage
-    key: str
-    wanted: Wanted
-    stamp: Stamp
-    sites: Sequence[int]  #: that have seen it
     origin: c.Origin | None  #: where it was sent; None: it is not known
-    is_resolved: bool  #: whether its value resolves a conflict
-    is_joined: bool  #: whether it belongs to the transaction of the one ahead
     unfit: str | None  #: why it cannot be read; None: it can
 
 
@@ -113,24 +159,23 @@ class ApplyBatchRequest(Request):
     after: int = argument(note="a position that the sender was told as ``applied``, or 0")
     behind: int = argument(0, note="that of the last message of the batch ahead, which may be under way, or 0")
     positions: Sequence[int] = argument(most_values=MAX_BATCH, note="of the messages, each greater than the last one")
-    messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them")
+    messages: Sequence[bytes] = argument(most_values=MAX_BATCH, note="their payloads")
+    kinds: Sequence[bytes] = argument(most_values=MAX_BATCH, note="as ``read_gateway`` has them, each once")
+    kind_of: Sequence[int] = argument(most_values=MAX_BATCH, note="for each message the place of its kind, from 0 on")
+    numbers: Sequence[int] = argument(most=LAST_MESSAGE, most_values=MAX_BATCH, note="as ``read_gateway`` has them")
+    previous: Sequence[int] = argument(most=LAST_MESSAGE, most_values=MAX_BATCH, note="likewise")
+    joined: Sequence[int] = argument((), most_values=MAX_BATCH, note="likewise")
 
     def steps(self, client: int) -> Steps:
-        if len(self.positions) != len(self.messages):
-            raise MessageFormatException("operation 'apply_batch' needs a position for each message")
-        if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
-            raise MessageFormatException("the positions of a batch do not grow")
-        if len(self.sender) > _MAX_SENDER:
-            raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
-        places: dict[str, tuple[Destination, bool]] = {}
-        arrived = [_arrived(*each, self.site, places) for each in zip(self.positions, self.messages, strict=True)]
-        size = sum(map(len, self.messages))
+        places: dict[str, _Place] = {}
+        waiting = deque(_transactions(self._arrived(places), frozenset(self.joined)))
+        size = sum(map(len, self.messages)) + sum(map(len, self.kinds))
         group, name = f"{c.GATEWAY_GROUP}{self.site}/{self.sender}", self.sender.rpartition("/")[0]
 
         def look(reader: Reader) -> tuple[int, Sequence[_Transaction], Sequence[tuple[int, str]]]:
             settings = reader.state.directory.settings
             _check_site(settings.site, self.site)
-            if size > settings.max_gateway_batch_bytes and len(arrived) > 1:
+            if size > settings.max_gateway_batch_bytes and len(self.messages) > 1:
                 raise MessageFormatException(
                     f"batch of {size} bytes is larger than the limit of {settings.max_gateway_batch_bytes} bytes"
                     " (max_gateway_batch_bytes)"
@@ -142,8 +187,14 @@ class ApplyBatchRequest(Request):
                     " at the other site: its store was restored from an older copy, or lost, so messages may be missing"
                     f" there; recover it (docs/gateways.md), then go on here: holdfast gateway alter {name} --forget"
                 )
-            taken, refused = _next(arrived[bisect_right(self.positions, known) :], reader.state)
-            return known, taken, refused
+            while waiting and waiting[0][0].position <= known:
+                transaction = waiting.popleft()
+                if transaction[-1].position > known:
+                    waiting.appendleft([each for each in transaction if each.position > known])
+            if known_before is None:  # what changes meanwhile fails the commit
+                for place in places.values():
+                    place.look(reader.state)
+            return known, *_next(waiting, reader.state)
 
         unchanged = repeated = 0
         known_before: int | None = None
@@ -167,41 +218,64 @@ class ApplyBatchRequest(Request):
             "unchanged": unchanged,
         }
 
+    def _arrived(self, places: dict[str, _Place]) -> Sequence[_Arrived]:
+        """Return the messages; raises MessageFormatException where they have not the form that such have.
+
+        Args:
+            places: gets where they go, by what the sender says of it.
+        """
+        if {*map(len, (self.messages, self.kind_of, self.numbers, self.previous))} != {len(self.positions)}:
+            raise MessageFormatException("operation 'apply_batch' needs a position, a kind and numbers of each message")
+        if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
+            raise MessageFormatException("the positions of a batch do not grow")
+        if len(self.sender) > _MAX_SENDER:
+            raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
+        columns = self.positions, self.kind_of, self.numbers, self.previous, self.messages
+        try:
+            kinds = [_kind(each, self.site, places) for each in self.kinds]
+            return [
+                _arrived(position, kinds[kind], number, previous, payload)
+                for position, kind, number, previous, payload in zip(*columns, strict=True)
+            ]
+        except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+            raise MessageFormatException(f"a message of a batch is none: {error}") from error
+
 
 def _next(
-    arrived: Sequence[_Arrived], state: OperationsState
+    waiting: Iterable[_Transaction], state: OperationsState
 ) -> tuple[Sequence[_Transaction], Sequence[tuple[int, str]]]:
     """Return the transactions of the next commit, or else position and reason of the messages that are refused ahead.
 
     A commit sends first, and then changes keys.  So that no transaction comes between the parts of another one, what
     has both is a commit of its own.
     """
-    places = {each.place for each in arrived}
-    unfit = {place: _unfit(state, *place) for place in places}
-    may_be_mixed = len({is_region for _, is_region in places}) > 1
     taken: list[_Transaction] = []
     refused: list[tuple[int, str]] = []
-    for transaction in _transactions(arrived):
-        reasons = _refusals(transaction, unfit, state)
+    load = _Load(state.directory.settings)
+    for transaction in waiting:
+        reasons = _refusals(transaction, state)
         if reasons and not taken:
             refused += [(each.position, reason) for each, reason in zip(transaction, reasons, strict=True)]
-        elif reasons or refused or (may_be_mixed and taken and (_is_mixed(transaction) or _is_mixed(taken[-1]))):
+            continue
+        if reasons or refused:
             break
-        else:
-            taken.append(transaction)
-    return taken[: _at_once(taken, state)], refused
+        is_too_much = load.add(transaction) is not None
+        if taken and (is_too_much or _is_mixed(transaction) or _is_mixed(taken[-1])):
+            break
+        taken.append(transaction)
+    return taken, refused
 
 
 def _is_mixed(transaction: _Transaction) -> bool:
     """Return whether a transaction has messages and changes of keys."""
-    return len({each.place[1] for each in transaction}) > 1
+    return len(transaction) > 1 and len({each.kind.place.is_region for each in transaction}) > 1
 
 
-def _transactions(arrived: Sequence[_Arrived]) -> Sequence[_Transaction]:
-    """Divide messages into what is to be taken as a whole."""
+def _transactions(arrived: Sequence[_Arrived], joined: Set[int]) -> Sequence[_Transaction]:
+    """Divide messages into what is to be taken as a whole; ``joined``: positions of what belongs to the one ahead."""
     found: list[list[_Arrived]] = []
     for each in arrived:
-        if each.is_joined and found:
+        if found and each.position in joined:
             found[-1].append(each)
         else:
             found.append([each])
@@ -211,48 +285,36 @@ def _transactions(arrived: Sequence[_Arrived]) -> Sequence[_Transaction]:
 class _Load:
     """What a commit would take, beside the limits of a transaction."""
 
-    def __init__(self, state: OperationsState) -> None:
-        self._state = state
-        self._messages = self._bytes = self._places = self._questions = 0
+    def __init__(self, settings: EngineSettings) -> None:
+        self._limits = (
+            (settings.max_transaction_messages, "messages (option max_transaction_messages)"),
+            (settings.max_transaction_bytes, "bytes (option max_transaction_bytes)"),
+            (settings.max_transaction_entries, "places in queues (limit max_transaction_entries)"),
+            (e.QUESTIONS_IN_COMMIT, "questions to selectors and queries"),
+        )
+        self._takes = 0, 0, 0, 0
 
     def add(self, transaction: _Transaction) -> str | None:
         """Add messages; returns which limit the commit exceeds now, or None."""
-        for place, some in groupby(transaction, key=lambda each: each.place):
-            destination, is_region = place
-            sizes = [len(each.message.payload) for each in some]
-            each_takes = (e.PLACES_IN_COMMIT if is_region else 1) + self._state.directory.fan_out(destination)
-            self._places += each_takes * len(sizes)
-            self._questions += self._state.events.region(destination.name).questions * len(sizes) if is_region else 0
-            self._bytes += sum(sizes)
-        self._messages += len(transaction)
-        settings = self._state.directory.settings
-        for found, most, what in (
-            (self._messages, settings.max_transaction_messages, "messages (option max_transaction_messages)"),
-            (self._bytes, settings.max_transaction_bytes, "bytes (option max_transaction_bytes)"),
-            (self._places, settings.max_transaction_entries, "places in queues (limit max_transaction_entries)"),
-            (self._questions, e.QUESTIONS_IN_COMMIT, "questions to selectors and queries"),
-        ):
+        messages, size, places, questions = self._takes
+        for each in transaction:
+            place = each.kind.place
+            messages += 1
+            size += len(each.message.payload)
+            places += place.places
+            questions += place.questions
+        self._takes = messages, size, places, questions
+        for found, (most, what) in zip(self._takes, self._limits, strict=True):
             if found > most:
                 return f"{found} is more than the limit of {most} {what}"
         return None
 
 
-def _at_once(transactions: Sequence[_Transaction], state: OperationsState) -> int:
-    """Return how many of some transactions one commit may take; one at least."""
-    if _Load(state).add(list(chain.from_iterable(transactions))) is None:
-        return len(transactions)
-    load = _Load(state)
-    for count, each in enumerate(transactions):
-        if load.add(each) is not None and count:
-            return count
-    return len(transactions)
-
-
 def _commit(client: int, group: str, known: int, transactions: Sequence[_Transaction]) -> c.Commit:
     """The commit of some messages: those of queues and topics, and the changes of keys, both in order."""
     arrived = list(chain.from_iterable(transactions))
-    sends = [each for each in arrived if not each.place[1]]
-    changed = [each for each in arrived if each.place[1]]
+    sends = [each for each in arrived if not each.kind.place.is_region]
+    changed = [each for each in arrived if each.kind.place.is_region]
     joined: list[bool] = []
     if len(transactions) < len(arrived):
         heads = {transaction[0].position for transaction in transactions}
@@ -261,22 +323,23 @@ def _commit(client: int, group: str, known: int, transactions: Sequence[_Transac
             joined = [False, *[True] * (len(arrived) - 1)]
     parts = [
         e.ChangeKeys(
-            region.name,
+            region.destination.name,
             [
                 e.KeyChange(
-                    *(each.key, each.wanted, each.message),
-                    stamp=each.stamp,
-                    sites=each.sites,
-                    is_resolved=each.is_resolved,
+                    *(kind.key, kind.wanted, message),
+                    stamp=kind.stamp,
+                    sites=kind.sites,
+                    is_resolved=kind.is_resolved,
                 )
-                for each in run
+                for _, kind, message, *_ in run
             ],
         )
-        for (region, _), run in groupby(changed, key=lambda each: each.place)
+        for region, run in groupby(changed, key=lambda each: each.kind.place)
     ]
-    ways = [each.sites for each in sends], [each.origin for each in sends]
+    ways = [each.kind.sites for each in sends], [each.origin for each in sends]
     batch = c.SiteBatch(group, known, arrived[-1].position, *ways, joined)
-    return c.Commit(client, None, [(each.place[0], each.message) for each in sends], [], changes=parts, batch=batch)
+    sent = [(each.kind.place.destination, each.message) for each in sends]
+    return c.Commit(client, None, sent, [], changes=parts, batch=batch)
 
 
 def _check_site(own: int, other: int) -> None:
@@ -286,41 +349,48 @@ def _check_site(own: int, other: int) -> None:
         raise IllegalStateException(f"site {other} sends to itself: each site needs a number of its own (option site)")
 
 
-def _arrived(position: int, packed: bytes, site: int, places: dict[str, tuple[Destination, bool]]) -> _Arrived:
-    """A message of another site; raises MessageFormatException where it has not the form that such a one has.
+def _kind(packed: bytes, site: int, places: dict[str, _Place]) -> _Kind:
+    """A kind of the messages of a batch; raises various errors where it has not the form that such a one has.
 
     Args:
-        position: of the message.
         packed: as the sender has sent it.
         site: of the sender.
         places: of the batch so far, by what is said of them; those of one destination are the same object, so that
             messages of a commit can be taken as a run.
     """
+    found = unpacked(packed)
+    text, message_format, origin = found["to"], found["format"], found[ORIGIN]
+    place = places.get(text) or places.setdefault(text, _Place(text))
+    if type(message_format) is not int or not 0 <= message_format < 1 << 32:
+        raise ValueError("it has a format that none can have")
+    if type(origin) is not int or not 0 <= origin <= MAX_SITE:
+        raise ValueError("it has an origin that none can have")
+    kind = _Kind(place, message_format, found.get(HEAD), _sites(site, found[SITES]), origin)
+    if not place.is_region:
+        return kind
+    stamp = Stamp(*found["stamp"])
+    if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= MAX_SITE) or {*map(type, stamp)} != {int}:
+        raise ValueError("it has a stamp that none can have")
+    key, is_resolved = found["key"], found.get("resolved") is True
+    checked_key(key)
+    return kind._replace(key=key, wanted=_OPERATIONS[found["operation"]], stamp=stamp, is_resolved=is_resolved)
+
+
+def _arrived(position: int, kind: _Kind, number: int, previous: int, payload: bytes) -> _Arrived:
+    """A message of a batch; raises various errors where it has not the form that such a one has."""
+    unfit = None
     try:
-        found = unpacked(packed)
-        place = places.get(found["to"]) or places.setdefault(found["to"], _place(found["to"]))
-        payload, message_format = found["payload"], found["format"]
-        sites = [site] if found[SITES] == [] else _sites(site, found[SITES])
-        if type(payload) is not bytes or type(message_format) is not int or not 0 <= message_format < 1 << 32:
-            raise ValueError("it has a payload or a format that none can have")
-        key, wanted, stamp = "", Wanted.PUT, Stamp(0, 0)
-        if place[1]:
-            key, wanted, stamp = found["key"], _OPERATIONS[found["operation"]], Stamp(*found["stamp"])
-            if not (0 < stamp.time < 1 << 63 and 0 <= stamp.site <= MAX_SITE) or {*map(type, stamp)} != {int}:
-                raise ValueError("it has a stamp that none can have")
-            checked_key(key)
-        origin = None if ORIGIN not in found else _origin(*found[ORIGIN])
-        unfit = None
-        try:
-            message = message_of(message_format, payload, found.get(HEAD))
-        except MessageFormatException as error:
-            message, unfit = c.NewMessage(message_format, payload), error.reason
-        if place[1] and milliseconds_of(stamp) > epoch_ms() + _MOST_AHEAD_MS:
-            unfit = "the stamp of the change is more than a day ahead of the clock of this site"
-    except (LookupError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
-        raise MessageFormatException(f"the message at position {position} of a batch is none: {error}") from error
-    is_joined, is_resolved = found.get(JOINED) is True, found.get("resolved") is True
-    return _Arrived(position, place, message, key, wanted, stamp, sites, origin, is_resolved, is_joined, unfit)
+        message = message_of(kind.format, payload, kind.head)
+    except MessageFormatException as error:
+        message, unfit = c.NewMessage(kind.format, payload), error.reason
+    if kind.place.is_region and milliseconds_of(kind.stamp) > epoch_ms() + _MOST_AHEAD_MS:
+        unfit = "the stamp of the change is more than a day ahead of the clock of this site"
+    origin = None
+    if kind.origin:
+        if previous >= number:
+            raise ValueError("it has an origin that none can have")
+        origin = c.Origin(kind.origin, number, previous)
+    return _Arrived(position, kind, message, origin, unfit)
 
 
 def _sites(sender: int, others: Sequence[int]) -> Sequence[int]:
@@ -329,20 +399,6 @@ def _sites(sender: int, others: Sequence[int]) -> Sequence[int]:
     if not 0 < sites[0] <= sites[-1] <= MAX_SITE or not all(type(each) is int for each in sites):
         raise ValueError("it has a site that none can be")
     return sites
-
-
-def _place(text: str) -> tuple[Destination, bool]:
-    """Where a message goes; a region, if the second is True.  Raises ValueError or LookupError where it is nothing."""
-    kind, name = destination_of(text)
-    return Destination(name, _PLACES[kind]), kind == "region"
-
-
-def _origin(site: int, number: int, previous: int) -> c.Origin:
-    """The origin of a message; raises ValueError where it is none."""
-    is_one = type(site) is type(number) is type(previous) is int
-    if not is_one or not (0 < site <= MAX_SITE and 0 <= previous < number <= LAST_MESSAGE):
-        raise ValueError("it has an origin that none can have")
-    return c.Origin(site, number, previous)
 
 
 def message_of(message_format: int, payload: bytes, head: Sequence[Any] | None) -> c.NewMessage:
@@ -364,61 +420,35 @@ def message_of(message_format: int, payload: bytes, head: Sequence[Any] | None) 
     return made._replace(group=group % (c.MAX_GROUP_NUMBER + 1))
 
 
-def _unfit(state: OperationsState, destination: Destination, is_region: bool) -> str | None:
-    """Why nothing can go to a place; None: something can."""
-    try:
-        if is_region:
-            state.events.region(destination.name)
-        elif named_queue(checked_name(destination.name)).is_temporary:
-            return f"{destination.name!r} is a temporary destination"
-    except JMSException as error:
-        return error.reason
-    return None
-
-
-def _refusals(transaction: _Transaction, unfit: Mapping[Any, str | None], state: OperationsState) -> Sequence[str]:
-    """Why the messages of a transaction cannot be taken for good, of each of them; empty: they can.
-
-    Args:
-        transaction: the messages.
-        unfit: place → why nothing can go to it, or None.
-        state: of the engine.
-    """
-    most_bytes = state.directory.settings.max_message_bytes
-    reasons = [_refusal(each, unfit[each.place], most_bytes) for each in transaction]
-    first = next((reason for reason in reasons if reason is not None), None)
-    if first is None:
-        if len(transaction) == 1:
-            return ()
-        too_much = _Load(state).add(transaction) or _never_fits(transaction, state)
-        return [f"its transaction is too large for the other site: {too_much}"] * len(reasons) if too_much else ()
-    return [reason or f"another message of its transaction was refused: {first}" for reason in reasons]
+def _refusals(transaction: _Transaction, state: OperationsState) -> Sequence[str]:
+    """Why the messages of a transaction cannot be taken for good, of each of them; empty: they can."""
+    settings = state.directory.settings
+    most_bytes = settings.max_message_bytes
+    reasons = [
+        message_too_large(len(each.message.payload), most_bytes).reason
+        if len(each.message.payload) > most_bytes
+        else each.kind.place.unfit or each.unfit
+        for each in transaction
+    ]
+    if any(reasons):
+        first = next(filter(None, reasons))
+        return [reason or f"another message of its transaction was refused: {first}" for reason in reasons]
+    if len(transaction) == 1:
+        return ()
+    too_much = _Load(settings).add(transaction) or _never_fits(transaction, state)
+    return [f"its transaction is too large for the other site: {too_much}"] * len(reasons) if too_much else ()
 
 
 def _never_fits(transaction: _Transaction, state: OperationsState) -> str | None:
     """Why the messages of a transaction find no room in a queue, however empty; None: they may."""
     sizes: dict[Destination, list[int]] = {}
     for each in transaction:
-        destination, is_region = each.place
-        if not (is_region or destination.is_topic):
-            sizes.setdefault(destination, []).append(len(each.message.payload))
+        place = each.kind.place
+        if not (place.is_region or place.destination.is_topic):
+            sizes.setdefault(place.destination, []).append(len(each.message.payload))
     for destination, of_queue in sizes.items():
         settings = state.directory.policies.settings_of(destination)
         reason = never_taken(settings, "it", len(of_queue), sum(of_queue[:-1]))
         if reason is not None and settings.when_full == "block":
             return reason
     return None
-
-
-def _refusal(arrived: _Arrived, unfit: str | None, most_bytes: int) -> str | None:
-    """Why a message cannot be taken for good; None: it can.
-
-    Args:
-        arrived: the message.
-        unfit: why nothing can go to its place.
-        most_bytes: of a message.
-    """
-    size = len(arrived.message.payload)
-    if size > most_bytes:
-        return message_too_large(size, most_bytes).reason
-    return unfit or arrived.unfit

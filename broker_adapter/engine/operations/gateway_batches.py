@@ -1,6 +1,7 @@
 """Operations of the sender of a gateway: what it hands over to the other site, and what becomes of that.
 
-A message goes to the other site as :func:`_packed` makes it, and the sender hands on these bytes.
+A message goes to the other site as its payload and its numbers, with what it has in common with others: its *kind*,
+which is packed once.  Nearly all messages to a destination are of one kind; each change of a key is of its own.
 
 A gateway with ``group_transaction_events`` never divides a transaction.  What is read goes on behind its limits to the
 end of the last transaction, and each message says whether it belongs to that of the one ahead.  A transaction that is
@@ -24,7 +25,7 @@ from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES, RANGE_ENTRIES, rows
 from broker_adapter.engine.queues.directory import Directory
-from broker_adapter.engine.queues.gateway_queue import HEAD, JOINED, ORIGIN, SITES, GatewayQueue, origin_of
+from broker_adapter.engine.queues.gateway_queue import HEAD, ORIGIN, SITES, GatewayQueue, origin_of
 from broker_adapter.engine.records.gateway_records import MAX_BATCH, MAX_SITE, GatewayRecord, name_there
 from broker_adapter.engine.records.layout import FLAG_JOINED, RawEntry, position_of
 from broker_adapter.engine.regions.event_records import Operation
@@ -58,6 +59,7 @@ class _Read(NamedTuple):
 
     queue: GatewayQueue
     record: GatewayRecord
+    site: int  #: this one
     sender: str  #: what tells this gateway from any other one
     matching: Matching
     entries: Sequence[RawEntry]
@@ -70,14 +72,14 @@ class _Read(NamedTuple):
 class ReadGatewayRequest(Request):
     """What waits, from the front; it stays.
 
-    ``entries``: (position, message as ``apply_batch`` takes it) each; ``through``: the position through which this
-    goes, 0 where nothing waits; ``joined``: positions of those that belong to the transaction of the one ahead of them,
-    with ``group_transaction_events``, for which a batch may be larger; ``expired`` and ``filtered``: positions up to
-    there that are left out, because their time is over, or the selector does not want them or ``remote_site`` has seen
-    them; ``messages`` and ``bytes``: how much of what waits these all are; ``sender`` and ``applied``: what
-    ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``, ``waiting_bytes``.  With
-    ``batch_conflation``, ``conflated``: positions of updates that are left out, since a later one of the same key is
-    among the entries, and nothing else of the key in between.
+    ``entries``: (position, kind, number, number of the message before it, payload) each, for ``apply_batch``;
+    ``through``: the position through which this goes, 0 where nothing waits; ``joined``: positions of those that belong
+    to the transaction of the one ahead of them, with ``group_transaction_events``, for which a batch may be larger;
+    ``expired`` and ``filtered``: positions up to there that are left out, because their time is over, or the selector
+    does not want them or ``remote_site`` has seen them; ``messages`` and ``bytes``: how much of what waits these all
+    are; ``sender`` and ``applied``: what ``apply_batch`` takes as ``sender`` and ``after``; ``state``, ``waiting``,
+    ``waiting_bytes``.  With ``batch_conflation``, ``conflated``: positions of updates that are left out, since a later
+    one of the same key is among the entries, and nothing else of the key in between.
     """
 
     name: str = argument()
@@ -102,8 +104,8 @@ class ReadGatewayRequest(Request):
         ]
         now_ms, remote = epoch_ms(), self.remote_site
         destinations = [name_there(each) for each in read.record.destinations]
-        site: int = yield lambda reader: reader.state.directory.settings.site
-        entries: list[tuple[int, bytes]] = []
+        kinds: dict[Any, bytes] = {}  # by what a kind follows from; that of an annotated message follows from its entry
+        entries: list[tuple[int, bytes, int, int, bytes]] = []
         joined: list[int] = []
         expired: list[int] = []
         filtered: list[int] = []
@@ -124,9 +126,13 @@ class ReadGatewayRequest(Request):
             ):
                 filtered.append(entry.position)
             else:
-                origin = origin_of(site, entry.number, entry.delivery_count, annotations)
-                packed = _packed(destinations[entry.group - 1], *body, annotations, origin, is_joined=has_begun)
-                entries.append((entry.position, packed))
+                message_format, payload = body
+                site, number, previous = origin_of(read.site, entry.number, entry.delivery_count, annotations)
+                alike = entry.position if added else (entry.group, message_format, site)
+                kind = kinds.get(alike) or kinds.setdefault(
+                    alike, _kind(destinations[entry.group - 1], message_format, annotations, site)
+                )
+                entries.append((entry.position, kind, number, previous, payload))
                 if has_begun:
                     joined.append(entry.position)
                 has_begun = read.record.group_transaction_events
@@ -155,7 +161,8 @@ class ReadGatewayRequest(Request):
         queue = gateway_named(directory, self.name)
         if not queue.gateway.destinations:
             raise record_is_lost(self.name)
-        record, sender, matching = queue.noted(), _sender(directory, queue), reader.state.matching
+        record, matching = queue.noted(), reader.state.matching
+        of_queue = queue, record, directory.settings.site, _sender(directory, queue), matching
         most = self.max_bytes
         found = reader.entries(queue.id, self.after + 1, queue.next_position - 1, self.max_messages, most)
         entries: list[RawEntry] = []
@@ -167,12 +174,12 @@ class ReadGatewayRequest(Request):
         if record.group_transaction_events and entries:
             refused = _complete(reader, queue, entries)
             if not entries:
-                return _Read(queue, record, sender, matching, (), (), (), refused)
+                return _Read(*of_queue, (), (), (), refused)
         messages = reader.messages(entries)
         damaged = [entry.position for entry, (body, _) in zip(entries, messages, strict=True) if body is None]
         through = entries[-1].position if entries else queue.next_position
         damaged += [position for position in map(position_of, found.corrupt) if position < through]
-        return _Read(queue, record, sender, matching, entries, messages, damaged)
+        return _Read(*of_queue, entries, messages, damaged)
 
 
 def is_joined(entry: RawEntry, last: int) -> bool:
@@ -267,22 +274,16 @@ def _expires_at_ms(message_format: int, payload: bytes, annotations: Mapping[str
     return None
 
 
-def _packed(
-    destination: str,
-    message_format: int,
-    payload: bytes,
-    annotations: Mapping[str, Any],
-    origin: Sequence[int] | None,
-    *,
-    is_joined: bool,
-) -> bytes:
-    """A message as it goes to the other site; ``is_joined``: it belongs to the transaction of the one ahead."""
-    found = {
-        "to": destination,
-        "format": message_format,
-        "payload": payload,
-        SITES: annotations.get(SITES, []),
-    }
+def _kind(destination: str, message_format: int, annotations: Mapping[str, Any], site: int) -> bytes:
+    """What a message says beside its payload and its numbers, as it goes to the other site.
+
+    Args:
+        destination: where it goes.
+        message_format: of the payload.
+        annotations: of the message.
+        site: where it was sent; 0: it is not known.
+    """
+    found = {"to": destination, "format": message_format, SITES: annotations.get(SITES, []), ORIGIN: site}
     if KEY_PROPERTY in annotations:
         found["key"] = annotations[KEY_PROPERTY]
         found["operation"] = annotations[OPERATION_PROPERTY]
@@ -291,10 +292,6 @@ def _packed(
             found["resolved"] = True
     elif HEAD in annotations:
         found[HEAD] = annotations[HEAD]
-    if origin is not None:
-        found[ORIGIN] = origin
-    if is_joined:
-        found[JOINED] = True
     packed: bytes = msgpack.packb(found)
     return packed
 

@@ -47,8 +47,6 @@ _POSITION_BITS: Final = 16
 #: Annotations of an entry: the sites that have seen the message; and what its payload alone does not say.
 SITES: Final = "sites"
 HEAD: Final = "head"
-#: Says of a message that it belongs to the transaction of the one ahead of it in its batch.
-JOINED: Final = "joined"
 #: Says where a message was sent first.
 ORIGIN: Final = "origin"
 #: The greatest step that an entry has room for.
@@ -266,7 +264,7 @@ class Feeds(list[Feed]):
         return step if before and step <= _MAX_STEP else UNKNOWN_STEP
 
 
-def origin_of(site: int, number: int, step: int, annotations: Mapping[str, Any]) -> Sequence[int] | None:
+def origin_of(site: int, number: int, step: int, annotations: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the origin of a message in the queue of a gateway.
 
     Args:
@@ -276,14 +274,14 @@ def origin_of(site: int, number: int, step: int, annotations: Mapping[str, Any])
         annotations: of its entry.
 
     Returns:
-        Site, number and number of the message before it; None: it has none.
+        Site, number and number of the message before it; all are 0: it has none.
     """
     if ORIGIN in annotations:
-        of, *numbers = annotations[ORIGIN]
-        return [of or site, *numbers]
+        of, number, previous = annotations[ORIGIN]
+        return of or site, number, previous
     if not step:
-        return None
-    return [site, number, 0 if step == UNKNOWN_STEP else number - step + 1]
+        return 0, 0, 0
+    return site, number, 0 if step == UNKNOWN_STEP else number - step + 1
 
 
 def head_of(message: NewMessage) -> list[Any]:

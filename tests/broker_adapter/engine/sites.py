@@ -13,6 +13,7 @@ from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.envelope import BodyKind, Envelope, pack, read_head, unpack
+from broker_adapter.gateways.sender import columns_of
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
 
@@ -114,10 +115,8 @@ def read(sender: Site, gateway: str, **arguments: Any) -> dict[str, Any]:
 
 def apply(sender: Site, receiver: Site, found: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Hand over what was read, as a sender does; ``more`` are further arguments."""
-    positions = [position for position, _ in found["entries"]]
-    messages = [message for _, message in found["entries"]]
-    batch = {"site": sender.number, "sender": found["sender"], "after": found["applied"], **more}
-    answer: dict[str, Any] = receiver.ask("apply_batch", **batch, positions=positions, messages=messages)
+    batch = {"site": sender.number, "sender": found["sender"], "after": found["applied"], "joined": found["joined"]}
+    answer: dict[str, Any] = receiver.ask("apply_batch", **batch, **columns_of(found["entries"]), **more)
     return answer
 
 

@@ -219,11 +219,13 @@ def test_a_queue_is_moved_or_copied_and_no_other_site_says_which(sites: tuple[Si
         near.gateway("g", "queue:q", "move:q")
     near.gateway("g", "move:q")
     near.send("q", "1")
-    ((position, packed),) = read(near, "g")["entries"]
-    assert msgpack.unpackb(packed)["to"] == "queue:q"
-    wrong = msgpack.packb({**msgpack.unpackb(packed), "to": "move:q"})
+    found = read(near, "g")
+    ((position, packed, *rest),) = found["entries"]
+    kind = msgpack.unpackb(packed)
+    assert kind["to"] == "queue:q"
+    wrong = {**found, "entries": [(position, msgpack.packb({**kind, "to": "move:q"}), *rest)]}
     with pytest.raises(MessageFormatException, match="is none"):
-        far.ask("apply_batch", site=1, sender="g", after=0, positions=[position], messages=[wrong])
+        apply(near, far, wrong)
 
 
 @pytest.mark.parametrize("seed", range(4))

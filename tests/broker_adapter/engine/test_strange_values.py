@@ -110,6 +110,13 @@ _GATEWAY_REQUESTS = (
     *("create_gateway", "change_gateway", "destroy_gateway", "gateways", "read_gateway", "end_gateway_batch"),
     "copy_to_gateway",
 )
+
+
+def _two(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    """A column of a batch: all have two values, or are refused at once."""
+    return st.lists(values, min_size=2, max_size=2)
+
+
 _CLIENTS = st.sampled_from(["desk", "desk", "nobody", "x" * 600, "\ud800"])
 _LIKELY_OF = {
     ("leave", "keep"): st.booleans(),
@@ -124,13 +131,17 @@ _LIKELY_OF = {
     ("create_gateway", "destinations"): st.lists(
         st.sampled_from(["queue:target", "region:r", "topic:t", "q"]), max_size=3
     ),
-    ("apply_batch", "messages"): st.lists(
+    ("apply_batch", "positions"): _two(_POSITIONS),
+    ("apply_batch", "messages"): _two(PACKED | FOREIGN),
+    ("apply_batch", "kind_of"): _two(st.integers(0, 2)),
+    **{("apply_batch", name): _two(_POSITIONS) for name in ("numbers", "previous", "joined")},
+    ("apply_batch", "kinds"): st.lists(
         st.fixed_dictionaries(
             {
                 "to": st.sampled_from(["queue:q", "topic:t", "region:r", "region:none", "q"]),
                 "format": st.sampled_from([ENVELOPE_FORMAT, 0]) | NUMBERS,
-                "payload": PACKED | FOREIGN | VALUES,
                 "sites": st.lists(st.integers(0, 3), max_size=2) | VALUES,
+                "origin": st.integers(0, 3) | VALUES,
             },
             optional={
                 "key": _KEYS | VALUES,

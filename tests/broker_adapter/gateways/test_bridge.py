@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-import msgpack
 import pytest
 
 from broker_adapter.amqp.messages.amqp_message import encode_amqp
@@ -26,6 +25,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.gateways.bridge import Bridge
+from broker_adapter.gateways.sender import columns_of
 from broker_adapter.gateways.senders import Senders
 from broker_adapter.transport import Credentials, LinkLost, OnSettled, Peer, SenderSpec, TransportEvent
 from tests.broker_adapter.engine.sites import Site, in_queue, read
@@ -118,12 +118,9 @@ def batch(site: Site, *joined: int) -> dict[str, Any]:
         joined: places of messages that belong to the transaction of the one ahead.
     """
     found = read(site, "g")
-    messages = [
-        msgpack.packb({**msgpack.unpackb(packed), "joined": True}) if place in joined else packed
-        for place, (_, packed) in enumerate(found["entries"])
-    ]
-    positions = [position for position, _ in found["entries"]]
-    return {"site": 1, "sender": found["sender"], "after": 0, "positions": positions, "messages": messages}
+    columns = columns_of(found["entries"])
+    positions = [columns["positions"][place] for place in joined]
+    return {"site": 1, "sender": found["sender"], "after": 0, "joined": positions, **columns}
 
 
 def test_messages_go_to_the_queues_and_topics_of_their_names(site: Site) -> None:
@@ -209,7 +206,7 @@ def test_what_was_not_done_is_sent_over_the_next_connection(site: Site) -> None:
     bridge, asked = connected(foreign), batch(site)
     second = asked["positions"][1]
     assert bridge.request("apply_batch", asked, None) == {"through": second, "refused": [], "applied": second}
-    rest = {**asked, "positions": asked["positions"][2:], "messages": asked["messages"][2:]}
+    rest = {**asked, **{each: asked[each][2:] for each in ("positions", "kind_of", "messages")}}
     with pytest.raises(ResourceAllocationException, match="full"):
         bridge.request("apply_batch", rest, None)
     assert foreign.bodies() == ["a", "b", "d"]  # nothing more over this connection

@@ -21,7 +21,7 @@ RECORD = GatewayRecord("amqp://far", ["queue:q"], batch_messages=100, state="run
 
 def found(*positions: int, **fields: Any) -> dict[str, Any]:
     """What ``read_gateway`` answers."""
-    entries = [(position, b"%d" % position) for position in positions]
+    entries = [(position, b"kind", position + 7, 0, b"%d" % position) for position in positions]
     through = max(positions, default=0)
     left_out = {"expired": [], "filtered": [], "conflated": []}
     read: dict[str, Any] = {"entries": entries, "joined": [], **left_out, "bytes": 10 * len(entries)}
@@ -146,7 +146,8 @@ def test_batches_have_what_the_other_site_needs_and_follow_one_another() -> None
     assert sender.limits(record) == {"after": 0, "max_messages": 2, "max_bytes": 77}
     assert sender.batch_of(found(5, 7), 1, 0) == {
         **{"site": 1, "sender": "g/1", "after": 3, "behind": 0},
-        **{"positions": [5, 7], "messages": [b"5", b"7"]},
+        **{"positions": [5, 7], "messages": [b"5", b"7"], "kinds": [b"kind"], "kind_of": [0, 0]},
+        **{"numbers": [12, 14], "previous": [0, 0], "joined": []},
     }
     assert sender.limits(record)["after"] == 7
     assert sender.batch_of(found(through=9, filtered=[8, 9]), 1, 0)["positions"] == []

@@ -14,6 +14,7 @@ from broker_adapter.connect import transport_for, transport_to_site
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 from broker_adapter.gateways.bridge import Bridge
+from broker_adapter.gateways.sender import columns_of
 from broker_adapter.transport import Credentials, SenderSpec
 from sdk import AcknowledgeMode, Connection, ConnectionFactory
 from tests.faults.proxy import Cut, Direction, Proxy
@@ -109,17 +110,12 @@ def test_what_is_sent_to_a_broker_is_there_wherever_the_connection_is_cut(
 
 def batch(name: str, first: int, last: int) -> dict[str, Any]:
     """A batch that is one transaction."""
-    messages = [
-        msgpack.packb(
-            {
-                "to": f"queue:{name}",
-                "payload": pack(Envelope(queue(name), BodyKind.TEXT, str(number))),
-                "joined": number > first,
-            }
-        )
+    kind = msgpack.packb({"to": f"queue:{name}"})
+    entries = [
+        (number + 1, kind, 0, 0, pack(Envelope(queue(name), BodyKind.TEXT, str(number))))
         for number in range(first, last)
     ]
-    return {"site": 1, "sender": name, "positions": [*range(first + 1, last + 1)], "messages": messages}
+    return {"site": 1, "sender": name, "joined": [*range(first + 2, last + 1)], **columns_of(entries)}
 
 
 def connected(broker: Broker, way: Proxy) -> Bridge:

@@ -33,7 +33,7 @@ def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Site
 
 def left_out(found: dict[str, Any]) -> list[int]:
     """The indexes of those that are conflated, among all that was read."""
-    positions = sorted([*found["conflated"], *[position for position, _ in found["entries"]]])
+    positions = sorted([*found["conflated"], *[position for position, *_ in found["entries"]]])
     return [positions.index(each) for each in found["conflated"]]
 
 

@@ -26,6 +26,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     ResourceAllocationException,
 )
+from broker_adapter.gateways.sender import columns_of
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, attach, drained, subscribe
@@ -120,7 +121,7 @@ def test_a_refused_message_is_set_aside_with_the_reason_and_the_others_go_on(sit
     near.change("quotes", ("IBM", "90"))
     found = read(near, "g")
     answer = apply(near, far, found)
-    positions = [position for position, _ in found["entries"]]
+    positions = [position for position, *_ in found["entries"]]
     assert [position for position, _ in answer["refused"]] == positions[6:8]
     assert (answer["applied"], answer["through"]) == (positions[5], positions[7])
     assert apply(near, far, found)["refused"] == answer["refused"], "the answer may be lost"
@@ -187,10 +188,10 @@ def test_a_change_from_far_ahead_in_time_is_refused(sites: tuple[Site, Site]) ->
     near.gateway("g", "region:quotes")
     near.change("quotes", ("a", "1"), ("b", "2"))
     found = read(near, "g")
-    (_, packed), second = found["entries"]
-    message = msgpack.unpackb(packed)
-    message["stamp"][0] += 2 * 86_400_000 << 16
-    answer = apply(near, far, {**found, "entries": [second, (second[0] + 1, msgpack.packb(message))]})
+    (_, packed, *rest), second = found["entries"]
+    kind = msgpack.unpackb(packed)
+    kind["stamp"][0] += 2 * 86_400_000 << 16
+    answer = apply(near, far, {**found, "entries": [second, (second[0] + 1, msgpack.packb(kind), *rest)]})
     assert [reason for _, reason in answer["refused"]] == [
         "the stamp of the change is more than a day ahead of the clock of this site"
     ]
@@ -641,21 +642,24 @@ def test_the_password_of_a_url_is_for_the_sender_alone(sites: tuple[Site, Site])
 
 
 @pytest.mark.parametrize(
-    "message",
+    "kind",
     [b"", b"\xc1", b"\x80", b"\x81\xa2to\xa7queue:q", b"\x93\x01\x02\x03", b"\xa1x", b"H" * 100],
 )
-def test_what_is_no_message_of_a_gateway_is_refused_as_a_whole(sites: tuple[Site, Site], message: bytes) -> None:
+def test_what_is_no_message_of_a_gateway_is_refused_as_a_whole(sites: tuple[Site, Site], kind: bytes) -> None:
     near, far = sites
     near.gateway("g", "queue:q")
     near.send("q", "1")
-    (good,) = read(near, "g")["entries"]
-    batch = {"site": 1, "sender": "g", "after": 0}
-    with pytest.raises(MessageFormatException):
-        far.ask("apply_batch", **batch, positions=[1, 2], messages=[good[1], message])
+    found = read(near, "g")
+    (good,) = found["entries"]
+    batch = {"site": 1, "sender": "g", "after": 0, **columns_of([good, (good[0] + 1, *good[1:])])}
+    for wrong in ({"kinds": [*batch["kinds"], kind]}, {"kind_of": [0, 1]}, {"previous": [0, good[2]]}):
+        with pytest.raises(MessageFormatException, match="is none"):
+            far.ask("apply_batch", **{**batch, **wrong})
     with pytest.raises(MessageFormatException, match="do not grow"):
-        far.ask("apply_batch", **batch, positions=[2, 2], messages=[good[1], good[1]])
-    with pytest.raises(MessageFormatException, match="a position for each"):
-        far.ask("apply_batch", **batch, positions=[2], messages=[good[1], good[1]])
+        far.ask("apply_batch", **{**batch, "positions": [2, 2]})
+    for column in ("positions", "kind_of", "numbers", "previous", "messages"):
+        with pytest.raises(MessageFormatException, match="of each message"):
+            far.ask("apply_batch", **{**batch, column: batch[column][:1]})
     assert far.bodies("q") == []
 
 
@@ -670,7 +674,7 @@ def test_whatever_another_site_sends_the_engine_goes_on_and_what_it_stores_is_so
     near.send_messages(queue("q"), c.NewMessage(7, b"x", 9, True, 1 << 41, None, Identity("p", 1, 1), 5))
     near.change("quotes", ("k", "v"), ("k", None))
     position = 0
-    for _, packed in read(near, "g")["entries"]:
+    for _, packed, *rest in read(near, "g")["entries"]:
         good = msgpack.unpackb(packed)
         wrong = [{**good, name: value} for name in good for value in WRONG]
         for name in [name for name, value in good.items() if type(value) is list]:
@@ -681,9 +685,9 @@ def test_whatever_another_site_sends_the_engine_goes_on_and_what_it_stores_is_so
         wrong += [{key: value for key, value in good.items() if key != name} for name in good]
         for each in wrong:
             position += 1
-            batch = {"site": 1, "sender": "g", "after": 0, "positions": [position], "messages": [msgpack.packb(each)]}
+            columns = columns_of([(position, msgpack.packb(each), *rest)])
             with suppress(MessageFormatException, InvalidDestinationException):
-                far.ask("apply_batch", **batch)
+                far.ask("apply_batch", site=1, sender="g", after=0, **columns)
     far.send("q", "after it")
     assert far.broker.failed is None
     assert [each.text for each in far.broker.check() if not each.harmless] == []
@@ -739,7 +743,7 @@ def test_a_message_that_a_producer_could_send_there_is_taken_however_small_trans
 def test_the_name_of_a_sender_is_bounded() -> None:
     far = Site(2)
     with pytest.raises(MessageFormatException, match="more than 500 characters"):
-        far.ask("apply_batch", site=1, sender="x" * 501, after=0, positions=[], messages=[])
+        far.ask("apply_batch", site=1, sender="x" * 501, after=0, **columns_of([]))
     far.broker.close()
 
 
@@ -820,11 +824,10 @@ def test_a_message_of_which_is_not_said_where_it_was_sent_is_new_by_each_way(sit
     near, far = sites
     near.gateway("g", "queue:q")
     near.send("q", "1")
-    ((position, packed),) = read(near, "g")["entries"]
-    message = {name: value for name, value in msgpack.unpackb(packed).items() if name != "origin"}
+    ((position, packed, *rest),) = read(near, "g")["entries"]
+    kind = msgpack.packb({**msgpack.unpackb(packed), "origin": 0})
     for sender in ("one", "other"):
-        batch = {"site": 1, "sender": sender, "after": 0, "positions": [position]}
-        far.ask("apply_batch", **batch, messages=[msgpack.packb(message)])
+        far.ask("apply_batch", site=1, sender=sender, after=0, **columns_of([(position, kind, *rest)]))
     assert far.bodies("q") == ["1", "1"]
 
 
