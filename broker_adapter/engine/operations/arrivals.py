@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from itertools import chain, groupby
+from operator import ge, gt
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -226,7 +227,7 @@ class ApplyBatchRequest(Request):
         """
         if {*map(len, (self.messages, self.kind_of, self.numbers, self.previous))} != {len(self.positions)}:
             raise MessageFormatException("operation 'apply_batch' needs a position, a kind and numbers of each message")
-        if any(one >= other for one, other in zip(self.positions, self.positions[1:], strict=False)):
+        if any(map(ge, self.positions, self.positions[1:])):
             raise MessageFormatException("the positions of a batch do not grow")
         if len(self.sender) > _MAX_SENDER:
             raise MessageFormatException(f"the sender of a batch has a name of more than {_MAX_SENDER} characters")
@@ -282,16 +283,21 @@ def _transactions(arrived: Sequence[_Arrived], joined: Set[int]) -> Sequence[_Tr
     return found
 
 
+#: What :class:`_Load` counts, as errors say it.
+_LIMITS: Final = (
+    "messages (option max_transaction_messages)",
+    "bytes (option max_transaction_bytes)",
+    "places in queues (limit max_transaction_entries)",
+    "questions to selectors and queries",
+)
+
+
 class _Load:
     """What a commit would take, beside the limits of a transaction."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._limits = (
-            (settings.max_transaction_messages, "messages (option max_transaction_messages)"),
-            (settings.max_transaction_bytes, "bytes (option max_transaction_bytes)"),
-            (settings.max_transaction_entries, "places in queues (limit max_transaction_entries)"),
-            (e.QUESTIONS_IN_COMMIT, "questions to selectors and queries"),
-        )
+        transaction = settings.max_transaction_messages, settings.max_transaction_bytes
+        self._most = *transaction, settings.max_transaction_entries, e.QUESTIONS_IN_COMMIT
         self._takes = 0, 0, 0, 0
 
     def add(self, transaction: _Transaction) -> str | None:
@@ -304,10 +310,10 @@ class _Load:
             places += place.places
             questions += place.questions
         self._takes = messages, size, places, questions
-        for found, (most, what) in zip(self._takes, self._limits, strict=True):
-            if found > most:
-                return f"{found} is more than the limit of {most} {what}"
-        return None
+        if not any(map(gt, self._takes, self._most)):
+            return None
+        limits = zip(self._takes, self._most, _LIMITS, strict=True)
+        return next(f"{found} is more than the limit of {most} {what}" for found, most, what in limits if found > most)
 
 
 def _commit(client: int, group: str, known: int, transactions: Sequence[_Transaction]) -> c.Commit:
