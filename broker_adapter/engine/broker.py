@@ -203,7 +203,7 @@ class Broker:
             self._background.trim(queue)
         self._event_reads.restore(self._state.time.age_ms)
         with self._stores.records() as records:
-            self._state.gateways.restore(records.items_from("gateways", b""), _now_ms())
+            self._state.gateways.restore(records.items_from("gateways", b""))
         published = sorted(
             (found.record.publishing, found.queue)
             for found in queues

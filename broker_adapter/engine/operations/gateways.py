@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import checked_name
 from broker_adapter.engine.commands import gateways as g
-from broker_adapter.engine.operations.reader import OperationsState, Reader
+from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Request, Steps, Threads, argument, request
 from broker_adapter.engine.operations.steps import MAX_RANGE_BYTES
 from broker_adapter.engine.queues.directory import named_queue
@@ -101,36 +102,40 @@ class GatewaysRequest(Request):
     ``batch_ms``, ``alert_ms``, ``group_transaction_events``, ``batch_conflation``, ``fetches``, ``selector_from``: the
     position from which on the selector holds, and ``selector_before``: that of what came before; ``state`` ("created":
     it queues and was never started, "running", "paused": it queues, or "stopped": it does not), ``waiting`` and
-    ``waiting_bytes``, ``applied``: the last position that the other site has confirmed; ``is_sending``: whether a batch
-    may be under way, ``trouble``: why the last attempt to send failed, or empty. Counted since it was created:
-    ``received``: messages of its destinations; of these ``filtered``, by the selector or since the other site had seen
-    them, ``not_queued``, while it was stopped, and ``queued``; of the last ``distributed``, ``refused``, ``conflated``,
-    ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent, or damaged and in quarantine), and the rest
-    waits; ``batches``. One that ``fetches`` has none that wait: what it has put into queues here is ``distributed``,
-    what it has left there ``refused``. With ``group_transaction_events``, ``batches_with_incomplete_transactions``:
-    those in which a part of a transaction was missing, since it was damaged, not persistent, or sent before the option
-    was set; ``divided_transactions``: those of which a part went by other gateways.
+    ``waiting_bytes``, ``oldest_age_ms``: for how long the oldest of these has waited, or None; ``copied``: those of the
+    destinations of which a copy was begun, ``applied``: the last position that the other site has confirmed;
+    ``is_sending``: whether a batch may be under way, ``trouble``: why the last attempt to send failed, or empty.
+    Counted since it was created: ``received``: messages of its destinations; of these ``filtered``, by the selector or
+    since the other site had seen them, ``not_queued``, while it was stopped, and ``queued``; of the last
+    ``distributed``, ``refused``, ``conflated``, ``expired``, ``dropped`` (by a clean start), ``lost`` (not persistent,
+    or damaged and in quarantine), and the rest waits; ``batches``. One that ``fetches`` has none that wait: what it has
+    put into queues here is ``distributed``, what it has left there ``refused``. With ``group_transaction_events``,
+    ``batches_with_incomplete_transactions``: those in which a part of a transaction was missing, since it was damaged,
+    not persistent, or sent before the option was set; ``divided_transactions``: those of which a part went by other
+    gateways.
     """
 
     name: str | None = argument(None, note="without it, all")
 
     def steps(self, client: int) -> Steps:
-        return (yield lambda reader: _described(reader.state, self.name))
+        return (yield lambda reader: _described(reader, self.name))
 
 
-def _described(state: OperationsState, name: str | None) -> list[dict[str, Any]]:
-    directory = state.directory
+def _described(reader: Reader, name: str | None) -> list[dict[str, Any]]:
+    directory = reader.state.directory
     names = sorted(directory.gateways) if name is None else [name]
-    return [_as_map(each, gateway_named(directory, each)) for each in names]
+    queues = [gateway_named(directory, each) for each in names]
+    return [_as_map(each, queue, reader.oldest_came_ms(queue)) for each, queue in zip(names, queues, strict=True)]
 
 
-def _as_map(name: str, queue: GatewayQueue) -> dict[str, Any]:
+def _as_map(name: str, queue: GatewayQueue, came_ms: int | None) -> dict[str, Any]:
     record = queue.noted()
     counters = record.counters
     fields = record._asdict() | {"url": masked(record.url), "destinations": list(record.destinations)}
     del fields["counters"]
     counted = counters._asdict() | {"queued": counters.queued, "lost": queue.gone}
-    waiting = {"waiting": queue.depth, "waiting_bytes": queue.bytes}
+    age_ms = None if came_ms is None else max(0, epoch_ms() - came_ms)
+    waiting = {"waiting": queue.depth, "waiting_bytes": queue.bytes, "oldest_age_ms": age_ms}
     return {"name": name, **fields, **waiting, **counted, "is_sending": queue.is_sending, "trouble": queue.trouble}
 
 
@@ -186,7 +191,7 @@ class ChangeGatewayRequest(Request):
         if self.state is not None:
             fields["state"] = self.state
         yield g.ChangeGateway(name, fields)
-        (found,) = yield lambda reader: _described(reader.state, name)
+        (found,) = yield lambda reader: _described(reader, name)
         return found
 
 

@@ -12,6 +12,7 @@ from broker_adapter.engine.commands.selection import RegionFields, selects
 from broker_adapter.engine.cycle.background_jobs import BackgroundJobs
 from broker_adapter.engine.cycle.entry_reads import EntryReads
 from broker_adapter.engine.queues.directory import Directory
+from broker_adapter.engine.queues.gateway_queue import GatewayQueue, came_at_ms
 from broker_adapter.engine.queues.queue import QueueState
 from broker_adapter.engine.records.gateway_records import GatewayRecord
 from broker_adapter.engine.records.layout import DELAYED_LANE, FLAG_ANNOTATED, MAX_KEY_BYTES, RawEntry, position_of
@@ -116,7 +117,7 @@ class Reader:
         return min(positions, default=None)
 
     def oldest_sent_ms(self, numbers: Sequence[int]) -> tuple[dict[int, int], int]:
-        """Return when the oldest message of each of some queues was sent, as it says.
+        """Return when the oldest message of each of some queues was sent, as it says; of a gateway, when it came.
 
         Args:
             numbers: of the queues.
@@ -131,6 +132,11 @@ class Reader:
             if size > AGE_BYTES:
                 return found, count
             queue = queues.get(number)
+            if isinstance(queue, GatewayQueue):
+                came_ms = self.oldest_came_ms(queue)
+                if came_ms is not None:
+                    found[number] = came_ms
+                continue
             if queue is None or not queue.depth or queue.record.kind not in ("queue", "subscription"):
                 continue
             loads = [self._reads.repaired(self._stores.load, number, lane.number, 0, 1) for lane in queue.lanes]
@@ -177,6 +183,11 @@ class Reader:
         ]
 
     # Gateways.
+
+    def oldest_came_ms(self, queue: GatewayQueue) -> int | None:
+        """Return when the oldest message that waits for a gateway came; None: none waits."""
+        waiting = self.entries(queue.id, 0, queue.next_position - 1, 1).entries if queue.depth else ()
+        return came_at_ms(waiting[0].position) if waiting else None
 
     def gateway(self, name: str) -> GatewayRecord:
         """What is known of a gateway, with the password of its URL; raises InvalidDestinationException."""

@@ -32,8 +32,8 @@ class StatisticsRequest(Request):
     ``stored_events`` (of regions) and ``queues``.  Of each of these: ``name``, ``kind`` ("queue", "topic",
     "subscription", "staged", "region", "events" or "gateway"), ``messages`` (those in hand and delayed included),
     ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``blocked_sends`` (that wait for room),
-    ``next_position``, ``client_id`` (or None), ``oldest_age_ms`` (since its oldest due message was sent, as that says;
-    or None) and ``dropped`` (since the engine was opened).
+    ``next_position``, ``client_id`` (or None), ``oldest_age_ms`` (since its oldest due message was sent, as that says,
+    or came to a gateway; or None) and ``dropped`` (since the engine was opened).
     """
 
     def steps(self, client: int) -> Steps:

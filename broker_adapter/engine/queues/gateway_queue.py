@@ -14,8 +14,10 @@ Theory of operation
     the message before it to the same destination had.  So an entry has the *step* between the two in place of a count
     of deliveries.  What came from another site has the origin that it came with.
 
-    The other site knows the last position that it has taken, and leaves out those up to there.  So a store that is
-    replaced by an older copy of itself must not give positions again: at each start they go on at the time of the day.
+    A position also is the time of the day at which its message came, in the bits above the lowest 16, or one behind
+    the last position where that is later.  So how long a message has waited is known without reading it, and a store
+    that is replaced by an older copy of itself does not give positions again: the other site knows the last one that it
+    has taken, and leaves out those up to there.
 """
 
 from __future__ import annotations
@@ -107,18 +109,15 @@ class GatewayQueue(QueueState):
         for lane in self.lanes:
             lane.at_end = False  # what comes in stays behind the window
 
-    def begin(self, now_ms: int) -> None:
-        """The engine starts, or the gateway is new; ``now_ms`` is the time of the day."""
-        self.next_position = self.reserved = max(self.next_position, now_ms << _POSITION_BITS)
-
-    def takes(self, messages: int = 1) -> bool:
-        """Return whether it takes messages, which are counted."""
+    def takes(self, messages: int, now_ms: int) -> bool:
+        """Return whether it takes messages, which are counted; ``now_ms`` is the time of the day."""
         self.is_changed = True
         self.received += messages
         if self.gateway.state == "stopped":
             self.not_queued += messages
             return False
         self.wakes = True
+        self.next_position = max(self.next_position, now_ms << _POSITION_BITS)
         return True
 
     def take(
@@ -282,6 +281,11 @@ def origin_of(site: int, number: int, step: int, annotations: Mapping[str, Any])
     if not step:
         return 0, 0, 0
     return site, number, 0 if step == UNKNOWN_STEP else number - step + 1
+
+
+def came_at_ms(position: int) -> int:
+    """Return the time of the day at which the message of a position came."""
+    return position >> _POSITION_BITS
 
 
 def head_of(message: NewMessage) -> list[Any]:

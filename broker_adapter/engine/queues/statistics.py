@@ -28,8 +28,8 @@ class QueueStatistics:
     blocked_sends: int  #: sends that wait because of a limit
     next_position: int  #: of the message that is stored next
     client_id: str | None = None  #: of a subscription that has one: others may have subscriptions of the same name
-    #: time since the oldest message was sent, as it says; None where there is none that is due, where it does not say
-    #: that, and of what is no queue or subscription
+    #: time since the oldest message was sent, as it says, or came to a gateway; None where there is none that is due,
+    #: where it does not say that, and of what is none of these
     oldest_age_ms: int | None = None
     dropped: int = 0  #: since the start, of a subscription that was full and not read (option full_subscription)
 

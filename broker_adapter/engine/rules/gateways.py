@@ -90,13 +90,8 @@ class Gateways:
             g.CountFetched: self._count_fetched,
         }
 
-    def restore(self, records: Iterable[tuple[bytes, bytes]], now_ms: int) -> None:
-        """Take over what the store has; the queues are there.
-
-        Args:
-            records: key and value of each.
-            now_ms: the time of the day.
-        """
+    def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over what the store has, key and value of each record; the queues are there."""
         found: dict[str, GatewayRecord] = {}
         progress: dict[str, tuple[int, GatewayCounters]] = {}
         for key, value in records:
@@ -119,7 +114,6 @@ class Gateways:
                 )
             applied, counters = progress.get(name, (0, GatewayCounters(received=queue.depth)))
             queue.gateway = queue.gateway._replace(applied=applied, counters=counters)
-            queue.begin(now_ms)
 
     def note(self, effects: Effects) -> None:
         """Have the commit of this decision keep what has changed, and tell afterwards who has something to do."""
@@ -166,7 +160,6 @@ class Gateways:
         assert isinstance(queue, GatewayQueue)
         queue.gateway = command.record._replace(first_message=self._intake.next_message)
         queue.is_changed = queue.wakes = True
-        queue.begin(now_ms)
         self._gateways[name] = queue
         self._feed(queue)
         effects.answer(command, queue.id)

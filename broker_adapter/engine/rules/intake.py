@@ -136,7 +136,7 @@ class Intake:
         number = self.next_message
         if number >= self.reserved:
             self._reserve(1, effects)
-        taking = self._taking(fed, 1, message.persistent, effects) if fed else ()
+        taking = self._taking(fed, 1, message.persistent, now_ms, effects) if fed else ()
         if len(queues) == 1 and not taking:
             queue = queues[0]
             self.next_message = number + 1
@@ -205,7 +205,7 @@ class Intake:
         numbers = range(self.next_message, self.next_message + len(run.messages))
         self._reserve(len(numbers), effects)
         self.next_message = numbers.stop
-        fed = self._taking(feeds, len(run.messages), run.persistent, effects) if feeds else ()
+        fed = self._taking(feeds, len(run.messages), run.persistent, now_ms, effects) if feeds else ()
         every = [*queues, *[feed.queue for feed in fed]]
         durable = sum(1 for queue in every if queue.durable) if run.persistent else 0
         volatile = len(every) - durable
@@ -228,14 +228,16 @@ class Intake:
         self._totals.enqueued += len(run.messages)
         return True
 
-    def _taking(self, fed: Sequence[Feed], messages: int, persistent: bool, effects: Effects) -> Sequence[Feed]:
+    def _taking(
+        self, fed: Sequence[Feed], messages: int, persistent: bool, now_ms: int, effects: Effects
+    ) -> Sequence[Feed]:
         """The gateways that take messages, which count them.
 
         What is not persistent is in memory.  Of that, half is left to what does not wait for another site.
         """
         room = self._admission.volatile_room
         loses = self._durable and not persistent and room is not None and 2 * room < self._settings.max_volatile_bytes
-        taking = [feed for feed in fed if feed.queue.takes(messages)]
+        taking = [feed for feed in fed if feed.queue.takes(messages, now_ms)]
         if not loses:
             return taking
         for feed in taking:

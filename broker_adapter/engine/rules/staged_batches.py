@@ -311,7 +311,7 @@ class StagedBatches:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.remove(entry, effects, keep_message=True)
-                fed = [feed for feed in feeds or () if feed.queue.takes()]
+                fed = [feed for feed in feeds or () if feed.queue.takes(1, self._time.now_ms)]
                 flags = entry.flags
                 origin: Sequence[int] | None = None
                 if feeds and fed:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from broker_adapter.engine.records.gateway_records import DESTINATION_KINDS
 from broker_adapter.server.cli.gateway_arguments import REMOTE_URL
-from broker_adapter.server.cli.tools import confirmed, connected, say, table
+from broker_adapter.server.cli.tools import confirmed, connected, say, shown_age, table
 from broker_adapter.transport import Transport
 from broker_adapter.wording import counted, in_seconds
 
@@ -20,7 +20,7 @@ _LOOK_SECONDS: Final = 0.02
 #: Options that are arguments of a request as they are.
 _OPTIONS: Final = ("batch_messages", "batch_bytes", "group_transaction_events", "batch_conflation")
 #: Columns of the table of gateways beside their names.
-_COLUMNS: Final = ("url", "state", "trouble", "waiting", "distributed", "refused", "expired")
+_COLUMNS: Final = ("url", "state", "trouble", "waiting", "oldest", "distributed", "refused", "expired")
 
 
 def create(options: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def list(options: argparse.Namespace) -> int:
             say(json.dumps(each))
         return 0
     if found:
-        rows = [{**each, "trouble": "yes" if each["trouble"] else "no"} for each in found]
+        rows = [{**shown_age(each), "trouble": "yes" if each["trouble"] else "no"} for each in found]
         table(("gateway", *_COLUMNS), [[each["name"], *(each[name] for name in _COLUMNS)] for each in rows], texts=4)
     say(counted(len(found), "gateway"), sys.stderr)
     return 0
@@ -60,6 +60,7 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(found))
         return 0
+    found = shown_age(found)
     batch, alert = in_seconds(found.pop("batch_ms") / 1000), found.pop("alert_ms")
     shown = {
         "name": found.pop("name"),
@@ -68,6 +69,8 @@ def status(options: argparse.Namespace) -> int:
         "selector": found.pop("selector") or "-",
         "state": found.pop("state"),
         "trouble": found.pop("trouble") or "-",
+        "waiting": found.pop("waiting"),
+        "oldest": found.pop("oldest"),
         "batch": f"{found.pop('batch_messages')} messages, {found.pop('batch_bytes')} bytes or {batch}",
         "transactions": "kept whole" if found.pop("group_transaction_events") else "may be divided",
         "updates of a key": "the last of a batch" if found.pop("batch_conflation") else "all",
@@ -75,7 +78,7 @@ def status(options: argparse.Namespace) -> int:
         **found,
     }
     for name, value in shown.items():
-        say(f"{name.replace('_', ' '):20} {value}")
+        say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     return 0
 
 

@@ -11,9 +11,18 @@ from typing import Any, Final
 from broker_adapter.config_file import shown_value
 from broker_adapter.destination import checked_name
 from broker_adapter.server.announcements import ANNOUNCE
-from broker_adapter.server.cli.tools import check_subscription, confirmed, connected, listed, say, table, warn
+from broker_adapter.server.cli.tools import (
+    check_subscription,
+    confirmed,
+    connected,
+    listed,
+    say,
+    shown_age,
+    table,
+    warn,
+)
 from broker_adapter.transport import Transport
-from broker_adapter.wording import counted, in_seconds
+from broker_adapter.wording import counted
 
 #: Figures of a queue that have no column in the table of all.
 _NOT_IN_TABLE: Final = ("next_position", "client_id")
@@ -33,7 +42,7 @@ def stat(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(statistics))
         return 0
-    queues = [_shown(each) for each in statistics.pop("queues")]
+    queues = [shown_age(each) for each in statistics.pop("queues")]
     for name, value in statistics.items():
         if isinstance(value, dict):
             value = ", ".join(f"{count} {state}" for state, count in value.items()) or "0"
@@ -60,7 +69,7 @@ def _stat_of_one(options: argparse.Namespace, found: Sequence[dict[str, Any]]) -
         if number:
             say("")
         settings = each.pop("settings", {})
-        for name, value in _shown(each).items():
+        for name, value in shown_age(each).items():
             _say_figure(name, value)
         if settings:
             say("")
@@ -71,12 +80,6 @@ def _stat_of_one(options: argparse.Namespace, found: Sequence[dict[str, Any]]) -
 def setting_rows(settings: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
     """The rows of a table of settings: name, value, and where it is from."""
     return [(name, shown_value(value), source) for name, (value, source) in settings.items()]
-
-
-def _shown(queue: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a queue as they are shown: an age in seconds."""
-    age_ms = queue.pop("oldest_age_ms", None)
-    return {**queue, "oldest": None if age_ms is None else in_seconds(round(age_ms / 1000, 1))}
 
 
 def _say_figure(name: str, value: Any) -> None:

@@ -28,6 +28,7 @@ from broker_adapter.settings import (
 )
 from broker_adapter.transport import Credentials, Transport, TransportEvent
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
+from broker_adapter.wording import in_seconds
 
 #: Longest wait for something that takes its time, such as a check.
 _LONG_SECONDS: Final = 3600.0
@@ -190,6 +191,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, texts: int) 
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         say("  ".join(cells).rstrip())
+
+
+def shown_age(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a queue or gateway as they are shown: an age in seconds."""
+    age_ms = found.pop("oldest_age_ms", None)
+    return {**found, "oldest": None if age_ms is None else in_seconds(round(age_ms / 1000, 1))}
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:

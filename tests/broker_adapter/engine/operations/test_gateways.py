@@ -459,6 +459,39 @@ def test_a_damaged_message_does_not_hold_up_the_others(tmp_path: Path) -> None:
     far.broker.close()
 
 
+def test_it_is_known_for_how_long_the_oldest_message_waits_also_after_a_restart(tmp_path: Path) -> None:
+    near, far = Site(1, tmp_path), Site(2)
+    with closing(far.broker):
+        near.gateway("g", "queue:q")
+
+        def oldest() -> tuple[Any, Any]:
+            (found,) = [each for each in near.ask("statistics")["queues"] if each["kind"] == "gateway"]
+            return near.gateways("g")["oldest_age_ms"], found["oldest_age_ms"]
+
+        def check(before: float, behind: float) -> None:
+            """The message was sent between two instants."""
+            asked = time.time()
+            found = oldest()
+            least, most = 1000 * (asked - behind) - 1, 1000 * (time.time() - before) + 1
+            assert all(least <= age_ms <= most for age_ms in found), (least, found, most)
+
+        assert oldest() == (None, None)
+        sent = time.time()
+        near.send("q", "1", sent_at_ms=1)  # by a clock that is wrong
+        behind = time.time()
+        near.kill()
+        near.send("q", "2", persistent=False)
+        check(sent, behind)
+        near.restart()
+        check(sent, behind)
+        pump(near, "g", far)
+        assert oldest() == (None, None)
+        sent = time.time()
+        near.send("q", "3", persistent=False)
+        check(sent, time.time())
+    near.broker.close()
+
+
 def test_a_site_takes_nothing_of_itself_or_without_a_number(sites: tuple[Site, Site]) -> None:
     near, far = sites
     near.gateway("g", "queue:q")
@@ -705,7 +738,11 @@ def test_what_is_known_of_gateways_outlives_a_restart(tmp_path: Path) -> None:
     near.send("q", "2", "3")
     before = near.ask("gateways")
     near.restart()
-    assert near.ask("gateways") == before
+    after = near.ask("gateways")
+    ages = [(each.pop("oldest_age_ms"), then.pop("oldest_age_ms")) for each, then in zip(after, before, strict=True)]
+    assert after == before
+    assert ages[-1] == (None, None)
+    assert all(age_ms >= then_ms for age_ms, then_ms in ages[:-1])
     assert [each["waiting"] for each in before] == [3, 3, 3, 0]
     near.send("q", "4")
     assert [near.gateways(f"g {state}")["received"] for state in STATES] == [4, 4, 4, 4]

@@ -8,7 +8,7 @@ from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine.commands import gateways as g
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
-from broker_adapter.engine.queues.gateway_queue import GatewayQueue
+from broker_adapter.engine.queues.gateway_queue import GatewayQueue, came_at_ms
 from broker_adapter.engine.records.gateway_records import (
     GatewayRecord,
     decode_gateway,
@@ -247,3 +247,23 @@ def test_a_batch_waits_for_selectors_that_take_their_time_and_is_done_once() -> 
     assert done == [c.Applied(5), c.Applied(5)]
     (queue_of,) = rules.state.directory.topics[topic("news")]
     assert queue_of.depth == 1
+
+
+def test_a_position_says_when_its_message_came_and_none_is_given_again_where_the_clock_is_set_back() -> None:
+    rules = Rules(site=1)
+    found = gateway(rules, "g", "queue:q")
+    client, positions = rules.connect(), []
+
+    def send(*bodies: str) -> None:
+        rules.do(c.Enqueue(client, Q, [text_message(each) for each in bodies]))
+        keys = [key for key in rules.effects.durable.entries if int.from_bytes(key[:4]) == found.id]
+        positions.extend(sorted(int.from_bytes(key[5:]) for key in keys))
+
+    send("1")
+    rules.pass_time(60_000)
+    send("2", "3")
+    rules.pass_time(-30_000)
+    send("4")
+    assert [came_at_ms(each) - rules.now_ms for each in positions] == [-30_000, 30_000, 30_000, 30_000]
+    assert positions == sorted(set(positions))
+    assert positions[1:] == [*range(positions[1], positions[1] + 3)], "what comes at once follows each other"

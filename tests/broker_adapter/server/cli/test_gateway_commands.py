@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,19 @@ def test_what_drops_messages_asks_first(url: tuple[str, str]) -> None:
     assert done("gateway", "destroy", "north", "--yes", *url) == (
         "destroyed gateway north; 1 message was waiting, and dropped\n"
     )
+
+
+def test_the_age_of_what_waits_is_shown_in_seconds(url: tuple[str, str]) -> None:
+    done("gateway", "create", "north", "--to", FAR, "--queue", "aged", *url)
+    assert one("status", "north", *url)["oldest_age_ms"] is None
+    assert "oldest               -\n" in done("gateway", "status", "north", *url)
+    done("send", "aged", "x", *url)
+    assert one("status", "north", *url)["oldest_age_ms"] >= 0
+    assert re.search(r"^waiting +1\noldest +[0-9.]+ s$", done("gateway", "status", "north", *url), re.MULTILINE)
+    heading, row = done("gateway", "list", *url).splitlines()
+    assert "  waiting  oldest  " in heading
+    assert re.search(r" 1 +[0-9.]+ s +0 ", row)
+    assert json.loads(done("stat", "north", *url, "--json"))["oldest_age_ms"] >= 0
 
 
 def test_the_url_of_the_other_site_may_come_from_the_environment(url: tuple[str, str]) -> None:
