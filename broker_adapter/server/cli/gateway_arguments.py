@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker_adapter.server.cli.on_demand import command
-from broker_adapter.server.cli.tools import add_yes, text_argument
+from broker_adapter.server.cli.tools import add_yes, seconds_argument, text_argument
 
 #: Variable of the environment that has the URL of the other site, which may have a password.
 REMOTE_URL = "HOLDFAST_GATEWAY_URL"
@@ -118,7 +118,7 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
     )
     comparing.add_argument(
         "--wait",
-        type=float,
+        type=seconds_argument,
         default=10.0,
         metavar="SECONDS",
         help="wait for so long for what waits for the gateway, before what differs is looked at again; default 10",
@@ -163,11 +163,14 @@ def _add_options(parser: argparse.ArgumentParser, *, is_new: bool) -> None:
     )
     parser.add_argument("--batch-bytes", type=int, metavar="N", help="the same in bytes; default 1,048,576")
     parser.add_argument(
-        "--batch-seconds", type=float, metavar="SECONDS", help="send after this time, however few wait; default 1"
+        "--batch-seconds",
+        type=seconds_argument,
+        metavar="SECONDS",
+        help="send after this time, however few wait; default 1",
     )
     parser.add_argument(
         "--alert-seconds",
-        type=float,
+        type=seconds_argument,
         metavar="SECONDS",
         help="log when messages wait for longer; 0, the default: never",
     )

@@ -16,7 +16,7 @@ from broker_adapter.server.cli.client_arguments import add_client_commands
 from broker_adapter.server.cli.gateway_arguments import add_gateway_command
 from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_arguments import add_store_commands
-from broker_adapter.server.cli.tools import add_option, add_yes, text_argument, url_argument
+from broker_adapter.server.cli.tools import add_option, add_yes, seconds_argument, text_argument, url_argument
 from broker_adapter.version import own_version
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
@@ -32,8 +32,6 @@ _LOST = (
     "The addresses of a failover URL are tried when the command connects; a connection that is lost is not restored:"
     " the command fails."
 )
-#: Longest time that may be given, about 30 years.
-_MOST_SECONDS = 1_000_000_000
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 #: What may have a password: from the scheme or the user of a URL to its last ``@``.
@@ -181,14 +179,20 @@ def _make_parser() -> argparse.ArgumentParser:
     sending.add_argument(
         "--ttl", type=_time_to_live, metavar="SECONDS", help="time to live, from 0.001 on; default: for ever"
     )
-    sending.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
+    sending.add_argument(
+        "--delay", type=seconds_argument, metavar="SECONDS", help="deliver not before this time has passed"
+    )
     sending.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
     sending.set_defaults(run=command("message_commands", "send"), late="body")
 
     receiving = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
     receiving.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
     receiving.add_argument(
-        "--timeout", type=_seconds, default=1.0, metavar="SECONDS", help="longest wait for the next one; default 1"
+        "--timeout",
+        type=seconds_argument,
+        default=1.0,
+        metavar="SECONDS",
+        help="longest wait for the next one; default 1",
     )
     receiving.add_argument(
         "--subscription", type=text_argument, metavar="NAME", help="of a topic: a durable shared subscription"
@@ -355,18 +359,8 @@ def _iterations(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is invalid: seconds from 0 to {_MOST_SECONDS}")
-    return seconds
-
-
 def _time_to_live(text: str) -> float:
-    seconds = _seconds(text)
+    seconds = seconds_argument(text)
     if round(seconds * 1000) < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is invalid: at least 0.001 seconds; without --ttl a message never expires"

@@ -5,7 +5,9 @@ Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 w
 
 from __future__ import annotations
 
+import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 
@@ -55,8 +57,39 @@ def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    status: int = options.run(options)
+    try:
+        status: int = options.run(options)
+    except JMSException as error:
+        raise ValueError(in_options(str(error), options.parser)) from error
     return status
+
+
+def in_options(text: str, parser: argparse.ArgumentParser) -> str:
+    """An error of a server with the options of the command in place of the arguments of the request.
+
+    Args:
+        text: the error; what is in quotes is of the user, but for the name of an argument.
+        parser: of the command.
+    """
+    names: dict[str, str] = {}
+    for action in parser._actions:
+        option = next(
+            (each for each in action.option_strings if each.startswith("--")), str(action.metavar or action.dest)
+        )
+        names[action.dest] = option
+        if action.dest.endswith("_seconds"):
+            names[f"{action.dest.removesuffix('_seconds')}_ms"] = f"{option} (in milliseconds)"
+
+    def replaced(found: re.Match[str]) -> str:
+        name = found["argument"] or found["bare"]
+        return names.get(name, found[0])
+
+    bare = "|".join(name for name in names if "_" in name) or "(?!)"
+    return re.sub(
+        rf"the argument '(?P<argument>\w+)'(?: of operation '\w+')?|\b(?P<bare>{bare})\b|(?<!\w)(?:'[^']*'|\"[^\"]*\")",
+        replaced,
+        text,
+    )
 
 
 def _flush() -> None:

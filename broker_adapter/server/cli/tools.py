@@ -32,6 +32,8 @@ from broker_adapter.wording import in_seconds
 
 #: Longest wait for something that takes its time, such as a check.
 _LONG_SECONDS: Final = 3600.0
+#: Longest time that may be given, about 30 years.
+_MOST_SECONDS: Final = 1_000_000_000
 #: Variable of the environment that has the password.
 PASSWORD: Final = "HOLDFAST_PASSWORD"
 #: Bytes that were not decoded, as ``surrogateescape`` shows them.
@@ -119,6 +121,17 @@ def text_argument(text: str) -> str:
 def url_argument(text: str) -> str:
     """A type of arguments: connection URLs; the path in one may have any bytes."""
     return text if text.startswith("embedded:") else text_argument(text)
+
+
+def seconds_argument(text: str) -> float:
+    """A type of arguments: times in seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: seconds from 0 to {_MOST_SECONDS}")
+    return seconds
 
 
 def given_password() -> str | None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.server.cli.parser import parse
+from broker_adapter.server.cli.program import in_options
 from tests.broker_adapter.server.cli.running import deliveries, done, holdfast, shell
 from tests.server_process import ServerProcess
 
@@ -18,6 +20,30 @@ def test_an_error_is_a_line_and_a_status_of_the_process() -> None:
     )
     finished = holdfast("nonsense")
     assert (finished.returncode, "invalid choice: 'nonsense'" in finished.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("the argument 'batch_bytes' of operation 'x' is not 1", "--batch-bytes is not 1"),
+        ("the argument 'batch_ms' is 9", "--batch-seconds (in milliseconds) is 9"),
+        (
+            "the argument 'queue' of operation 'x' is, as queue 'queue', too long",
+            "--queue is, as queue 'queue', too long",
+        ),
+        ("take batch_conflation away, or my_batch_bytes", "take --conflate away, or my_batch_bytes"),
+        (
+            "there is no queue 'batch_bytes', and gateway's batch_bytes",
+            "there is no queue 'batch_bytes', and gateway's --batch-bytes",
+        ),
+        ("the selector \"batch_ms = 'a'\" is wrong", "the selector \"batch_ms = 'a'\" is wrong"),
+        ("the argument 'name' is wrong", "NAME is wrong"),
+        ("the argument 'destinations' is wrong", "the argument 'destinations' is wrong"),
+    ],
+)
+def test_an_error_of_a_server_names_the_options_of_the_command(said: str, shown: str) -> None:
+    parser = parse(["gateway", "create", "g", "--to", "amqp://far", "--queue", "q"]).parser
+    assert in_options(said, parser) == shown
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
