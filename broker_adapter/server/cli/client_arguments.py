@@ -23,6 +23,10 @@ def add_client_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> N
 
     add("regions", "list the regions").set_defaults(run=command("client_commands", "regions"))
 
+    making = add("create-region", "make a region, unless there is one of this name")
+    making.add_argument("name", type=text_argument, metavar="REGION", help="name of the region")
+    making.set_defaults(run=command("client_commands", "create_region"))
+
     asking = add("queries", "list the continuous queries of one durable client, or of all")
     asking.add_argument("id", nargs="?", type=text_argument, metavar="ID", help="client id; default: of all clients")
     asking.set_defaults(run=command("client_commands", "queries"), late="id")

@@ -82,6 +82,14 @@ def regions(options: argparse.Namespace) -> int:
         return _listed(options, found, ["region", "conflates", "keys", "clients", "events"], row, "region", 2)
 
 
+def create_region(options: argparse.Namespace) -> int:
+    """Make a region, unless there is one of this name."""
+    with connected(options) as (transport, _):
+        transport.request("create_region", {"region": options.name}, None)
+    say(json.dumps({"region": options.name}) if options.json else f"region {options.name} is there")
+    return 0
+
+
 def queries(options: argparse.Namespace) -> int:
     """List the continuous queries of one durable client, or of all."""
 

@@ -217,3 +217,10 @@ def test_what_has_more_rows_than_a_page_is_listed(
         output = capsys.readouterr()
         assert [line.split()[0] for line in output.out.splitlines()[1:]] == names
         assert output.err == f"{counted}\n"
+
+
+def test_a_region_is_made_unless_there_is_one(url: tuple[str, str]) -> None:
+    for _ in range(2):
+        assert done("create-region", "quotes", *url) == "region quotes is there\n"
+    assert json.loads(done("create-region", "quotes", *url, "--json")) == {"region": "quotes"}
+    assert "quotes" in [each["name"] for each in rows("regions", *url)]
