@@ -5,7 +5,8 @@ Theory of operation
     of its change, so the other site drops it where it has a newer one, whatever came first.  Of a queue only messages
     from before the gateway are copied, which their numbers say: it took the others as they came.
 
-    Nothing about a copy is kept here: who asks knows how far it has come.
+    Who asks knows how far a copy has come; here is known only that it was begun.  A message that is copied twice is
+    there twice, as the other site knows only its position in the gateway's queue; a key is not, by its stamp.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from broker_adapter.engine.rules.event_changes import event_annotations
 from broker_adapter.engine.rules.gateways import destination_number, gateway_named
 from broker_adapter.engine.store.stores import Message
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, read_head
-from broker_adapter.errors import MessageFormatException
+from broker_adapter.errors import IllegalStateException, MessageFormatException
 
 #: Where the next part of a queue begins: a position, of what is delayed, or else of the rest.
 _PLACE: Final = re.compile(r"(d?)([0-9]{1,19})")
@@ -67,6 +68,7 @@ class CopyToGatewayRequest(Request):
     queue: str | None = argument(None, names=Names.QUEUE, note="of the gateway; or a region")
     after: str | None = argument(None, note="``next`` of the last answer; without it, from the first one on")
     limit: int = argument(1000, least=1, most=MAX_BATCH)
+    again: bool = argument(False, note="a queue of which a copy was begun already is copied from its front once more")
 
     def check(self) -> None:
         """Refuse what names neither a region nor a queue, or both."""
@@ -86,9 +88,14 @@ class CopyToGatewayRequest(Request):
         for each in gateway.gateway.destinations:
             if name_there(each) == destination:
                 destination = each
-        destination_number(gateway, destination)
+        number = destination_number(gateway, destination)
         if self.region is not None:
             return self._keys(reader, destination, self.region)
+        if number in gateway.gateway.copied and self.after is None and not self.again:
+            raise IllegalStateException(
+                f"a copy of queue {self.queue!r} by gateway {self.name!r} was begun already, and a second one may put"
+                " its messages there again: name what else is to be copied, or give the argument 'again'"
+            )
         return self._messages(reader, destination, gateway.gateway.first_message)
 
     def _keys(self, reader: Reader, destination: str, name: str) -> _Part:

@@ -131,7 +131,9 @@ def _described(reader: Reader, name: str | None) -> list[dict[str, Any]]:
 def _as_map(name: str, queue: GatewayQueue, came_ms: int | None) -> dict[str, Any]:
     record = queue.noted()
     counters = record.counters
-    fields = record._asdict() | {"url": masked(record.url), "destinations": list(record.destinations)}
+    destinations = list(record.destinations)
+    copied = [destinations[number - 1] for number in record.copied]
+    fields = record._asdict() | {"url": masked(record.url), "destinations": destinations, "copied": copied}
     del fields["counters"]
     counted = counters._asdict() | {"queued": counters.queued, "lost": queue.gone}
     age_ms = None if came_ms is None else max(0, epoch_ms() - came_ms)

@@ -78,6 +78,7 @@ class GatewayRecord(NamedTuple):
     selector_before: str | None = None  #: the selector of those ahead of it
     state: str = "stopped"  #: one of :data:`STATES`
     first_message: int = 0  #: messages of its queues with a number from this one on came while it was there
+    copied: Sequence[int] = ()  #: numbers of the destinations of which a copy was begun
     applied: int = 0  #: the last position that the other site has confirmed
     counters: GatewayCounters = GatewayCounters()
 
@@ -91,7 +92,7 @@ class GatewayRecord(NamedTuple):
 UNKNOWN: Final = GatewayRecord("", ())
 _KINDS: Final[tuple[Any, ...]] = (
     *(str, list, (str, type(None)), int, int, int, int, bool, bool, bool),
-    *(int, (str, type(None)), str, int),
+    *(int, (str, type(None)), str, int, list),
 )
 _PROGRESS_KINDS: Final[tuple[Any, ...]] = (int, list)
 _STATE: Final = GatewayRecord._fields.index("state")

@@ -210,6 +210,8 @@ class Gateways:
         self._admission.take_in_memory([(size, 1) for size, is_stored in sizes if not is_stored])
         for message, added in command.messages:
             self._intake.store(message, (), now_ms, effects, added, (feed,))
+        noted = queue.noted()
+        queue.gateway = noted._replace(copied=sorted({*noted.copied, feed.number}))
         effects.answer(command, None)
 
     def _end_batch(self, command: g.EndBatch, now_ms: int, effects: Effects) -> None:

@@ -98,6 +98,11 @@ def add_gateway_command(commands: Any, client: Callable[..., argparse.ArgumentPa
     copying.add_argument(
         "--after", type=text_argument, metavar="PLACE", help="go on where a copy of one region or queue was interrupted"
     )
+    copying.add_argument(
+        "--again",
+        action="store_true",
+        help="also queues that were copied already: their messages may be there twice then",
+    )
     copying.add_argument("--max-rate", type=int, metavar="N", help="most messages a second; default: no limit")
 
     comparing = add("verify", "compare regions with those of the other site", module="gateway_comparing")

@@ -66,6 +66,7 @@ def status(options: argparse.Namespace) -> int:
         "name": found.pop("name"),
         "url": found.pop("url"),
         "destinations": ", ".join(found.pop("destinations")),
+        "copied": ", ".join(found.pop("copied")) or "-",
         "selector": found.pop("selector") or "-",
         "state": found.pop("state"),
         "trouble": found.pop("trouble") or "-",

@@ -84,7 +84,7 @@ class _Copy:
         rate = self._options.max_rate
         limit = _AT_ONCE if rate is None else min(rate, _AT_ONCE)
         kind, _, name = self._destination.partition(":")
-        arguments = {"name": self._options.name, kind: name, "limit": limit}
+        arguments = {"name": self._options.name, kind: name, "limit": limit, "again": self._options.again}
         begun = time.monotonic()
         while True:
             answer = self._transport.request("copy_to_gateway", {**arguments, "after": self._next}, None)

@@ -127,6 +127,7 @@ _LIKELY_OF = {
     **dict.fromkeys([(name, "after") for name in ("read_gateway", "apply_batch")], _POSITIONS),
     ("copy_to_gateway", "region"): st.sampled_from([None, None, "r", "other"]),
     ("copy_to_gateway", "queue"): st.sampled_from([None, None, "target", "other"]),
+    ("copy_to_gateway", "again"): st.booleans(),
     ("copy_to_gateway", "after"): st.none() | _KEYS | st.sampled_from(["d0", "1", "0", "d", "9" * 19]),
     ("create_gateway", "destinations"): st.lists(
         st.sampled_from(["queue:target", "region:r", "topic:t", "q"]), max_size=3

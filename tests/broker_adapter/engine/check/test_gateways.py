@@ -51,7 +51,7 @@ def test_a_gateway_whose_record_is_lost_keeps_its_messages_and_does_nothing_unti
     if is_repaired:
         check_store(path, SETTINGS, repair=True)
         assert check_store(path, SETTINGS).is_sound
-        assert decode_gateway(KEY, records(path)["gateways"][KEY])._replace(destinations=()) == UNKNOWN
+        assert decode_gateway(KEY, records(path)["gateways"][KEY])._replace(destinations=(), copied=()) == UNKNOWN
         with sound_store(path, SETTINGS) as store:
             assert len(quarantined(store)) == (not is_gone)
     site = Site(1, path)

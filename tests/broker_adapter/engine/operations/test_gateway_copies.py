@@ -134,6 +134,28 @@ def test_the_messages_that_a_queue_had_come_once_and_those_behind_them_are_not_c
     assert near.broker.check() == []
 
 
+def test_a_queue_is_copied_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    near = Site(1, tmp_path)
+    near.ask("create_region", region="quotes")
+    near.gateway("empty", "queue:q")
+    near.send("q", *"123")
+    near.change("quotes", ("a", "1"))
+    near.gateway("g", "move:q", "region:quotes", "queue:other")
+    assert near.ask("copy_to_gateway", name="empty", queue="q")["copied"] == 0
+    assert near.ask("copy_to_gateway", name="empty", queue="q")["copied"] == 0, "it was no copy"
+    begun = near.ask("copy_to_gateway", name="g", queue="q", limit=1, after="0")
+    near.restart()
+    assert near.gateways("g")["copied"] == ["move:q"]
+    with pytest.raises(IllegalStateException, match="a copy of queue 'q' by gateway 'g' was begun already"):
+        copy(near, queue="q")
+    assert near.ask("copy_to_gateway", name="g", queue="q", after=begun["next"])["copied"] == 2, "it goes on"
+    assert copy(near, queue="q", again=True)[0] == 3
+    assert [copy(near, region="quotes")[0] for _ in range(2)] == [1, 1], "a region may be copied again"
+    assert copy(near, queue="other")[0] == 0
+    assert near.gateways("g")["copied"] == ["move:q", "region:quotes"]
+    near.broker.close()
+
+
 def test_delayed_messages_are_copied_with_their_delay(sites: tuple[Site, Site]) -> None:
     near, far = sites
     later_ms = time.time_ns() // 1_000_000 + 3_600_000
@@ -156,7 +178,7 @@ def test_messages_are_copied_as_they_came_in(sites: tuple[Site, Site]) -> None:
     near.send_messages(queue("q"), c.NewMessage(c.ENVELOPE_FORMAT, b"unreadable"))
     near.gateway("g", "queue:q")
     assert copy(near, queue="q") == (4, 0, 2)
-    assert copy(near, queue="q") == (4, 0, 2)
+    assert copy(near, queue="q", again=True) == (4, 0, 2)
     pump(near, "g", far)
     assert near.gateways("g")["refused"] == 2  # it can be read by nobody
     got = drained(far.broker, far.client, "q")

@@ -41,6 +41,7 @@ RECORD = GatewayRecord(
         "b = 2",
         "running",
         11,
+        [2],
         12,
         GatewayCounters(*range(11)),
     )
@@ -58,8 +59,12 @@ def test_a_record_is_read_as_it_was_written_and_known_as_one_of_its_table(name: 
     for record in (RECORD, UNKNOWN):
         key, value = gateway_key(name), encode_gateway(gateway_key(name), record)
         found = decode_gateway(key, value)
-        assert found == record._replace(destinations=list(record.destinations), applied=0, counters=GatewayCounters())
-        assert kept_of(found) == kept_of(record._replace(destinations=list(record.destinations)))
+        assert found == record._replace(
+            destinations=list(record.destinations), copied=list(record.copied), applied=0, counters=GatewayCounters()
+        )
+        assert kept_of(found) == kept_of(
+            record._replace(destinations=list(record.destinations), copied=list(record.copied))
+        )
         assert tables_of(key, value) == ("gateways",)
         key, value = progress_key(name), encode_progress(progress_key(name), record)
         assert decode_progress(key, value) == (record.applied, record.counters)

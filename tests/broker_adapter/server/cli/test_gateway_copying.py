@@ -54,6 +54,15 @@ def test_all_regions_and_queues_are_copied_or_those_that_are_named(url: tuple[st
     assert waiting(url) == 15
 
 
+def test_a_queue_is_copied_again_only_with_an_option(url: tuple[str, str]) -> None:
+    copying = ("gateway", "copy", "g", "--queue", "orders", *url)
+    assert done(*copying) == "copied 3 messages of queue:orders\n"
+    assert "copied               queue:orders\n" in done("gateway", "status", "g", *url)
+    refused = holdfast(*copying)
+    assert (refused.returncode, refused.stdout, "or give --again\n" in refused.stderr) == (1, "", True)
+    assert done(*copying, "--again") == "copied 3 messages of queue:orders\n"
+
+
 def test_what_was_left_out_is_said(url: tuple[str, str], server: ServerProcess) -> None:
     with ConnectionFactory(server.url).create_connection() as connection:
         connection.create_session().create_region("prices").invalidate("a")
