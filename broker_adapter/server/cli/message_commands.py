@@ -348,4 +348,5 @@ def _why_dead(envelope: Envelope) -> str:
     if DEAD_LETTER_REASON not in properties:
         return ""
     why = [str(properties[each]) for each in (DEAD_LETTER_REASON, DEAD_LETTER_EXCEPTION) if each in properties]
-    return "\n" + printable(f"    from {properties.get(DEAD_LETTER_QUEUE)!r}: {'; '.join(why)}")
+    source = f"from {properties[DEAD_LETTER_QUEUE]!r}: " if DEAD_LETTER_QUEUE in properties else ""  # or of a gateway
+    return "\n" + printable(f"    {source}{'; '.join(why)}")

@@ -107,6 +107,13 @@ def test_a_browser_shows_why_a_message_is_a_dead_letter(server: ServerProcess) -
     assert done("receive", "DLQ", "--url", server.url) == "the body\n", "what is piped on is the body"
 
 
+def test_what_another_site_has_refused_is_shown_with_the_reason_alone(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    refused = {"type": "TEXT", "body": "x", "properties": {"JMS_HOLDFAST_DEAD_LETTER_REASON": "region:r: too large"}}
+    done("send", "refused", "--json-line", json.dumps(refused), *url)
+    assert done("browse", "refused", *url) == "x\n    region:r: too large\n"
+
+
 def test_receive_makes_a_queue_when_asked_to(server: ServerProcess) -> None:
     url = ("--url", server.url)
     assert "; --create makes it" in holdfast("receive", "made", *url).stderr
