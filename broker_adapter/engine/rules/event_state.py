@@ -202,7 +202,9 @@ class EventState:
         """A region; raises InvalidDestinationException where there is none."""
         found = self.regions.get(name)
         if found is None:
-            raise InvalidDestinationException(f"there is no region {name!r}: create it first (create_region)")
+            raise InvalidDestinationException(
+                f"there is no region {name!r}: create it first (create_region, or: holdfast create-region)"
+            )
         return found
 
     def make_region(self, name: str, conflates: bool | None = None) -> Region:

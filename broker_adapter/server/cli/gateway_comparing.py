@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.regions.stamps import Stamp, milliseconds_of
+from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.server.cli.gateway_copying import told_at_terminal
 from broker_adapter.server.cli.tools import connected, say
 from broker_adapter.transport import Credentials, Transport
@@ -108,7 +109,10 @@ class _Comparison:
     def _ask(self, site: Transport, wanted: _Range, **arguments: Any) -> dict[str, Any]:
         after, through = wanted
         named = {"region": self._region, "after": after, "through": through, **arguments}
-        answer: dict[str, Any] = site.request("region_digest", named, None)
+        try:
+            answer: dict[str, Any] = site.request("region_digest", named, None)
+        except InvalidDestinationException as error:
+            raise ValueError(f"{'here' if site is self._here else 'at the other site'} {error}") from error
         return answer
 
     def _ranges(self) -> tuple[int, list[_Range]]:

@@ -151,7 +151,7 @@ def test_a_transaction_is_refused_as_a_whole_and_the_others_go_on(sites: tuple[S
         str((each.annotations or {})[DEAD_LETTER_REASON])
         for each in drained(near.broker, near.client, "$gateway/g/refused")
     ]
-    reason = "there is no region 'unknown': create it first (create_region)"
+    reason = "there is no region 'unknown': create it first (create_region, or: holdfast create-region)"
     assert reasons == [
         f"queue:q: another message of its transaction was refused: {reason}",
         f"queue:q: another message of its transaction was refused: {reason}",

@@ -54,6 +54,17 @@ def test_sites_that_are_equal_are_said_to_be(sites: tuple[Site, Site], name: str
     assert compared(name, sites) == (*(0, {"region": name, "keys": 5, "differing": {}, "under_way": 0, "waiting": 0}),)
 
 
+def test_a_region_that_is_not_there_is_said_to_be_missing_at_which_site(sites: tuple[Site, Site], name: str) -> None:
+    wanted = ("gateway", "verify", name, "--url", sites[0].server.url, "--region")
+    assert "here there is no region 'missing'" in holdfast(*wanted, "missing").stderr
+    done("create-region", "only here", "--url", sites[0].server.url)
+    missing = holdfast(*wanted, "only here")
+    said = (
+        "at the other site there is no region 'only here': create it first (create_region, or: holdfast create-region)"
+    )
+    assert (missing.returncode, missing.stderr) == (1, f"holdfast: {said}\n")
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
 def test_each_key_that_differs_is_found(
     sites: tuple[Site, Site],
