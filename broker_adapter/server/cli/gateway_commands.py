@@ -62,6 +62,7 @@ def status(options: argparse.Namespace) -> int:
         return 0
     found = shown_age(found)
     batch, alert = in_seconds(found.pop("batch_ms") / 1000), found.pop("alert_ms")
+    del found["first_message"]  # a number that says nothing to people
     shown = {
         "name": found.pop("name"),
         "url": found.pop("url"),
@@ -79,6 +80,8 @@ def status(options: argparse.Namespace) -> int:
         **found,
     }
     for name, value in shown.items():
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
         say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     return 0
 
@@ -131,7 +134,9 @@ def destroy(options: argparse.Namespace) -> int:
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a gateway that are given, as arguments of a request."""
-    url = os.environ.get(REMOTE_URL, "") if options.to == "-" else options.to
+    url = os.environ.get(REMOTE_URL) if options.to == "-" else options.to
+    if options.to == "-" and not url:
+        raise ValueError(f"${REMOTE_URL} has no URL of the other site")
     given = {"url": url, "selector": options.selector}
     given |= {name: getattr(options, name) for name in _OPTIONS}
     for name in ("batch", "alert"):

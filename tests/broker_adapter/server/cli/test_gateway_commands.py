@@ -45,6 +45,7 @@ def test_a_gateway_is_created_shown_changed_and_destroyed(url: tuple[str, str]) 
         *(7, 5000, 500, 60_000),
         None,
     ]
+    assert "fetches              no\n" in done("gateway", "status", "north", *url)
     assert "transactions         may be divided\n" in done("gateway", "status", "north", *url)
     for given, is_whole in (("--group-transaction-events", True), ("--no-group-transaction-events", False)):
         assert one("alter", "north", given, *url)["group_transaction_events"] is is_whole
@@ -132,6 +133,8 @@ def test_a_gateway_may_fetch(url: tuple[str, str]) -> None:
             *(("create", "g", "--queue", "q", "--to", FAR, "--batch-seconds", "90000"), 1),
             "holdfast: --batch-seconds (in milliseconds) is not from 0 to 86400000: 90000000\n",
         ),
+        (("create", "g", "--queue", "q", "--to", "-"), 1, "$HOLDFAST_GATEWAY_URL has no URL of the other site\n"),
+        (("alter", "g", "--to", "-"), 1, "$HOLDFAST_GATEWAY_URL has no URL of the other site\n"),
         (("alter", "g", "--alert-seconds", "inf"), 2, "'inf' is invalid: seconds from 0 to"),
         (("alter", "g"), 1, "nothing to change is given"),
         (("status", "g"), 1, "there is no gateway 'g'"),
