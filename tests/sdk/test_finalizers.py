@@ -64,7 +64,7 @@ def taken(connection: Connection, name: str) -> list[tuple[str, bool]]:
     with connection.create_session() as session:
         consumer = session.create_consumer(session.create_queue(name))
         found = []
-        while (message := consumer.receive(1)) is not None:
+        while (message := consumer.receive(0)) is not None:
             found.append((message.body, message.redelivered))
         return found
 
