@@ -17,7 +17,8 @@ from tests.faults.scenarios import WAIT, wait_for
 pytestmark = pytest.mark.crash
 
 SESSIONS = 60
-LIMIT = 5.0  #: seconds, option close_timeout_seconds
+LIMIT = 1.0  #: seconds, option close_timeout_seconds
+MOST = 10 * LIMIT + 1  #: seconds of a close; far below a time-out for each session, and what a request may take
 
 
 def test_closing_in_a_black_hole_takes_one_time_out_for_all_sessions(proxy: Proxy, connect: Connect) -> None:
@@ -34,7 +35,7 @@ def test_closing_in_a_black_hole_takes_one_time_out_for_all_sessions(proxy: Prox
     proxy.hold(Direction.TO_SERVER, Direction.TO_CLIENT)
     before = time.monotonic()
     connection.close()
-    assert time.monotonic() - before < 3 * LIMIT
+    assert time.monotonic() - before < MOST
 
 
 def test_a_second_close_waits_for_the_first(proxy: Proxy, connect: Connect) -> None:
@@ -88,12 +89,12 @@ def test_a_consumer_that_closes_in_a_black_hole_ends_its_wait_for_a_confirmation
     assert waits.wait(WAIT)
     before = time.monotonic()
     consumer.close()
-    assert time.monotonic() - before < 3 * LIMIT
+    assert time.monotonic() - before < MOST
     if listens:
         assert wait_for(lambda: session._state.dispatching is None)
     else:
         receiver.join(WAIT)
-    assert time.monotonic() - before < 3 * LIMIT
+    assert time.monotonic() - before < MOST
     assert [str(each) for each in got] == ["x"]
     (error,) = client.told
     assert isinstance(error, IllegalStateException)
@@ -119,7 +120,7 @@ def test_a_listener_that_outlasts_its_consumer_does_not_wait_for_a_confirmation(
     before = time.monotonic()
     closed.set()
     assert wait_for(lambda: session._state.dispatching is None)
-    assert time.monotonic() - before < 3 * LIMIT, "request_timeout_seconds are far beyond that"
+    assert time.monotonic() - before < MOST, "request_timeout_seconds are far beyond that"
     (error,) = client.told
     assert "the consumer was closed meanwhile" in str(error)
 
@@ -147,10 +148,10 @@ def test_acknowledge_waits_on_when_a_consumer_closes_and_ends_with_its_session(
     assert wait_for(lambda: session._state.calling)
     before = time.monotonic()
     consumer.close()
-    assert time.monotonic() - before < 3 * LIMIT
+    assert time.monotonic() - before < MOST
     assert thread.is_alive()
     session.close()
     thread.join(WAIT)
-    assert time.monotonic() - before < 6 * LIMIT
+    assert time.monotonic() - before < 2 * MOST
     assert [type(each) for each in raised] == [IllegalStateException]
     assert "the session was closed meanwhile" in str(raised[0])
