@@ -22,14 +22,21 @@ WAIT = 120.0
 NUMBERS = list(range(30))
 
 
+@pytest.fixture
+def delay() -> float:
+    """The option ``redelivery_delay_seconds``."""
+    return 0.05
+
+
 @pytest.fixture(params=["in process", "amqp", "failover"])
-def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connection]:
+def connection(request: pytest.FixtureRequest, tmp_path: Path, delay: float) -> Iterator[Connection]:
     if request.param == "in process":
-        with ConnectionFactory(f"embedded:{tmp_path}?redelivery_delay_seconds=0.05").create_connection() as connection:
+        factory = ConnectionFactory(f"embedded:{tmp_path}?redelivery_delay_seconds={delay}")
+        with factory.create_connection() as connection:
             connection.start()
             yield connection
         return
-    broker = Broker(EngineSettings(redelivery_delay_seconds=0.05), str(tmp_path))
+    broker = Broker(EngineSettings(redelivery_delay_seconds=delay), str(tmp_path))
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
     url = f"amqp://127.0.0.1:{port}"
@@ -295,8 +302,9 @@ def test_a_few_bad_orders_do_not_hold_up_two_workers(connection: Connection) -> 
 @pytest.mark.parametrize(
     "mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
 )
+@pytest.mark.parametrize("delay", [0.01])
 def test_nothing_is_a_dead_letter_because_all_failed_for_a_while(connection: Connection, mode: AcknowledgeMode) -> None:
-    """As for a minute with the defaults; here the delays are a fifth."""
+    """As for a quarter of a minute with the defaults; here the delays are a twenty-fifth."""
     succeeds = threading.Event()
     done = threading.Event()
     seen: list[int] = []
@@ -318,7 +326,7 @@ def test_nothing_is_a_dead_letter_because_all_failed_for_a_while(connection: Con
 
     send(connection, range(10))
     session.create_consumer(session.create_queue("q")).listener = handle
-    threading.Event().wait(2.5)
+    threading.Event().wait(0.6)
     succeeds.set()
     assert done.wait(WAIT)
     assert sorted(seen) == list(range(10))
