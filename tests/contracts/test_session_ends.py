@@ -71,7 +71,7 @@ def test_a_drain_ends_with_its_session(client: Client) -> None:
 
 
 def test_what_a_link_still_waits_for_is_told_when_its_session_ends(make_engine: MakeEngine) -> None:
-    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=10").open()
+    client = make_engine("max_queue_messages=1&blocked_send_timeout_seconds=2").open()
     watcher = client
     client.send("q", "full")
     link = client.transport.attach(SenderSpec(2, Q), None, WAIT)

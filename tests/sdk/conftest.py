@@ -46,7 +46,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
             nonlocal url, options
             if not made:
                 if request.param == "amqp":
-                    of_engine = ("--option", engine) if engine else ()
+                    of_engine = [word for each in engine.split("&") if each for word in ("--option", each)]
                     url = servers.enter_context(ServerProcess(tmp_path / "data", *of_engine)).url
                     engine = ""
                 options = "&".join(each for each in (client, engine) if each)

@@ -35,7 +35,7 @@ def bodies(session: Session, queue: str = "q") -> list[Any]:
 
 @pytest.fixture
 def session(connect: Connect) -> Session:
-    connection = connect(engine="max_queue_messages=5000")
+    connection = connect(engine="max_queue_messages=5000&blocked_send_timeout_seconds=1")
     connection.start()
     return connection.create_session()
 

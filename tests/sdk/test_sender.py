@@ -305,7 +305,7 @@ def test_a_send_without_an_answer_holds_up_none_to_another_queue(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "MOST_SESSIONS", 1)
-    connection = connect(client="send_timeout_seconds=5", engine=FULL)
+    connection = connect(client="send_timeout_seconds=2", engine=FULL)
     anywhere = connection.create_sender()
     anywhere.send("0", ORDERS)
     for name, send in (
