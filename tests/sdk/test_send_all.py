@@ -272,7 +272,7 @@ def test_a_listener_may_send_several(connect: Connect) -> None:
 
 
 def test_without_answers_it_waits_as_long_as_some_come_and_says_how_many_have_none() -> None:
-    broker = SmallBroker(send_timeout_seconds=0.2)
+    broker = SmallBroker(send_timeout_seconds=0.2, close_timeout_seconds=0.2)
     with broker.connect() as connection:
         session = connection.create_session()
         producer = session.create_producer(session.create_queue("q"))
