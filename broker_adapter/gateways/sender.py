@@ -14,11 +14,14 @@ Theory of operation
     positions that it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
 
     A batch that the other site cannot read, or has no room for, is halved until it can be taken.  A single message or
-    transaction that it cannot read is refused; one for which it has no room is tried again later.
+    transaction that it cannot read is refused; one for which it has no room is tried again later.  Behind a message
+    that was refused, the next batch is as large as what was done of this one: there may be more of the kind.  From
+    there on batches are doubled again, and one is under way at a time until they are as large as they may be.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -109,16 +112,18 @@ class Sender:
         if self._waits_since is None:
             self._waits_since = now
         # After trouble one batch shows whether it is over.
+        most = min(record.batch_messages, self._most)
+        is_careful = self.trouble or most < record.batch_messages
         if (
             self._void
-            or len(self.under_way) >= (1 if self.trouble else self.most_under_way)
+            or len(self.under_way) >= (1 if is_careful else self.most_under_way)
             or handed_over >= _IN_FLIGHT_BYTES
         ):
             return None
         if now < self._retry_at:
             return self._retry_at - now
         due = self._waits_since + record.batch_ms / 1000
-        enough = messages >= record.batch_messages or size - handed_over >= record.batch_bytes
+        enough = messages >= most or size - handed_over >= record.batch_bytes
         return 0.0 if enough or self.trouble or now >= due else due - now
 
     def alert(self, record: GatewayRecord, now: float) -> str | None:
@@ -184,9 +189,10 @@ class Sender:
         self.under_way.popleft()
         if through < batch.last:
             self._void = len(self.under_way)
+            self._most = bisect_right(batch.positions, through)
         else:
             through = found["through"]
-        self._most = min(MAX_BATCH, self._most * 2)
+            self._most = min(MAX_BATCH, self._most * 2)
         self._unsent_since = batch.begun
         done = {name: answer[name] for name in ("refused", "applied") if name in answer}
         return {"through": through, **{name: found[name] for name in ("sender", *_LEFT_OUT)}, **done}

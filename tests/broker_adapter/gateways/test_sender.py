@@ -179,6 +179,20 @@ def test_behind_a_batch_that_was_cut_nothing_ends_and_nothing_is_sent_until_all_
     assert sender.limits(RECORD)["after"] == 0
 
 
+def test_behind_a_message_that_was_refused_batches_are_small_and_one_at_a_time_until_they_have_grown() -> None:
+    sender = Sender(5)
+    sender.batch_of(found(*range(1, 101)), 1, 0)
+    sender.answered(answer(3, (3, "no such region")))
+    for size in (3, 6, 12, 24, 48, 96):
+        assert sender.limits(RECORD)["max_messages"] == size
+        assert sender.seconds_until_due(RECORD, size, 10 * size, 0) == 0
+        sender.batch_of(found(*range(4, 4 + size)), 1, 0)
+        assert sender.seconds_until_due(RECORD, 1000, 100_000, 0) is None
+        sender.answered(answer(3 + size))
+    sender.batch_of(found(*range(4, 104)), 1, 0)
+    assert sender.seconds_until_due(RECORD, 1000, 100_000, 0) == 0
+
+
 def test_behind_a_batch_whose_last_message_was_refused_the_next_one_is_read_again() -> None:
     sender = Sender(5)
     sender.batch_of(found(1, 2), 1, 0)
