@@ -11,13 +11,15 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, groupby, starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
 import lmdb
 
 from broker_adapter.clock import epoch_ms
-from broker_adapter.engine.check.findings import Change
+from broker_adapter.engine.check.findings import Change, to_quarantine
 from broker_adapter.engine.check.schedule_lines import fits
 from broker_adapter.engine.commands.effects import StoreBatch
 from broker_adapter.engine.records.layout import (
@@ -46,11 +48,12 @@ from broker_adapter.engine.records.layout import (
     entry_key,
     entry_of_line,
     last_key,
-    quarantine_key,
+    message_key,
     queue_key,
 )
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import number_of, with_gaps
+from broker_adapter.engine.store.changes import by_table, changes_of
 from broker_adapter.engine.store.files import DATA, allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store.lmdb_columns import columns_between
 from broker_adapter.engine.store.lmdb_errors import (
@@ -70,7 +73,7 @@ from broker_adapter.engine.store.lmdb_reads import (
     stored_queues,
 )
 from broker_adapter.engine.store.lmdb_room import measured_room
-from broker_adapter.engine.store.lmdb_writes import Writes, put_batch
+from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.port import Loaded, StoredColumns, StoredQueue
 from broker_adapter.engine.store.room import Room
 from broker_adapter.engine.store.versions import take_over
@@ -362,7 +365,8 @@ class LmdbStore:
 
     def commit(self, batch: StoreBatch) -> None:
         """Apply the batch in one synced transaction."""
-        self._writes.carry_out(lambda txn: put_batch(txn, self._db, batch))
+        shared = list(map(message_key, batch.unreferenced))
+        self._writes.write(changes_of(batch, self._stored("references", shared) if shared else {}))
 
     def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
         """Move records to the table ``quarantine``, as they are.
@@ -390,20 +394,15 @@ class LmdbStore:
 
     def _moved_aside(self, records: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]] | None:
         """Move records to ``quarantine``; returns those that were there, or None where there is no room for them."""
-        if not records:
+        moved = [
+            (table, key, value)
+            for table, group in groupby(records, itemgetter(0))
+            for key, value in self._stored(table, [key for _, key in group]).items()
+        ]
+        if not moved:
             return []
-        moved: list[tuple[str, bytes]] = []
-
-        def move(txn: Any) -> None:
-            moved.clear()
-            for table, key in records:
-                value = txn.pop(key, db=self._db[table])
-                if value is not None:
-                    txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
-                    moved.append((table, key))
-
         try:
-            self._writes.carry_out(move)
+            self._writes.write(by_table(chain.from_iterable(starmap(to_quarantine, moved))))
         except ResourceAllocationException as meaning:
             if time.monotonic() >= self._complain_at:
                 self._complain_at = time.monotonic() + _COMPLAIN_SECONDS
@@ -413,12 +412,19 @@ class LmdbStore:
                     *(key.hex(), table, meaning),
                 )
             return None
-        return moved
+        return [(table, key) for table, key, _ in moved]
 
     def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Those of these keys of the table ``quarantine`` that are there."""
-        with self._env.begin() as txn:
-            return frozenset([key for key in keys if txn.get(key, db=self._db["quarantine"]) is not None])
+        return frozenset(self._stored("quarantine", keys))
+
+    def _stored(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Those records of a table that have one of these keys; raises StoreException where the store has failed."""
+        try:
+            with self._env.begin() as txn, txn.cursor(db=self._db[table]) as cursor:
+                return dict(cursor.getmulti(keys))
+        except lmdb.Error as error:
+            raise self.as_failure(error) from error
 
     def quarantined(self) -> int:
         """Return how many records are in quarantine."""
@@ -529,17 +535,7 @@ class LmdbStore:
             StoreException: the store has failed.
         """
         for part in in_parts(changes, lambda change: len(change[2] or b""), _REPAIRED_AT_ONCE, _REPAIRED_BYTES):
-            self._apply(part)
-
-    def _apply(self, changes: Sequence[Change]) -> None:
-        def apply(txn: Any) -> None:
-            for table, key, value in changes:
-                if value is None:
-                    txn.delete(key, db=self._db[table])
-                else:
-                    txn.put(key, value, db=self._db[table])
-
-        self._writes.carry_out(apply)
+            self._writes.write(by_table(part))
 
     def close(self) -> None:
         """Close the files and give up the ownership."""

@@ -14,31 +14,18 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from broker_adapter.engine.commands.effects import StoreBatch
-from broker_adapter.engine.records.layout import (
-    NEXT_RUN,
-    RunRecord,
-    decode_reference,
-    encode_entry,
-    encode_message,
-    encode_meta,
-    encode_reference,
-    encode_run,
-    message_key,
-    quarantine_key,
-    run_key,
-)
-from broker_adapter.engine.records.start_numbers import SKIPPED_RUNS, next_run, number_of, superfluous
+from broker_adapter.engine.records.layout import NEXT_RUN, RunRecord
+from broker_adapter.engine.store.changes import Changes, joined, start_noted
 from broker_adapter.engine.store.lmdb_errors import commit_failed, cut_short, failed, may_be_cut_short
 from broker_adapter.engine.store.lmdb_reads import run_items
 from broker_adapter.engine.store.lmdb_room import can_grow
-from broker_adapter.errors import StoreCorruptException, StoreException
+from broker_adapter.errors import StoreException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -64,22 +51,19 @@ class Writes:
         self._max_store_bytes = max_store_bytes
 
     def note(self) -> None:
-        """Note a start of the engine now, where that is still to be done; raises as ``carry_out`` does."""
+        """Note a start of the engine now, where that is still to be done; raises as ``write`` does."""
         if self.unnoted is not None:
-            self.carry_out(lambda _txn: None)
+            self.write(({}, {}))
 
-    def carry_out(self, change: Callable[[Any], None]) -> None:
-        """Have a change written in one synced transaction.
-
-        Args:
-            change: makes it, in a transaction; called once more where the first one has failed.
+    def write(self, changes: Changes) -> None:
+        """Write changes in one synced transaction, which is repeated once where the first one has failed.
 
         Raises:
-            ResourceAllocationException: there is no room for it, and nothing was written.
+            ResourceAllocationException: there is no room for them, and nothing was written.
             StoreException: the store has failed.
         """
         try:
-            return self._carry_out_once(change)
+            return self._write_once(changes)
         except lmdb.Error as error:
             first = error
         if not may_be_cut_short(first):
@@ -87,7 +71,7 @@ class Writes:
         if not can_grow(self._path):
             raise cut_short(self._path) from first
         try:
-            self._carry_out_once(change)
+            self._write_once(changes)
         except lmdb.Error as error:
             if may_be_cut_short(error) and not can_grow(self._path):
                 raise cut_short(self._path) from error
@@ -95,96 +79,34 @@ class Writes:
             raise failed(self._path, first) if isinstance(meaning, StoreException) else meaning from first
         _log.warning("! a write to the store in %s failed (%s), and succeeded when it was repeated", self._path, first)
 
-    def _carry_out_once(self, change: Callable[[Any], None]) -> None:
+    def _write_once(self, changes: Changes) -> None:
+        if self.unnoted is not None:
+            changes = joined(changes, self._start_noted(self.unnoted))
         with self._env.begin(write=True) as txn:
-            if self.unnoted is not None:
-                _note_run(txn, self._tables, self.unnoted)
-            change(txn)
+            put_changes(txn, self._tables, changes)
         self.unnoted = None
 
-
-def _note_run(txn: Any, tables: Mapping[str, Any], record: RunRecord) -> None:
-    """Write the record of a start and the number of the next one, and forget the oldest that are too many."""
-    meta = tables["meta"]
-    sizes = {key: len(value) for key, value in run_items(txn, meta)}
-    known = list(sizes)
-    noted = txn.get(NEXT_RUN, db=meta)
-    number, is_sure = next_run(number_of(known[-1]) if known else 0, noted)
-    if not is_sure:
-        _log.error("! the number of the next start of an engine is damaged: %d are skipped", SKIPPED_RUNS)
-        txn.put(quarantine_key("meta", NEXT_RUN), noted, db=tables["quarantine"])
-    key = run_key(number)
-    txn.put(key, encode_run(key, record), db=meta)
-    txn.put(NEXT_RUN, encode_meta(NEXT_RUN, number + 1), db=meta)
-    for old in known[: superfluous(list(sizes.values()))]:
-        txn.delete(old, db=meta)
+    def _start_noted(self, record: RunRecord) -> Changes:
+        meta = self._tables["meta"]
+        with self._env.begin() as txn:
+            known = {key: len(value) for key, value in run_items(txn, meta)}
+            return start_noted(record, known, txn.get(NEXT_RUN, db=meta))
 
 
-def put_batch(txn: Any, db: Mapping[str, Any], batch: StoreBatch) -> None:
-    """Make the changes of a batch, in a transaction; ``db``: the tables by name."""
-    if batch.messages:
-        with txn.cursor(db=db["messages"]) as cursor:
-            records = [
-                (message_key(number), encode_message(number, message.format, message.payload))
-                for number, message in batch.messages.items()
-            ]
-            _, appended = cursor.putmulti(records, append=True)
-            if appended != len(records):  # a damaged key stands behind them: LMDB leaves them out, and says nothing
-                cursor.putmulti(records)
-    for number, count in batch.references:
-        key = message_key(number)
-        txn.put(key, encode_reference(key, count), db=db["references"])
-    if batch.entries:
-        puts = []
-        delete, entries = txn.delete, db["entries"]
-        for key, entry in batch.entries.items():
-            if entry is None:
-                delete(key, db=entries)
-            else:
-                puts.append(
-                    (
-                        key,
-                        encode_entry(
-                            key,
-                            entry.number,
-                            entry.delivery_count,
-                            entry.flags,
-                            entry.expires_at_ms,
-                            entry.size,
-                            entry.group,
-                        ),
-                    )
-                )
-        if puts:
-            with txn.cursor(db=entries) as cursor:
-                cursor.putmulti(puts)
-    for number in batch.unreferenced:
-        _unreference(txn, db, number)
-    if batch.gone:
-        delete, messages = txn.delete, db["messages"]
-        for number in batch.gone:
-            delete(message_key(number), db=messages)
-    for table, changes in batch.tables.items():
-        handle = db[table]
-        for key, value in changes.items():
-            if value is None:
-                txn.delete(key, db=handle)
-            else:
-                txn.put(key, value, db=handle)
-
-
-def _unreference(txn: Any, db: Mapping[str, Any], number: int) -> None:
-    key = message_key(number)
-    references = db["references"]
-    found = txn.get(key, db=references)
-    try:
-        left = decode_reference(key, found) - 1 if found else 0
-    except StoreCorruptException:
-        # It is not known how many entries are left: the message stays, and a check counts them.
-        _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
-        return
-    if left > 0:
-        txn.put(key, encode_reference(key, left), db=references)
-    else:
-        txn.delete(key, db=references)
-        txn.delete(key, db=db["messages"])
+def put_changes(txn: Any, tables: Mapping[str, Any], changes: Changes) -> None:
+    """Put records and delete others, in a transaction that writes; ``tables``: by name."""
+    puts, deletes = changes
+    for table, records in puts.items():
+        handle = tables[table]
+        if len(records) == 1:
+            txn.put(*records[0], db=handle)
+        elif records:
+            with txn.cursor(db=handle) as cursor:
+                # New messages are behind all others, unless a damaged key is: LMDB leaves them out, and says nothing.
+                if table != "messages" or cursor.putmulti(records, append=True)[1] < len(records):
+                    cursor.putmulti(records)
+    delete = txn.delete
+    for table, keys in deletes.items():
+        handle = tables[table]
+        for key in keys:
+            delete(key, db=handle)

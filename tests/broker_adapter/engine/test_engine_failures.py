@@ -228,7 +228,7 @@ def test_an_engine_stops_where_the_note_of_its_start_meets_a_failed_disk(
     def fails(_writes: Writes, _change: Any) -> None:
         raise StoreException("the store failed: Input/output error")
 
-    monkeypatch.setattr(Writes, "carry_out", fails)
+    monkeypatch.setattr(Writes, "write", fails)
     with pytest.raises(StoreException, match="Input/output error"):
         broker.request("bounds", {"destination": "q"}, WAIT)
     assert [str(each) for each in told] == ["the store failed: Input/output error"]

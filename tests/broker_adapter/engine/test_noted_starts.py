@@ -113,7 +113,7 @@ def test_a_start_that_cannot_be_noted_for_a_request_is_noted_by_the_next_commit(
 
     with engines.running() as broker:
         with monkeypatch.context() as patch:
-            patch.setattr(Writes, "carry_out", full)
+            patch.setattr(Writes, "write", full)
             for _ in range(2):
                 with pytest.raises(ResourceAllocationException, match="full, and ask again: the start"):
                     ask(broker, "bounds", run=seen["run"])

@@ -150,35 +150,36 @@ def failed_disk() -> lmdb.Error:
     return error
 
 
-def carry_out(env: Failing, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often the change was made."""
+def write(env: Failing, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the changes were put."""
     monkeypatch.setattr(lmdb_writes, "can_grow", env.can_grow)
-    made: list[Any] = []
-    Writes(env, {}, Path("dir"), 16).carry_out(made.append)
-    return len(made)
+    put: list[Any] = []
+    monkeypatch.setattr(lmdb_writes, "put_changes", lambda *arguments: put.append(arguments))
+    Writes(env, {}, Path("dir"), 16).write({})
+    return len(put)
 
 
 def test_a_disk_that_fails_twice_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Failing(failed_disk(), failed_disk())
     with pytest.raises(StoreException, match="Input/output error; stop the server"):
-        carry_out(env, monkeypatch)
+        write(env, monkeypatch)
     assert env.left == []
 
 
 def test_a_failure_that_lmdb_does_not_recover_from_is_reported_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreException, match="Input/output error; stop the server"):
-        carry_out(Failing(failed_disk(), lmdb.PanicError("panic")), monkeypatch)
+        write(Failing(failed_disk(), lmdb.PanicError("panic")), monkeypatch)
 
 
 def test_a_write_for_which_room_was_made_meanwhile_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert carry_out(Failing(failed_disk(), None), monkeypatch) == 2
+    assert write(Failing(failed_disk(), None), monkeypatch) == 2
     assert "succeeded when it was repeated" in caplog.text
 
 
 def test_another_error_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Failing(lmdb.CorruptedError("page 7"))
     with pytest.raises(StoreException, match="page 7"):
-        carry_out(env, monkeypatch)
+        write(env, monkeypatch)
     assert env.grown == 0

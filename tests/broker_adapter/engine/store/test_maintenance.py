@@ -143,8 +143,8 @@ def test_a_repair_that_was_interrupted_reports_what_is_lost_when_it_is_run_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(tmp_path, 2000)
-    with open(tmp_path / "data.mdb", "r+b") as file:
-        file.truncate(os.path.getsize(tmp_path / "data.mdb") // 3)
+    for page in page_of(tmp_path, "messages", 2)[:5]:
+        overwrite(tmp_path, page)
     copy = tmp_path / "copy"
     copy.mkdir()
     shutil.copy(tmp_path / "data.mdb", copy)
