@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.broker_adapter.engine.administered import History
+from tests.broker_adapter.engine.secondaries import followed
 from tests.broker_adapter.engine.shifts import Shift
 
 #: Of ten histories, so many are in memory only.
@@ -29,16 +30,19 @@ _IN_MEMORY = 4
 def run(seed: int) -> tuple[int, int, int, str]:
     """One history of administrators, and one of workers: seed, steps, how often groups have moved, what went wrong."""
     logging.disable(logging.CRITICAL)
-    chance_of_memory = seed % 10 < _IN_MEMORY
     with tempfile.TemporaryDirectory() as directory:
-        history, shift = History(seed, None if chance_of_memory else Path(directory)), Shift(seed)
-        error = ""
         try:
-            history.run(steps=40 + seed % 100)
-            shift.run(steps=300)
+            return seed, *_steps_and_moves(seed, Path(directory)), ""
         except Exception:
-            error = traceback.format_exc()
-        return seed, len(history.log) + shift.steps, shift.moves, error
+            return seed, 0, 0, traceback.format_exc()
+
+
+def _steps_and_moves(seed: int, directory: Path) -> tuple[int, int]:
+    with followed():
+        history, shift = History(seed, None if seed % 10 < _IN_MEMORY else directory), Shift(seed)
+        history.run(steps=40 + seed % 100)
+        shift.run(steps=300)
+    return len(history.log) + shift.steps, shift.moves
 
 
 def main() -> int:
