@@ -398,6 +398,8 @@ def test_either_site_may_be_killed_at_any_moment(tmp_path: Path) -> None:
             sent += 200
             threading.Event().wait(chance.random() * 0.05)
             (here, there)[number % 2].restart()
+        here.send("q", numbered(sent, sent + 1))  # then the sender is connected again
+        sent += 1
         here.drained("g")
         assert there.bodies("q") == here.bodies("q") == numbered(0, sent)
         way.hold(Direction.TO_CLIENT)

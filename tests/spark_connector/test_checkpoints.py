@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,9 @@ class Files:
     def add(self, *lines: str) -> None:
         """One more batch."""
         self._count += 1
-        (self._path / f"{self._count}.txt").write_text("".join(f"{line}\n" for line in lines))
+        path = self._path / f"{self._count}.txt"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        os.utime(path, (self._count, self._count))  # Spark takes the oldest file first
 
     def stream(self) -> DataFrame:
         reader = self._spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
