@@ -160,7 +160,7 @@ class Endings:
         state = self._state
         if state.interrupted:
             return
-        if all([outcome is Outcome.ACCEPTED for _, outcome in settlements]):
+        if {outcome for _, outcome in settlements} <= {Outcome.ACCEPTED}:
             with state.settling, contextlib.suppress(ConnectionLostException):
                 state.settle(settlements)
             return
