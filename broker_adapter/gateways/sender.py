@@ -157,7 +157,8 @@ class Sender:
         columns = columns_of(found["entries"])
         behind = next((each.last for each in reversed(self.under_way) if each.last), 0)
         self.under_way.append(Batch(columns["positions"], {**found, "entries": ()}, now, behind))
-        self._waits_since = now
+        if found["waiting"] <= sum(each.found["messages"] for each in self.under_way):  # else the rest has waited
+            self._waits_since = now
         return {
             "site": site,
             "sender": found["sender"],

@@ -26,7 +26,7 @@ def found(*positions: int, **fields: Any) -> dict[str, Any]:
     left_out = {"expired": [], "filtered": [], "conflated": []}
     read: dict[str, Any] = {"entries": entries, "joined": [], **left_out, "bytes": 10 * len(entries)}
     read["messages"] = len(entries) + sum(len(fields.get(name, ())) for name in left_out)
-    return {**read, "through": through, "sender": "g/1", "applied": 3, **fields}
+    return {**read, "waiting": 0, "through": through, "sender": "g/1", "applied": 3, **fields}
 
 
 def answer(through: int, *refused: tuple[int, str]) -> dict[str, Any]:
@@ -57,6 +57,15 @@ def test_what_is_under_way_does_not_make_the_next_batch_due() -> None:
     sender.batch_of(found(*range(100, 150), expired=list(range(150, 190)), filtered=[*range(190, 200)]), 1, 20.5)
     assert sender.seconds_until_due(RECORD, 201, 2010, 20.75) == 0.75  # it may have come as soon as that was read
     assert sender.seconds_until_due(RECORD, 201, 2010 + (1 << 20), 20.75) == 0
+
+
+def test_what_is_left_behind_a_batch_has_waited_as_long() -> None:
+    sender = Sender(5)
+    for now, seconds in ((20, 0), (20.5, 0.5), (21, 0)):
+        assert sender.seconds_until_due(RECORD, 150 if now == 20 else 50, 10, now) == seconds
+        if now == 20:
+            sender.batch_of(found(*range(100), waiting=150), 1, now)
+            sender.answered(answer(99))
 
 
 def test_no_more_is_under_way_than_the_limits() -> None:
