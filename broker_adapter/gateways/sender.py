@@ -14,9 +14,11 @@ Theory of operation
     positions that it has applied, and leaves them out.  So nothing about a batch is kept here but what the queue has.
 
     A batch that the other site cannot read, or has no room for, is halved until it can be taken.  A single message or
-    transaction that it cannot read is refused; one for which it has no room is tried again later.  Behind a message
-    that was refused, the next batch is as large as what was done of this one: there may be more of the kind.  From
-    there on batches are doubled again, and one is under way at a time until they are as large as they may be.
+    transaction that it cannot read is refused; one for which it has no room is tried again later.
+
+    Where a message was refused there may be more of the kind, and each makes void what is under way behind it.  So the
+    next batch is as large as what was done of this one, from there on they are doubled again, and for some batches one
+    is under way at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from broker_adapter.wording import in_seconds
 #: Batches that may be under way, and bytes above which no further one begins.
 IN_FLIGHT: Final = 32
 _IN_FLIGHT_BYTES: Final = 8 << 20
+#: Batches that are sent one at a time behind one of which a message was refused.
+_ALONE: Final = 10
 #: Time between two records of the log about a failure that lasts, in seconds.
 _TELL_SECONDS: Final = 3600.0
 #: What is read and not handed over, as ``read_gateway`` and ``end_gateway_batch`` call it.
@@ -78,6 +82,7 @@ class Sender:
         self._told: type[JMSException] | None = None  # of the failure that the log was told last
         self._alert_at = 0.0
         self._most = MAX_BATCH
+        self._alone = 0  # batches that are still to be sent one at a time
         self._void = 0  # batches under way behind one that was not done whole: they do nothing
         self.most_under_way = IN_FLIGHT
         self.under_way: deque[Batch] = deque()
@@ -113,7 +118,7 @@ class Sender:
             self._waits_since = now
         # After trouble one batch shows whether it is over.
         most = min(record.batch_messages, self._most)
-        is_careful = self.trouble or most < record.batch_messages
+        is_careful = self.trouble or self._alone
         if (
             self._void
             or len(self.under_way) >= (1 if is_careful else self.most_under_way)
@@ -190,10 +195,11 @@ class Sender:
         self.under_way.popleft()
         if through < batch.last:
             self._void = len(self.under_way)
-            self._most = bisect_right(batch.positions, through)
+            self._most = max(1, bisect_right(batch.positions, through))
         else:
             through = found["through"]
             self._most = min(MAX_BATCH, self._most * 2)
+        self._alone = _ALONE if answer.get("refused") else max(0, self._alone - 1)
         self._unsent_since = batch.begun
         done = {name: answer[name] for name in ("refused", "applied") if name in answer}
         return {"through": through, **{name: found[name] for name in ("sender", *_LEFT_OUT)}, **done}

@@ -23,6 +23,7 @@ class ChangeGateway(NamedTuple):
 
     name: str
     fields: Mapping[str, Any]
+    passed: int = 0  #: the position ahead of which nothing waits; for a new selector it is that of the last one
     reply: Reply | None = None
 
 
@@ -62,6 +63,7 @@ class CopyToGateway(NamedTuple):
     name: str
     destination: str  #: kind and name, as the gateway has it
     messages: Sequence[tuple[NewMessage, dict[str, Any] | None]]  #: with the annotations of its entry each
+    is_first: bool = False  #: refused where a copy was begun already
     reply: Reply | None = None
 
 

@@ -4,7 +4,7 @@ A message goes to the other site as its payload and its numbers, with what it ha
 which is packed once.  Nearly all messages to a destination are of one kind; each change of a key is of its own.
 
 A gateway with ``group_transaction_events`` never divides a transaction.  What is read goes on behind its limits to the
-end of the last transaction, and each message says whether it belongs to that of the one ahead.  A transaction that is
+end of the last transaction, and ``joined`` names what belongs to that of the message ahead.  A transaction that is
 larger than any batch may be is refused here.
 """
 

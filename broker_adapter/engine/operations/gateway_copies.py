@@ -39,7 +39,7 @@ from broker_adapter.engine.rules.event_changes import event_annotations
 from broker_adapter.engine.rules.gateways import destination_number, gateway_named
 from broker_adapter.engine.store.stores import Message
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, read_head
-from broker_adapter.errors import IllegalStateException, MessageFormatException
+from broker_adapter.errors import MessageFormatException
 
 #: Where the next part of a queue begins: a position, of what is delayed, or else of the rest.
 _PLACE: Final = re.compile(r"(d?)([0-9]{1,19})")
@@ -77,8 +77,9 @@ class CopyToGatewayRequest(Request):
 
     def steps(self, client: int) -> Steps:
         part: _Part = yield self._read
-        if part.messages:
-            yield g.CopyToGateway(self.name, part.destination, part.messages)
+        is_first = self.queue is not None and self.after is None and not self.again
+        if part.messages or is_first:
+            yield g.CopyToGateway(self.name, part.destination, part.messages, is_first)
         waiting = yield lambda reader: gateway_named(reader.state.directory, self.name).depth
         return {"copied": len(part.messages), "left_out": part.left_out, "next": part.next, "waiting": waiting}
 
@@ -88,14 +89,9 @@ class CopyToGatewayRequest(Request):
         for each in gateway.gateway.destinations:
             if name_there(each) == destination:
                 destination = each
-        number = destination_number(gateway, destination)
+        destination_number(gateway, destination)
         if self.region is not None:
             return self._keys(reader, destination, self.region)
-        if number in gateway.gateway.copied and self.after is None and not self.again:
-            raise IllegalStateException(
-                f"a copy of queue {self.queue!r} by gateway {self.name!r} was begun already, and a second one may put"
-                " its messages there again: name what else is to be copied, or give the argument 'again'"
-            )
         return self._messages(reader, destination, gateway.gateway.first_message)
 
     def _keys(self, reader: Reader, destination: str, name: str) -> _Part:

@@ -192,9 +192,17 @@ class ChangeGatewayRequest(Request):
                 _, left = yield g.EndBatch(number, last, drops=True)
         if self.state is not None:
             fields["state"] = self.state
-        yield g.ChangeGateway(name, fields)
+        passed: int = yield lambda reader: _passed(reader, name)
+        yield g.ChangeGateway(name, fields, passed)
         (found,) = yield lambda reader: _described(reader, name)
         return found
+
+
+def _passed(reader: Reader, name: str) -> int:
+    """Return the position from which on the selector of a gateway holds, or 0 where what came before it waits."""
+    queue = gateway_named(reader.state.directory, name)
+    position = queue.gateway.selector_from
+    return 0 if position and reader.entries(queue.id, 0, position - 1, 1).entries else position
 
 
 def _bounds_at_rest(reader: Reader, name: str) -> tuple[int, int]:

@@ -178,7 +178,14 @@ class Gateways:
         changed = queue.noted()._replace(**command.fields)
         _check_options(changed)
         if changed.selector != queue.gateway.selector:
-            changed = _with_selector_from_now_on(queue, changed)
+            # What waits may be at the other site already, so the choice among it stays.
+            if command.passed != changed.selector_from:
+                raise IllegalStateException(
+                    f"messages of gateway {command.name!r} wait that came before the last change of its selector;"
+                    " change it again when they are sent"
+                )
+            before = queue.gateway.selector
+            changed = changed._replace(selector_from=queue.next_position, selector_before=before)
         queue.gateway = changed
         queue.is_changed = queue.wakes = True
         effects.answer(command, None)
@@ -211,7 +218,14 @@ class Gateways:
         for message, added in command.messages:
             self._intake.store(message, (), now_ms, effects, added, (feed,))
         noted = queue.noted()
+        if command.is_first and feed.number in noted.copied:
+            raise IllegalStateException(
+                f"a copy of {command.destination} by gateway {command.name!r} was begun already, and a second one may"
+                " put its messages there again: name what else is to be copied, or give the argument 'again' of"
+                " operation 'copy_to_gateway'"
+            )
         queue.gateway = noted._replace(copied=sorted({*noted.copied, feed.number}))
+        queue.is_changed = True
         effects.answer(command, None)
 
     def _end_batch(self, command: g.EndBatch, now_ms: int, effects: Effects) -> None:
@@ -244,8 +258,6 @@ class Gateways:
         noted = queue.noted()
         counters = noted.counters
         is_incomplete = noted.group_transaction_events and self._is_incomplete(queue, command.found, effects)
-        if command.found:
-            queue.ended_through = command.found[-1].position
         expired, filtered = len(gone & command.expired), len(gone & command.filtered)
         conflated = len(gone & command.conflated)
         rest = len(gone) - expired - filtered - conflated
@@ -265,17 +277,17 @@ class Gateways:
         effects.answer(command, (len(gone) + refused, command.next))
 
     def _is_incomplete(self, queue: GatewayQueue, found: Sequence[RawEntry], effects: Effects) -> bool:
-        """Return whether a part of a transaction is missing in what is ended of a gateway's queue."""
-        is_incomplete, last = False, queue.ended_through
+        """Note what is ended of a gateway's queue; return whether a part of a transaction is missing in it."""
+        is_incomplete = False
         for raw in found:
-            if raw.flags & FLAG_JOINED and raw.position != last + 1:
+            if raw.flags & FLAG_JOINED and raw.position != queue.ended_through + 1:
                 is_incomplete = True
                 effects.warn(
                     ("incomplete", queue.id),
                     "! gateway %r: a part of a transaction is missing ahead of position %d; the rest was sent",
                     *(queue.record.name, raw.position),
                 )
-            last = raw.position
+            queue.ended_through = raw.position
         return is_incomplete
 
     def _keep(self, queue: GatewayQueue, entry: Entry, message: NewMessage, now_ms: int, effects: Effects) -> None:
@@ -328,24 +340,6 @@ def _check_options(record: GatewayRecord) -> None:
             "a gateway that keeps transactions whole leaves out none of their updates: take away"
             " group_transaction_events, or batch_conflation"
         )
-
-
-def _with_selector_from_now_on(queue: GatewayQueue, changed: GatewayRecord) -> GatewayRecord:
-    """Return a record whose selector is new, and holds for what comes in from now on.
-
-    What waits may be at the other site already, so the choice among it stays.
-
-    Raises:
-        IllegalStateException: messages from before the last change of the selector wait.
-    """
-    if not queue.depth:
-        queue.ended_through = queue.next_position - 1
-    if queue.ended_through + 1 < changed.selector_from:
-        raise IllegalStateException(
-            f"messages of gateway {queue.record.name!r} wait that came before the last change of its selector; change"
-            " it again when they are sent"
-        )
-    return changed._replace(selector_from=queue.next_position, selector_before=queue.gateway.selector)
 
 
 def gateway_named(directory: Directory, name: str) -> GatewayQueue:

@@ -38,10 +38,16 @@ def _chosen(options: argparse.Namespace, transport: Transport) -> list[str]:
     """The destinations that are to be copied."""
     (found,) = transport.request("gateways", {"name": options.name}, None)
     chosen = [f"{kind}:{name}" for kind in ("region", "queue") for name in getattr(options, kind)]
-    chosen = chosen or [each for each in found["destinations"] if each.startswith(("region:", "queue:"))]
+    known = () if options.again else found["copied"]
+    chosen = chosen or [
+        each
+        for each in found["destinations"]
+        if each.startswith("region:") or (each.startswith("queue:") and each not in known)
+    ]
     if not chosen:
         raise ValueError(
-            f"gateway {options.name!r} has no region and no queue to copy; a queue that it moves is copied with --queue"
+            f"gateway {options.name!r} has no region, and no queue that was not copied; a queue that it moves is copied"
+            " with --queue, and one that was copied with --again"
         )
     if options.after is not None and len(chosen) > 1:
         raise ValueError("--after needs one --region or --queue that it is a place of")
@@ -68,7 +74,7 @@ class _Copy:
                 raise  # it would fail again
             kind, _, name = self._destination.partition(":")
             words = ["holdfast", "gateway", "copy", self._options.name, f"--{kind}", name]
-            words += [] if self._next is None else ["--after", self._next]
+            words += ["--after", self._next] if self._next is not None else ["--again"] * self._options.again
             words += [] if self._options.max_rate is None else ["--max-rate", str(self._options.max_rate)]
             self._tell("")
             say(f"copied {counted(self._copied, 'message')} of {self._destination}; go on with:", sys.stderr)

@@ -143,6 +143,40 @@ def test_another_selector_does_not_change_what_becomes_of_a_batch_without_an_ans
     assert in_queue(far) == ([] if before else ["small"]) + ["large", "new"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "here", "there"),
+    [(None, "size > 100", [], ["small", "large"]), ("size > 3", "", ["small"], ["large"])],
+)
+def test_what_is_refused_behind_a_batch_without_an_answer_lets_no_selector_choose_among_it_again(
+    before: str | None, after: str, here: list[str], there: list[str]
+) -> None:
+    near, far = Site(1, max_gateway_batch_bytes=1 << 20), Site(2)
+    with closing(near.broker), closing(far.broker):
+        near.gateway("g", "move:q", group_transaction_events=True, selector=before)
+        near.send("q", "small", properties={"size": 1})
+        near.send("q", "large", properties={"size": 9})
+        first = read(near, "g", remote_site=2)
+        apply(near, far, first)
+        near.ask("change_gateway", name="g", selector=after)
+        near.commit(["x" * 700_000, "y" * 700_000], {})
+        read(near, "g", remote_site=2, after=first["through"])
+        assert near.gateways("g")["refused"] == 2
+        with pytest.raises(IllegalStateException, match="came before the last change of its selector"):
+            near.ask("change_gateway", name="g", selector="size > 200")
+        pump(near, "g", far)
+        assert (near.bodies("q"), in_queue(far)) == (here, there)
+
+
+def test_a_selector_changes_after_a_restart_while_what_is_new_waits(tmp_path: Path) -> None:
+    near = Site(1, tmp_path)
+    near.gateway("g", "queue:q", selector="size > 3")
+    near.ask("change_gateway", name="g", selector="size > 4")
+    near.send("q", "1", properties={"size": 1})
+    near.restart()
+    near.ask("change_gateway", name="g", selector="size > 5")
+    near.broker.close()
+
+
 def test_a_selector_changes_again_when_what_came_before_its_last_change_is_sent(sites: tuple[Site, Site]) -> None:
     near, far = sites
     near.gateway("g", "queue:q", selector="size > 3")

@@ -192,7 +192,7 @@ def test_behind_a_message_that_was_refused_batches_are_small_and_one_at_a_time_u
     sender = Sender(5)
     sender.batch_of(found(*range(1, 101)), 1, 0)
     sender.answered(answer(3, (3, "no such region")))
-    for size in (3, 6, 12, 24, 48, 96):
+    for size in (3, 6, 12, 24, 48, 96, 100, 100, 100, 100):
         assert sender.limits(RECORD)["max_messages"] == size
         assert sender.seconds_until_due(RECORD, size, 10 * size, 0) == 0
         sender.batch_of(found(*range(4, 4 + size)), 1, 0)
@@ -200,6 +200,29 @@ def test_behind_a_message_that_was_refused_batches_are_small_and_one_at_a_time_u
         sender.answered(answer(3 + size))
     sender.batch_of(found(*range(4, 104)), 1, 0)
     assert sender.seconds_until_due(RECORD, 1000, 100_000, 0) == 0
+
+
+def test_where_all_of_a_batch_is_refused_the_next_one_is_alone() -> None:
+    sender = Sender(5)
+    sender.batch_of(found(1, 2), 1, 0)
+    sender.answered(answer(2, (1, "no such region"), (2, "no such region")))
+    sender.batch_of(found(3, 4), 1, 0)
+    assert sender.seconds_until_due(RECORD, 1000, 100_000, 0) is None
+
+
+def test_batches_for_which_there_is_no_room_are_halved_and_several_are_under_way() -> None:
+    sender = Sender(5)
+    sender.batch_of(found(*range(1, 101)), 1, 0)
+    sender.not_taken(ResourceAllocationException("larger than max_gateway_batch_bytes"))
+    sender.batch_of(found(*range(1, 51)), 1, 0)
+    assert sender.seconds_until_due(RECORD, 1000, 100_000, 0) == 0
+
+
+def test_an_answer_that_names_a_position_ahead_of_the_batch_leaves_a_batch_of_one() -> None:
+    sender = Sender(5)
+    sender.batch_of(found(10, 20), 1, 0)
+    sender.answered(answer(1))
+    assert sender.limits(RECORD)["max_messages"] == 1
 
 
 def test_behind_a_batch_whose_last_message_was_refused_the_next_one_is_read_again() -> None:

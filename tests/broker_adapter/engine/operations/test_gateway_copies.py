@@ -142,17 +142,19 @@ def test_a_queue_is_copied_again_only_where_that_is_asked_for(tmp_path: Path) ->
     near.change("quotes", ("a", "1"))
     near.gateway("g", "move:q", "region:quotes", "queue:other")
     assert near.ask("copy_to_gateway", name="empty", queue="q")["copied"] == 0
-    assert near.ask("copy_to_gateway", name="empty", queue="q")["copied"] == 0, "it was no copy"
+    assert near.ask("copy_to_gateway", name="g", queue="q", limit=1)["copied"] == 0, "none is delayed"
     begun = near.ask("copy_to_gateway", name="g", queue="q", limit=1, after="0")
     near.restart()
     assert near.gateways("g")["copied"] == ["move:q"]
-    with pytest.raises(IllegalStateException, match="a copy of queue 'q' by gateway 'g' was begun already"):
+    with pytest.raises(IllegalStateException, match="a copy of move:q by gateway 'g' was begun already"):
         copy(near, queue="q")
+    with pytest.raises(IllegalStateException, match="a copy of queue:q by gateway 'empty' was begun already"):
+        near.ask("copy_to_gateway", name="empty", queue="q")
     assert near.ask("copy_to_gateway", name="g", queue="q", after=begun["next"])["copied"] == 2, "it goes on"
     assert copy(near, queue="q", again=True)[0] == 3
     assert [copy(near, region="quotes")[0] for _ in range(2)] == [1, 1], "a region may be copied again"
     assert copy(near, queue="other")[0] == 0
-    assert near.gateways("g")["copied"] == ["move:q", "region:quotes"]
+    assert near.gateways("g")["copied"] == ["move:q", "region:quotes", "queue:other"]
     near.broker.close()
 
 
