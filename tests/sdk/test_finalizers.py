@@ -55,8 +55,9 @@ def fill(connection: Connection, name: str, count: int) -> None:
             producer.send(str(number))
 
 
-def in_hand(connection: Connection, name: str) -> int:
-    return sum(each.in_hand for each in connection.statistics().queues if each.name == name)
+def held(connection: Connection, name: str) -> int:
+    """How many consumers a queue has, and messages in their hands."""
+    return sum(each.in_hand + each.consumers for each in connection.statistics().queues if each.name == name)
 
 
 def taken(connection: Connection, name: str) -> list[tuple[str, bool]]:
@@ -102,7 +103,7 @@ def test_a_dropped_consumer_gives_back_what_it_prefetched(make: Callable[[], Con
 
         (warning,) = drop(receive_one)
         assert warning.startswith("unclosed <MessageConsumer consumer ")
-        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert wait_for(lambda: held(connection, name) == 0)
         assert taken(connection, name) == [(str(number), False) for number in range(1, 20)]
 
 
@@ -120,7 +121,7 @@ def test_a_message_can_be_acknowledged_when_its_consumer_and_session_are_dropped
         message.acknowledge()
         del message
         gc.collect()
-        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert wait_for(lambda: held(connection, name) == 0)
         assert taken(connection, name) == [("1", False)]
 
 
@@ -134,7 +135,7 @@ def test_a_dropped_session_gives_back_what_it_received(make: Callable[[], Connec
             assert session.create_consumer(session.create_queue(name)).receive(WAIT) is not None
 
         drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session")
-        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert wait_for(lambda: held(connection, name) == 0)
         assert sorted(taken(connection, name)) == [("0", True), ("1", False), ("2", False)]
 
 
@@ -148,7 +149,7 @@ def test_a_dropped_connection_gives_back_everything(make: Callable[[], Connectio
             assert session.create_consumer(session.create_queue(name)).receive(WAIT) is not None
 
         drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session", "unclosed <Connection")
-        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert wait_for(lambda: held(watcher, name) == 0)
         assert sorted(body for body, _ in taken(watcher, name)) == ["0", "1", "2"]
 
 
@@ -176,7 +177,7 @@ def test_a_session_that_is_dropped_with_its_consumer_gives_back_what_it_holds_wi
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 del consumer, session
-                assert wait_for(lambda: in_hand(watcher, name) == 0)
+                assert wait_for(lambda: held(watcher, name) == 0)
         finally:
             gc.enable()
         assert sorted(taken(watcher, name)) == [("0", True), ("1", True), ("2", False), ("3", False)]
@@ -233,7 +234,7 @@ def test_what_was_never_delivered_is_not_marked_when_all_is_dropped_together(
             assert worker.consumer.receive(WAIT) is not None
 
         drop(receive_one, f"unclosed <{what.title()}")  # the others are being closed with it, or warn as well
-        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert wait_for(lambda: held(watcher, name) == 0)
         assert sorted(taken(watcher, name)) == [("0", True), *((str(number), False) for number in range(1, 4))]
 
 
@@ -257,9 +258,9 @@ def test_what_comes_for_a_consumer_that_waits_to_be_closed_is_given_back(make: C
 
         drop(receive, "unclosed <MessageConsumer")
         fill(watcher, name, 20)
-        assert wait_for(lambda: in_hand(watcher, name) == 20)
+        assert wait_for(lambda: held(watcher, name) == 21)
         go_on.set()
-        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert wait_for(lambda: held(watcher, name) == 0)
         assert taken(watcher, name) == [(str(number), False) for number in range(20)]
 
 
@@ -286,7 +287,7 @@ def test_a_session_that_is_dropped_is_closed_though_it_had_a_thread(make: Callab
 
         before = set(threading.enumerate())
         drop(use_all, "TRANSACTED", "DUPS_OK", "AUTO", *["unclosed <Connection"] * 3)
-        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert wait_for(lambda: held(watcher, name) == 0)
         assert wait_for(lambda: not [each for each in set(threading.enumerate()) - before if "session" in each.name])
 
 
@@ -426,7 +427,7 @@ def test_a_context_that_is_dropped_is_closed(server: ServerProcess) -> None:
             assert context.create_consumer(context.create_queue(name)).receive(WAIT) is not None
 
         drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session", "unclosed <Connection")
-        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert wait_for(lambda: held(watcher, name) == 0)
         assert [body for body, _ in taken(watcher, name)] == ["1"]
 
 
