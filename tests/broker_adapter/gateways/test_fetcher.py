@@ -178,7 +178,7 @@ def test_what_cannot_be_stored_here_is_left_there(fetching: Fetching, caplog: py
     assert "a message of 'q' cannot be stored here, and is left there: message of " in caplog.text
     fetching.change(state="paused")
     assert near.bodies("q") == ["one", "two"]
-    assert fetching.left() == 2
+    assert wait_for(lambda: fetching.left() == 2), "the others are acknowledged"
 
 
 def test_messages_of_other_clients_are_put_here_as_any_message_is(fetching: Fetching) -> None:
