@@ -212,18 +212,18 @@ class Gateways:
             raise IllegalStateException(
                 f"gateway {command.name!r} is stopped, and takes nothing; start or pause it first"
             )
+        if command.is_first and feed.number in queue.gateway.copied:
+            raise IllegalStateException(
+                f"a copy of {command.destination} by gateway {command.name!r} was begun already, and a second one may"
+                " put its messages there again: name what else is to be copied, or give the argument 'again' of"
+                " operation 'copy_to_gateway'"
+            )
         sizes = [(len(each.payload), each.persistent and queue.durable) for each, _ in command.messages]
         self._admission.take_at_once([(size, 1) for size, is_stored in sizes if is_stored])
         self._admission.take_in_memory([(size, 1) for size, is_stored in sizes if not is_stored])
         for message, added in command.messages:
             self._intake.store(message, (), now_ms, effects, added, (feed,))
         noted = queue.noted()
-        if command.is_first and feed.number in noted.copied:
-            raise IllegalStateException(
-                f"a copy of {command.destination} by gateway {command.name!r} was begun already, and a second one may"
-                " put its messages there again: name what else is to be copied, or give the argument 'again' of"
-                " operation 'copy_to_gateway'"
-            )
         queue.gateway = noted._replace(copied=sorted({*noted.copied, feed.number}))
         queue.is_changed = True
         effects.answer(command, None)

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import queue
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands import regions as e
@@ -156,6 +157,16 @@ def test_a_queue_is_copied_again_only_where_that_is_asked_for(tmp_path: Path) ->
     assert copy(near, queue="other")[0] == 0
     assert near.gateways("g")["copied"] == ["move:q", "region:quotes", "queue:other"]
     near.broker.close()
+
+
+def test_a_second_copy_that_is_refused_queues_nothing_of_what_is_delayed(sites: tuple[Site, Site]) -> None:
+    near, _ = sites
+    near.send("q", "later", deliver_at_ms=epoch_ms() + 3_600_000)
+    near.gateway("g", "queue:q")
+    assert near.ask("copy_to_gateway", name="g", queue="q")["copied"] == 1
+    with pytest.raises(IllegalStateException, match="was begun already"):
+        near.ask("copy_to_gateway", name="g", queue="q")
+    assert near.gateways("g")["waiting"] == 1
 
 
 def test_delayed_messages_are_copied_with_their_delay(sites: tuple[Site, Site]) -> None:
