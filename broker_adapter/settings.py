@@ -295,6 +295,12 @@ class EngineSettings:
         "bytes of the store's records; its file may be larger (docs/reliability.md)",
         least=16 * MIB,
     )
+    tail_bytes: int = _option(
+        64 * MIB,
+        "bytes of the names of changed records in the store, by which a copy that was away catches up; one that lacks"
+        " more takes an image (docs/redundancy.md)",
+        least=MIB,
+    )
     min_free_disk_bytes: int = _option(
         256 * MIB, "free disk space that producers leave, so that consumers can continue", least=0
     )

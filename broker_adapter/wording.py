@@ -22,6 +22,16 @@ def in_seconds(duration: float) -> str:
     return f"{round(duration, 3) or duration:.10g} s"
 
 
+def in_bytes(number: int) -> str:
+    """A number of bytes with its unit: ``3.4 GiB``."""
+    size = float(number)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def why_unencodable(error: Exception) -> str:
     """Why a value has no form in bytes; a text that is not valid Unicode is shown."""
     return f"{error.object!r:.100} is not valid Unicode" if isinstance(error, UnicodeEncodeError) else str(error)

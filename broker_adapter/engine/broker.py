@@ -55,12 +55,13 @@ from broker_adapter.engine.cycle.inbox import CYCLE_MESSAGES, Inbox
 from broker_adapter.engine.cycle.loading import Loading
 from broker_adapter.engine.cycle.message_reads import MessageReads
 from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
+from broker_adapter.engine.operations.copies import Copies
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.requests import perform, request_of
 from broker_adapter.engine.operations.whole_queues import CheckRequest
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.recent_requests import RecentRequests
-from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.lmdb_store import LmdbStore, refuse_copy
 from broker_adapter.engine.store.maintenance import as_answer, check_records
 from broker_adapter.engine.store.port import DurableStore
 from broker_adapter.engine.store.starts import Runs, new_run, run_of
@@ -108,6 +109,7 @@ class Broker:
         settings: as given.
         is_durable: whether it has a store on disk.
         failed: why it stopped, or None.
+        copies: those that follow its store.
         cycling_thread: identifies the thread that carries out a cycle now, in which callbacks must not wait.
 
     Raises:
@@ -133,6 +135,7 @@ class Broker:
         self._fatal_errors: tuple[type[Exception], ...] = (JMSException, *self._store_errors)
         self.is_durable = disk is not None
         self._requests = RecentRequests()
+        self.copies = Copies()
         self.unique = disk.unique if disk is not None else secrets.token_hex(8)
         self.run = new_run(_now_ms(), secrets.token_hex(6))
         self._runs = Runs(self.run, disk)
@@ -185,6 +188,7 @@ class Broker:
         self._failure_listeners: list[Callable[[JMSException], None]] = []
         if disk is not None:
             try:
+                refuse_copy(disk)
                 self._restore(disk)
             except BaseException as error:
                 disk.close()
@@ -319,6 +323,19 @@ class Broker:
                 raise ConnectionLostException("the check was cancelled: the connection that asked for it ended")
 
         return as_answer(check_records(self.store, look))
+
+    def beside(self, look: Callable[[Broker], Any]) -> Any:
+        """Return what ``look`` says of this engine, which goes on meanwhile; it reads the store from a snapshot.
+
+        Raises:
+            JMSException: the engine has stopped, or what ``look`` raises.
+        """
+        if self.failed is not None:
+            raise copied(self.failed)
+        try:
+            return look(self)
+        except self._store_errors as error:  # also where the store was closed meanwhile
+            raise self.store.as_failure(error) from error
 
     @property
     def policies(self) -> Policies:

@@ -39,6 +39,7 @@ from broker_adapter.engine.records.layout import (
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.records.tail import decode_commit
 from broker_adapter.engine.regions.event_records import (
     decode_event,
     decode_posting,
@@ -95,6 +96,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
         lambda key, value: len(key) == ENTRY_KEY_BYTES and isinstance(decode_annotations(key, value), dict),
     ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
+    (("tail",), lambda key, value: decode_commit(key, value)),
     (("messages",), _is_message),
     (("events",), lambda key, value: len(key) == 8 and decode_event(key, value)),
     (("runs",), lambda key, value: decode_run_of_updates(key, value)),

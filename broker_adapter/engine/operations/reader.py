@@ -28,7 +28,7 @@ from broker_adapter.engine.store.port import Loaded, StoredColumns, by_position
 from broker_adapter.engine.store.region_snapshots import RegionSnapshot, RegionSnapshots, gone, position_of_token
 from broker_adapter.engine.store.starts import Runs
 from broker_adapter.engine.store.stores import Message, Stores
-from broker_adapter.errors import InvalidDestinationException, MessageFormatException
+from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.selectors.language import Selector
 
 #: Bytes of messages that are read for their age before other work has its turn.
@@ -75,6 +75,13 @@ class Reader:
         self._runs = runs
         self._jobs = jobs
         self._elapsed_ms = elapsed_ms
+
+    def begin_tail(self) -> None:
+        """Have each commit noted from now on, so that copies can follow; raises as
+        :meth:`~broker_adapter.engine.store.port.DurableStore.begin_tail`."""
+        if self._stores.disk is None:
+            raise IllegalStateException("the engine has no store on disk, which a copy could follow")
+        self._stores.disk.begin_tail()
 
     def note_use(self, queue: QueueState) -> None:
         """A queue is read without a consumer: it is not idle."""

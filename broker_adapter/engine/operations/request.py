@@ -31,8 +31,17 @@ MAX_TEXT: Final = 4096
 #: Members that one value of a list has with it, at most: (position, (producer, thread, sequence), failures).
 _MEMBERS_OF_GIVEN: Final = 7
 
-#: A step of an operation: a command, or something to read between two cycles.  The generator gets its result.
-Step = c.Command | Callable[[Reader], Any]
+
+@attrs.frozen
+class Beside:
+    """A step that is carried out beside the engine, and may wait: ``look`` gets the engine."""
+
+    look: Callable[[Any], Any]
+
+
+#: A step of an operation: a command, something to read between two cycles, or beside them.  The generator gets its
+#: result.
+Step = c.Command | Callable[[Reader], Any] | Beside
 Steps = Generator[Step, Any, Any]
 
 
@@ -51,6 +60,7 @@ class Threads(Enum):
     READING = "reading"
     LONG = "long"
     GATEWAY = "gateway"
+    FOLLOWING = "following"
 
 
 class Names(Enum):

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.operations import (
     arrivals,
+    copies,
     durable_clients,
     gateway_batches,
     gateway_copies,
@@ -26,7 +27,7 @@ from broker_adapter.engine.operations import (
     whole_queues,
 )
 from broker_adapter.engine.operations.reader import Reader
-from broker_adapter.engine.operations.request import REQUESTS, Request, Steps, request_of
+from broker_adapter.engine.operations.request import REQUESTS, Beside, Request, Steps, request_of
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
 
 __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
@@ -34,7 +35,7 @@ __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 #: Each registers its requests as it is imported.
 _FILES: Final = (
     *(whole_queues, ranges, staged, named_messages, regions, region_digests, durable_clients),
-    *(gateways, gateway_batches, gateway_copies, arrivals),
+    *(gateways, gateway_batches, gateway_copies, arrivals, copies),
 )
 
 
@@ -46,6 +47,9 @@ class RequestEngine(Protocol):
 
     def reading(self) -> AbstractContextManager[Reader]:
         """Keep all other threads out."""
+
+    def beside(self, look: Callable[[Any], Any]) -> Any:
+        """Let the others go on."""
 
 
 def perform(
@@ -83,6 +87,8 @@ def perform(
         left = _left(deadline)
         if isinstance(step, tuple):
             result = engine.call(step, left)
+        elif isinstance(step, Beside):
+            result = engine.beside(step.look)
         else:
             with engine.reading() as reader:
                 result = step(reader)

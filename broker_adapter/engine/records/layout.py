@@ -23,7 +23,10 @@ meta        name                                   crc u32 (but for ``version``)
                                                    ``next_queue``, ``next_stream``: the next numbers; ``last_stamp``:
                                                    the time of the last stamp; ``unique``: what the store is known by;
                                                    ``age``: for how long engines have run on it;
-                                                   ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
+                                                   ``run/NUMBER``: a start of the engine (:class:`RunRecord`);
+                                                   of a copy ``copy_of``: the URL that it follows, and ``image``: how
+                                                   far it is while it is not complete
+tail        lsn u64                                :mod:`broker_adapter.engine.records.tail`, where it is followed
 ==========  =====================================  ==========================================================
 
 The tables of regions and of durable clients are in :mod:`broker_adapter.engine.regions.key_records`,
@@ -57,7 +60,7 @@ from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 #: Version of the layout above (:mod:`broker_adapter.engine.store.versions`).  Those below were of development versions,
 #: and are refused.
-STORE_VERSION = 10
+STORE_VERSION = 11
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -109,6 +112,7 @@ TABLES = (
     "gateways",
     "quarantine",
     "meta",
+    "tail",
     *EVENT_TABLES,
 )
 
@@ -127,8 +131,13 @@ NEXT_STREAM = b"next_stream"  #: the number of the next audience, or of the next
 LAST_STAMP = b"last_stamp"  #: the time of the last stamp of a key's change
 AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
+COPY_OF = b"copy_of"  #: of a copy: the URL that it follows
+IMAGE = b"image"  #: of a copy that is not complete: how far it is
 META_NAMES = frozenset(
-    (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, LAST_STAMP, AGE, REBUILT)
+    (
+        *(VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, NEXT_STREAM, LAST_STAMP, AGE, REBUILT),
+        *(COPY_OF, IMAGE),
+    )
 )
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1

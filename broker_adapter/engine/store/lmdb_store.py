@@ -24,6 +24,7 @@ from broker_adapter.engine.check.schedule_lines import fits
 from broker_adapter.engine.commands.effects import StoreBatch
 from broker_adapter.engine.records.layout import (
     AGE,
+    COPY_OF,
     DELAYED_LANE,
     KIND_DAMAGED,
     LAST_POSITION,
@@ -53,7 +54,8 @@ from broker_adapter.engine.records.layout import (
 )
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import number_of, with_gaps
-from broker_adapter.engine.store.changes import by_table, changes_of
+from broker_adapter.engine.store.changes import Changes, by_table, changes_of
+from broker_adapter.engine.store.deltas import lsn_of
 from broker_adapter.engine.store.files import DATA, allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store.lmdb_columns import columns_between
 from broker_adapter.engine.store.lmdb_errors import (
@@ -73,6 +75,7 @@ from broker_adapter.engine.store.lmdb_reads import (
     stored_queues,
 )
 from broker_adapter.engine.store.lmdb_room import measured_room
+from broker_adapter.engine.store.lmdb_tail import Tail
 from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.port import Loaded, StoredColumns, StoredQueue
 from broker_adapter.engine.store.room import Room
@@ -93,6 +96,15 @@ _NAMED = 20
 _COMPLAIN_SECONDS = 60.0
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
+
+
+def refuse_copy(store: LmdbStore) -> None:
+    """Raise StoreException where a store is a copy that follows a server: else two would go on from one state."""
+    if store.copy_of is not None:
+        raise StoreException(
+            f"the store in {str(store.path)!r} is a copy of {store.copy_of}: go on following (holdfast serve"
+            f" {store.path} --follow URL), or, once that server is stopped, make it one: holdfast promote {store.path}"
+        )
 
 
 def map_bytes(settings: EngineSettings) -> int:
@@ -211,6 +223,13 @@ class LmdbStore:
             return
         with self._env.begin(write=True) as txn:
             self._take_over(txn)
+        with self.snapshot() as records:
+            lsn = lsn_of(records)
+        if lsn:
+            self._writes.tail = self._tail(lsn)
+
+    def _tail(self, lsn: int) -> Tail:
+        return Tail(self._db["tail"], self._env.stat()["psize"], self._settings.tail_bytes, lsn)
 
     def _take_over(self, txn: Any) -> None:
         found = take_over(txn, self._db, self.path, epoch_ms())
@@ -360,6 +379,48 @@ class LmdbStore:
                 if record is not None and record.run == run:
                     return record.positions
         return {}
+
+    # A copy, and what it follows.
+
+    @property
+    def copy_of(self) -> str | None:
+        """The URL of the server that this store is a copy of; None: it is none."""
+        with self._env.begin() as txn:
+            found: str | None = self._noted(COPY_OF, txn.get(COPY_OF, db=self._db["meta"]))
+        return found
+
+    @property
+    def tail(self) -> Tail | None:
+        """What notes each commit, for those that follow the store; None: nobody does."""
+        return self._writes.tail
+
+    def begin_tail(self) -> None:
+        """Have each commit noted from now on, also after a restart, so that copies can follow."""
+        if self._writes.tail is None:
+            self._writes.tail = self._tail(0)
+            try:
+                self._writes.write(({}, {}))
+            except BaseException:
+                self._writes.tail = None
+                raise
+
+    def write_copied(self, parts: Iterable[Changes]) -> None:
+        """Write what a primary has written, all parts in one synced transaction, each as it comes.
+
+        Raises:
+            ResourceAllocationException: there is no room for it, and nothing was written.
+            StoreException: the store has failed.
+        """
+        self._writes.copy(parts, self._settings.tail_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that all tables have."""
+        with self._env.begin() as txn:
+            stats = [txn.stat(table) for table in self._db.values()]
+        return sum(
+            each["psize"] * (each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"]) for each in stats
+        )
 
     # Writing.
 

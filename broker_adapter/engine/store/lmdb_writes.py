@@ -14,7 +14,7 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from broker_adapter.engine.store.changes import Changes, joined, start_noted
 from broker_adapter.engine.store.lmdb_errors import commit_failed, cut_short, failed, may_be_cut_short
 from broker_adapter.engine.store.lmdb_reads import run_items
 from broker_adapter.engine.store.lmdb_room import can_grow
+from broker_adapter.engine.store.lmdb_tail import Tail, trim
 from broker_adapter.errors import StoreException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -41,10 +42,12 @@ class Writes:
 
     Attributes:
         unnoted: a start of the engine that the next transaction notes.
+        tail: notes what is written, for those that follow the store; None: nobody does.
     """
 
     def __init__(self, env: Any, tables: Mapping[str, Any], path: Path, max_store_bytes: int) -> None:
         self.unnoted: RunRecord | None = None
+        self.tail: Tail | None = None
         self._env = env
         self._tables = tables
         self._path = path
@@ -82,15 +85,38 @@ class Writes:
     def _write_once(self, changes: Changes) -> None:
         if self.unnoted is not None:
             changes = joined(changes, self._start_noted(self.unnoted))
+        tail = self.tail
         with self._env.begin(write=True) as txn:
             put_changes(txn, self._tables, changes)
+            if tail is not None:
+                tail.put(txn, changes)
         self.unnoted = None
+        if tail is not None:
+            tail.advance()
 
     def _start_noted(self, record: RunRecord) -> Changes:
         meta = self._tables["meta"]
         with self._env.begin() as txn:
             known = {key: len(value) for key, value in run_items(txn, meta)}
             return start_noted(record, known, txn.get(NEXT_RUN, db=meta))
+
+    def copy(self, parts: Iterable[Changes], most_tail_bytes: int) -> None:
+        """Write what a primary has written, all parts in one synced transaction, each as it comes.
+
+        Raises:
+            ResourceAllocationException: there is no room for it, and nothing was written.
+            StoreException: the store has failed.
+        """
+        try:
+            with self._env.begin(write=True) as txn:
+                for each in parts:
+                    put_changes(txn, self._tables, each)
+                    added = sum(len(value) for _, value in each[0].get("tail", ()))
+                    trim(txn, self._tables["tail"], most_tail_bytes // self._env.stat()["psize"], added)
+        except lmdb.Error as error:
+            if may_be_cut_short(error) and not can_grow(self._path):
+                raise cut_short(self._path) from error
+            raise commit_failed(self._path, error, self._max_store_bytes) from error
 
 
 def put_changes(txn: Any, tables: Mapping[str, Any], changes: Changes) -> None:

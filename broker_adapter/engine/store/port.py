@@ -165,6 +165,14 @@ class DurableStore(Store, Protocol):
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""
 
+    def begin_tail(self) -> None:
+        """Have each commit noted from now on, also after a restart, so that copies can follow.
+
+        Raises:
+            ResourceAllocationException: there is no room for the first commit that is noted.
+            StoreException: the store must be closed.
+        """
+
     # Reading.
 
     def count(self, queue: int) -> Counters:

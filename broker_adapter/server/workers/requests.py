@@ -37,6 +37,7 @@ THREADS: Final = {
     Threads.READING: 4,
     Threads.LONG: 4,
     Threads.GATEWAY: _WAITING_THREADS,
+    Threads.FOLLOWING: _WAITING_THREADS,
 }
 #: Operations of each group that a connection may have waiting; one more is refused.
 MAX_WAITING: Final = 200

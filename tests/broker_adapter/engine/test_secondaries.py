@@ -24,7 +24,7 @@ def test_secondaries_follow_commits_starts_repairs_and_what_goes_into_quarantine
         put(store, 40)
         store.close()
         (found,) = followers
-        assert found.images > 2
+        assert found.compared > 2
 
 
 def write_past(path: Path) -> None:
@@ -36,6 +36,6 @@ def write_past(path: Path) -> None:
 
 
 def test_a_write_past_what_is_followed_is_found(tmp_path: Path) -> None:
-    wrong = "whole of .* after 1 commits: 1 differ"
+    wrong = "of .* after 1 commits: 1 differ"
     with pytest.raises(AssertionError, match=wrong), followed():
         write_past(tmp_path / "store")

@@ -1,0 +1,306 @@
+"""The operations by which a copy follows a store.
+
+Theory of operation
+    A copy asks, and the server that it follows answers from a snapshot of its store, beside the engine
+    (:mod:`broker_adapter.engine.store.deltas`).  ``follow`` finds the last commit that both have.  From there on
+    ``read_commits`` brings what changed behind the last commit that the copy has on its disk; where there is nothing,
+    the answer waits for the next commit.  So each of these requests also says how far the copy is.
+
+    What a copy has beyond the last commit in common it takes back: ``read_records`` brings the present records of the
+    keys that it changed.  A copy that has nothing in common with the store takes all records, by ``read_image``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+
+from broker_adapter.engine.operations.reader import Reader
+from broker_adapter.engine.operations.request import Beside, Request, Steps, Threads, argument, fields_of, request
+from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.records.tail import WRITER_BYTES, Span, common_lsn
+from broker_adapter.engine.store.deltas import (
+    IMAGE_TABLES,
+    Answer,
+    changes_behind,
+    chunk_behind,
+    has_commit,
+    last_key,
+    lsn_of,
+    records_of,
+    spans_of,
+)
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.port import StoreSnapshot
+from broker_adapter.errors import IllegalStateException, MessageFormatException, StoreCorruptException
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Most bytes of records in an answer, but for one record.
+ANSWER_BYTES: Final = 4 * 1024 * 1024
+#: Keys that one request may name, and bytes of one piece of a record.
+MOST_KEYS: Final = 10_000
+PIECE_BYTES: Final = 8 * 1024 * 1024
+#: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
+MOST_WAIT_MS: Final = 30_000
+_LOOK_SECONDS: Final = 0.5
+#: Copies that are remembered, and those with no word from them for longer are not, in seconds.
+_MOST_COPIES: Final = 100
+_FORGOTTEN_SECONDS: Final = 7 * 24 * 3600.0
+_MOST_NAME: Final = 200
+
+
+class FollowedEngine(Protocol):
+    """What these operations need of the engine."""
+
+    @property
+    def store(self) -> LmdbStore:
+        """The store on disk."""
+
+    @property
+    def copies(self) -> Copies:
+        """Those that follow it."""
+
+
+@attrs.define
+class CopyState:
+    """What is known of a copy; times are of the monotonic clock, in seconds.
+
+    Attributes:
+        lsn: it has all commits up to this one on its disk.
+        seen_at: when it asked last.
+        complete_at: it has all that was committed by then; None: that is not known yet.
+        image: how much of an image it has, in thousandths; None: it takes none.
+    """
+
+    lsn: int
+    seen_at: float
+    complete_at: float | None = None
+    image: int | None = None
+    _asked: tuple[float, int] | None = None  #: a time, and the lsn of the store then
+
+    def behind_ms(self, last: int, now: float) -> int | None:
+        """How long ago it had everything."""
+        if self.lsn >= last:
+            return 0
+        return None if self.complete_at is None else int(1000 * (now - self.complete_at))
+
+    def asks(self, lsn: int, image: int | None, last: int, now: float) -> None:
+        """It asks, and has these commits, where the store's last one is ``last``."""
+        self.lsn, self.image, self.seen_at = lsn, image, now
+        if lsn >= last:
+            self.complete_at, self._asked = now, None
+        elif self._asked is None:
+            self._asked = now, last
+        elif lsn >= self._asked[1]:
+            self.complete_at, self._asked = self._asked[0], (now, last)
+
+
+class Copies:
+    """The copies that follow a store, as far as they have asked since the engine was started."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, CopyState] = {}
+
+    def asks(self, node: str, lsn: int, image: int | None, last: int, now: float) -> None:
+        """A copy asks; see :meth:`CopyState.asks`."""
+        state = self._states.get(node)
+        if state is None:
+            for old in [each for each, other in self._states.items() if now - other.seen_at > _FORGOTTEN_SECONDS]:
+                del self._states[old]
+            if len(self._states) >= _MOST_COPIES:
+                raise IllegalStateException(f"{_MOST_COPIES} copies follow this store; stop one of them")
+            state = self._states[node] = CopyState(lsn, now)
+        state.asks(lsn, image, last, now)
+
+    def described(self, last: int, now: float) -> list[dict[str, Any]]:
+        """What is known of each: plain data."""
+        return [
+            {
+                "node": node,
+                "lsn": each.lsn,
+                "behind": max(0, last - each.lsn),
+                "behind_ms": each.behind_ms(last, now),
+                "seen_ms": int(1000 * (now - each.seen_at)),
+                "image": each.image,
+            }
+            for node, each in sorted(self._states.items())
+        ]
+
+
+@request(Threads.SHORT)
+class CopiesRequest(Request):
+    """``lsn``: the number of the last commit, 0 where no copy has followed this store; ``tail``: that of the first one
+    from which a copy can catch up; ``copies``: a list of maps: ``node``, ``lsn``, ``behind`` (commits), ``behind_ms``
+    (how long ago it had everything; None: never since the server was started), ``seen_ms`` (how long ago it asked last)
+    and ``image`` (None, or how much of one it has, in thousandths).
+    """
+
+    def steps(self, client: int) -> Steps:
+        def look(engine: FollowedEngine) -> dict[str, Any]:
+            with engine.store.snapshot() as records:
+                last = lsn_of(records)
+                first = next((int.from_bytes(key) for key, _ in records.items("tail")), 0)
+            return {"lsn": last, "tail": first, "copies": engine.copies.described(last, time.monotonic())}
+
+        return (yield Beside(look))
+
+
+@fields_of
+class OfCopy(Request):
+    """The requests of a copy."""
+
+    def steps(self, client: int) -> Steps:
+        def look(engine: FollowedEngine) -> Any:
+            with engine.store.snapshot() as records:
+                return self.read(engine, records)
+
+        return (yield Beside(look))
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        """The answer, from a snapshot."""
+        raise NotImplementedError
+
+
+@request(Threads.FOLLOWING, right="follow")
+class FollowRequest(OfCopy):
+    """``common``: the last commit that both stores have, None where there is none that both remember; ``lsn``: the last
+    commit; ``unique``: what the store is known by; ``version``: of its layout; ``bytes``: about how many an image has;
+    ``commit``: the record of the last commit, with which an image begins.
+    """
+
+    node: str = argument(note="the name of the copy")
+    spans: Sequence[Any] = argument(
+        most_values=1000, note="the commits that it remembers: a list of [writer, first, last]"
+    )
+
+    def check(self) -> None:
+        """Refuse what is no list of spans."""
+        if not 0 < len(self.node) <= _MOST_NAME:
+            raise MessageFormatException(f"the argument 'node' of a copy has 1 to {_MOST_NAME} characters")
+        for each in self.spans:
+            if not (
+                isinstance(each, list | tuple)
+                and len(each) == 3
+                and isinstance(each[0], bytes)
+                and len(each[0]) == WRITER_BYTES
+                and type(each[1]) is type(each[2]) is int
+            ):
+                raise MessageFormatException("the argument 'spans' is no list of [writer, first, last]")
+
+    def steps(self, client: int) -> Steps:
+        yield Reader.begin_tail
+        return (yield from super().steps(client))
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        lsn = lsn_of(records)
+        common = common_lsn(spans_of(records), [Span(*each) for each in self.spans])
+        return {
+            "common": common,
+            "lsn": lsn,
+            "unique": engine.store.unique,
+            "version": STORE_VERSION,
+            "bytes": engine.store.used_bytes,
+            "commit": records.item_before("tail", b"\xff" * 9),
+        }
+
+
+@request(Threads.FOLLOWING, right="follow")
+class ReadCommitsRequest(OfCopy):
+    """What changed behind a commit, and is there now: ``lsn``: of the store; ``last``: the last commit of this answer;
+    ``puts``: by table, (key, record) each; ``deletes``: by table, keys; ``large``: (table, key, bytes) of records that
+    are to be asked for in pieces.  None: the store does not have that commit, or no longer.
+    """
+
+    node: str = argument(note="the name of the copy")
+    after: int = argument(note="the last commit that the copy has on its disk")
+    writer: bytes = argument(note="who wrote that commit")
+    wait_ms: int = argument(0, most=MOST_WAIT_MS, note="longest wait for a commit behind that one")
+    image: int | None = argument(None, most=1000, note="how much the copy has of an image, in thousandths")
+
+    def steps(self, client: int) -> Steps:
+        deadline = time.monotonic() + self.wait_ms / 1000
+
+        def wait(engine: FollowedEngine) -> bool:
+            left = deadline - time.monotonic()
+            tail = engine.store.tail
+            if tail is None:
+                return True
+            engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
+            if left > 0 and tail.lsn <= self.after:
+                tail.wait_behind(self.after, min(left, _LOOK_SECONDS))
+            return tail.lsn > self.after or left <= 0
+
+        while not (yield Beside(wait)):
+            pass
+        return (yield from super().steps(client))
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        if not has_commit(records, self.after, self.writer):
+            return None
+        try:
+            answer, last = changes_behind(records, self.after, ANSWER_BYTES)
+        except StoreCorruptException as error:
+            _log.error("! the copy %r has to begin again with an image: %s", self.node, error)
+            return None
+        return {**_plain(answer), "last": last}
+
+
+@request(Threads.FOLLOWING, right="follow")
+class ReadRecordsRequest(OfCopy):
+    """The present records of keys: ``lsn``, ``puts``, ``deletes`` and ``large``, as ``read_commits`` has them."""
+
+    table: str = argument()
+    keys: Sequence[bytes] = argument(most_values=MOST_KEYS)
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        return _plain(records_of(records, {_known(self.table): self.keys}))
+
+
+@request(Threads.FOLLOWING, right="follow")
+class ReadImageRequest(OfCopy):
+    """The records of a table behind a key: ``lsn``, ``puts``, ``deletes`` and ``large``, as ``read_commits`` has them;
+    ``until``: the last key of the table when its first records were read; ``next``: what the next request has as
+    ``after``, None: that was all of this table.
+    """
+
+    table: str = argument()
+    after: bytes = argument(b"", note="a key; empty: from the first one on")
+    until: bytes | None = argument(None, note="as the first answer has it")
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        table = _known(self.table)
+        until = last_key(records, table) if self.until is None else self.until
+        chunk = chunk_behind(records, table, self.after, until, ANSWER_BYTES)
+        return {**_plain(chunk.answer), "until": until, "next": chunk.last}
+
+
+@request(Threads.FOLLOWING, right="follow")
+class ReadPieceRequest(OfCopy):
+    """A part of a record: ``lsn``, and ``piece``: bytes; less than were asked for at its end, None where there is no
+    such record.
+    """
+
+    table: str = argument()
+    key: bytes = argument()
+    offset: int = argument(0)
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        value = records.get(_known(self.table), self.key)
+        piece = None if value is None else value[self.offset : self.offset + PIECE_BYTES]
+        return {"lsn": lsn_of(records), "piece": piece}
+
+
+def _known(table: str) -> str:
+    if table not in IMAGE_TABLES:
+        raise MessageFormatException(f"there is no table {table!r:.100}")
+    return table
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    puts, deletes = answer.changes
+    return {"lsn": answer.lsn, "puts": puts, "deletes": deletes, "large": answer.large}

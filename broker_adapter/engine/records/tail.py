@@ -1,0 +1,96 @@
+"""The table ``tail``: what each of the last commits changed, by keys alone, so that a copy can follow.  Pure.
+
+Theory of operation
+    Commits of a store that is followed have numbers, one after the other: the *lsn* (log sequence number).  With a
+    commit goes a record that has its number as key, and names the keys that the commit changed.  The last record has
+    the lsn of the store.
+
+    With it stands a word of whoever wrote the commit: each opening of a store for writing has a word of its own.  So
+    a word and an lsn name one commit, and two stores that both have it were equal behind it.  Behind the last commit
+    that they have in common, each of them has its own: a store that was restored from a backup, or a server that was
+    replaced by its copy while it was away.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import msgpack
+
+from broker_adapter.engine.records.layout import message_key
+from broker_adapter.errors import StoreCorruptException
+
+#: Bytes of the word of whoever writes.
+WRITER_BYTES: Final = 8
+_head = struct.Struct(f">I{WRITER_BYTES}s")
+lsn_key = message_key  #: the key of a commit: records sort by it
+
+#: Keys by table.
+Keys = Mapping[str, Sequence[bytes]]
+
+
+class Commit(NamedTuple):
+    """One commit: its number, who wrote it, and the keys that it changed, by table."""
+
+    lsn: int
+    writer: bytes
+    keys: Keys
+
+
+class Span(NamedTuple):
+    """Commits one after the other that one writer wrote."""
+
+    writer: bytes
+    first: int
+    last: int
+
+
+def encode_commit(lsn: int, writer: bytes, keys: Keys) -> tuple[bytes, bytes]:
+    """The record of a commit: key and value; the checksum covers both."""
+    key, body = lsn_key(lsn), msgpack.packb(keys)
+    return key, _head.pack(crc32(body, crc32(writer, crc32(key))), writer) + body
+
+
+def writer_of(value: bytes) -> bytes:
+    """Who wrote the commit of a record that was checked when it was written."""
+    writer: bytes = _head.unpack_from(value)[1]
+    return writer
+
+
+def decode_commit(key: bytes, value: bytes) -> Commit:
+    """The commit of a record; raises StoreCorruptException."""
+    if len(key) == 8 and len(value) > _head.size:
+        crc, writer = _head.unpack_from(value)
+        body = value[_head.size :]
+        if crc32(body, crc32(writer, crc32(key))) == crc:
+            return Commit(int.from_bytes(key), writer, msgpack.unpackb(body))
+    raise StoreCorruptException(f"record {key.hex()} of table tail fails its checksum")
+
+
+def spans(records: Iterable[tuple[bytes, bytes]]) -> list[Span]:
+    """Return who wrote the commits of records of a tail, which are in order."""
+    found: list[Span] = []
+    for key, value in records:
+        lsn, writer = int.from_bytes(key), writer_of(value)
+        if found and (found[-1].writer, found[-1].last + 1) == (writer, lsn):
+            found[-1] = found[-1]._replace(last=lsn)
+        else:
+            found.append(Span(writer, lsn, lsn))
+    return found
+
+
+def common_lsn(ours: Iterable[Span], theirs: Iterable[Span]) -> int | None:
+    """Return the last commit that two tails have in common; None: there is none, or no longer."""
+    first = {each.writer: each for each in theirs}
+    return max(
+        (
+            min(each.last, other.last)
+            for each in ours
+            if (other := first.get(each.writer)) is not None
+            and max(each.first, other.first) <= min(each.last, other.last)
+        ),
+        default=None,
+    )

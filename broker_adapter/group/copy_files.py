@@ -1,0 +1,223 @@
+"""The directory of a copy: its store, and beside it the image that will replace it.
+
+``DATA/data.mdb`` is a state that the server's store had, at any time.  What comes of an image goes to ``DATA/image``,
+and into the place of ``data.mdb`` once it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from broker_adapter.engine.records.layout import COPY_OF, IMAGE, STORE_VERSION, decode_meta, encode_meta
+from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
+from broker_adapter.engine.store.changes import Changes
+from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
+from broker_adapter.engine.store.files import DATA, own, sync_directory
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.errors import StoreException
+from broker_adapter.settings import EngineSettings
+
+#: Where an image is put.
+IMAGE_DIRECTORY: Final = "image"
+
+
+class ImagePlace:
+    """How far an image is; the fields are those of its record.
+
+    Attributes:
+        table: the number of the table in :data:`IMAGE_TABLES` that is under way; their count: there is none left.
+        after: the last key of it that has come; empty: none has.
+        until: the last key that is to come; None: it is not known yet.
+        seen: a state of the server has come once the image has all commits up to this one.
+        bytes: that have come.
+    """
+
+    __slots__ = ("after", "bytes", "seen", "table", "until")
+
+    def __init__(self, table: int, after: bytes, until: bytes | None, seen: int, size: int) -> None:
+        self.table, self.after, self.until, self.seen, self.bytes = table, after, until, seen, size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tables have come."""
+        return self.table == len(IMAGE_TABLES)
+
+    def record(self) -> Changes:
+        """What notes it in the image."""
+        fields = {each: getattr(self, each) for each in self.__slots__}
+        return {"meta": [(IMAGE, encode_meta(IMAGE, fields))]}, {}
+
+
+class CopyStore:
+    """A store that follows another one.
+
+    Args:
+        path: the directory.
+        settings: ``max_store_bytes`` and ``tail_bytes``.
+    """
+
+    def __init__(self, path: Path, settings: EngineSettings) -> None:
+        self._store = LmdbStore(path, settings, is_owned=True)
+        self.unique = self._store.unique
+
+    @property
+    def copy_of(self) -> str | None:
+        """The URL of the server that it follows."""
+        return self._store.copy_of
+
+    @property
+    def lsn(self) -> int:
+        """The last commit that it has."""
+        with self._store.snapshot() as records:
+            return lsn_of(records)
+
+    def spans(self) -> list[Span]:
+        """Who wrote the commits that it remembers."""
+        with self._store.snapshot() as records:
+            return spans_of(records)
+
+    def writer(self, lsn: int) -> bytes:
+        """Who wrote a commit that it remembers."""
+        with self._store.snapshot() as records:
+            value = records.get("tail", lsn_key(lsn))
+        assert value is not None
+        return writer_of(value)
+
+    def keys_behind(self, lsn: int) -> tuple[list[bytes], Keys]:
+        """See :func:`broker_adapter.engine.store.deltas.tail_keys`."""
+        with self._store.snapshot() as records:
+            return tail_keys(records, lsn)
+
+    def place(self) -> ImagePlace:
+        """How far it is, of an image."""
+        with self._store.snapshot() as records:
+            value = records.get("meta", IMAGE)
+        if value is None:
+            raise StoreException("the image has lost the record of how far it is")
+        found: dict[str, Any] = decode_meta(IMAGE, value)
+        return ImagePlace(found["table"], found["after"], found["until"], found["seen"], found["bytes"])
+
+    def write(self, parts: Iterable[Changes]) -> None:
+        """Write all parts in one transaction; see :meth:`LmdbStore.write_copied`."""
+        self._store.write_copied(parts)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._store.close()
+
+
+class CopyFiles:
+    """The directory of a copy.
+
+    Args:
+        path: the directory; made where it does not exist.
+        settings: ``max_store_bytes`` and ``tail_bytes``.
+        url: of the server that it follows, without a password.
+
+    Attributes:
+        store: the last whole state; None: there is none yet.
+        image: what replaces it once it is complete; None: there is none.
+
+    Raises:
+        StoreException, StoreLockedException, StoreVersionException, StoreCorruptException: see ``LmdbStore``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, url: str) -> None:
+        self._path = Path(path)
+        self._settings = settings
+        self._url = url
+        self.store: CopyStore | None = None
+        self.image: CopyStore | None = None
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._owner = own(self._path)
+        try:
+            if (self._path / DATA).exists():
+                self.store = CopyStore(self._path, settings)
+            if (self._image_path / DATA).exists():
+                self.image = CopyStore(self._image_path, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<CopyFiles {self._path}>"
+
+    @property
+    def _noted(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """What says that a store is a copy."""
+        return {"meta": [(COPY_OF, encode_meta(COPY_OF, self._url))]}
+
+    @property
+    def _image_path(self) -> Path:
+        return self._path / IMAGE_DIRECTORY
+
+    def follows(self, unique: str, version: int) -> None:
+        """Note in the store which server it follows.
+
+        Args:
+            unique: what the store of the server is known by.
+            version: of the layout of that store.
+
+        Raises:
+            StoreException: the store was not made from that of the server, or has another layout.
+        """
+        if version != STORE_VERSION:
+            raise StoreException(
+                f"the store that {self._url} has is of version {version}, and this software writes version"
+                f" {STORE_VERSION}: a copy needs the software of its server"
+            )
+        if self.store is None:
+            return
+        if self.store.unique != unique:
+            raise StoreException(
+                f"the store in {str(self._path)!r} is no copy of the one that {self._url} has, which it would replace:"
+                " give another directory, which is made where there is none"
+            )
+        if self.store.copy_of != self._url:
+            self.store.write([(self._noted, {})])
+
+    def begin_image(self, commit: tuple[bytes, bytes]) -> CopyStore:
+        """Begin an image.
+
+        Args:
+            commit: the record of a commit of the server; those behind it come beside the image.
+        """
+        self.drop_image()
+        self._image_path.mkdir(mode=0o700)
+        self.image = CopyStore(self._image_path, self._settings)
+        place = ImagePlace(0, b"", None, int.from_bytes(commit[0]), 0)
+        self.image.write([({"tail": [commit], **self._noted}, {}), place.record()])
+        return self.image
+
+    def drop_image(self) -> None:
+        """Remove an image that is of no use."""
+        if self.image is not None:
+            self.image.close()
+            self.image = None
+        shutil.rmtree(self._image_path, ignore_errors=True)
+
+    def complete_image(self) -> CopyStore:
+        """Put a complete image into the place of the store."""
+        assert self.image is not None
+        self.image.write([(self._noted, {"meta": [IMAGE]})])
+        self.image.close()
+        self.image = None
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+        os.replace(self._image_path / DATA, self._path / DATA)  # at no moment is there none
+        sync_directory(self._path)
+        shutil.rmtree(self._image_path, ignore_errors=True)
+        self.store = CopyStore(self._path, self._settings)
+        return self.store
+
+    def close(self) -> None:
+        """Close the files, and give up the ownership."""
+        for each in (self.store, self.image):
+            if each is not None:
+                each.close()
+        self._owner.close()
