@@ -10,13 +10,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.records.layout import COPY_OF, IMAGE, STORE_VERSION, decode_meta, encode_meta
 from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
-from broker_adapter.engine.store.files import DATA, own, sync_directory
+from broker_adapter.engine.store.files import DATA, existing_store, own, sync_directory
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import StoreException
 from broker_adapter.settings import EngineSettings
@@ -108,6 +108,38 @@ class CopyStore:
     def close(self) -> None:
         """Close the files."""
         self._store.close()
+
+
+class Promoted(NamedTuple):
+    """A store that was that of a copy."""
+
+    copy_of: str  #: the server that it followed
+    lsn: int  #: the last commit that it has
+
+
+def promoted(path: str | os.PathLike[str], settings: EngineSettings) -> Promoted:
+    """Make the store of a copy that of a server; what there is of a new image is removed.
+
+    Raises:
+        StoreException: there is no whole copy, or the store is none of a copy.
+        StoreLockedException: a process has it open.
+    """
+    directory = Path(path)
+    image = directory / IMAGE_DIRECTORY
+    if not (directory / DATA).exists() and image.exists():
+        raise StoreException(f"the copy in {str(directory)!r} is not whole yet: its image is not complete")
+    existing_store(directory)
+    with own(directory):
+        store = CopyStore(directory, settings)
+        try:
+            copy_of, lsn = store.copy_of, store.lsn
+            if copy_of is None:
+                raise StoreException(f"the store in {str(directory)!r} is no copy: it can be served as it is")
+            store.write([({}, {"meta": [COPY_OF]})])
+        finally:
+            store.close()
+        shutil.rmtree(image, ignore_errors=True)
+    return Promoted(copy_of, lsn)
 
 
 class CopyFiles:

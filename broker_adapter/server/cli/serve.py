@@ -53,11 +53,15 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: How often a server checks whether a signal came.
 _LOOK_SECONDS = 1.0
 #: The signals that came; None: the engine has ended.
-_Told = queue.SimpleQueue[int | None]
+Told = queue.SimpleQueue[int | None]
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve a store until a signal comes, or the engine fails."""
+    """Serve a store until a signal comes, or the engine fails; with ``--follow`` keep a copy of another server's."""
+    if options.follow is not None:
+        from broker_adapter.server.cli.copy_commands import follow  # which needs no server
+
+        return follow(options)
     host, port = _address(options.listen)
     site = [] if options.site is None else [f"site={options.site}"]
     engine_settings, server_settings = settings_of([*options.option, *site])
@@ -87,7 +91,7 @@ def serve(options: argparse.Namespace) -> int:
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
     broker = Broker(engine_settings, options.data, policies)
-    told: _Told = queue.SimpleQueue()  # its put() may be interrupted by another signal's
+    told: Told = queue.SimpleQueue()  # its put() may be interrupted by another signal's
     plain = certificates is not None or is_loopback(host)
     listener = Listener(
         *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain)),
@@ -111,25 +115,35 @@ def serve(options: argparse.Namespace) -> int:
     _collect_rarely()
     keep_freed_memory()
     try:
-        for number in _SIGNALS:
-            signal.signal(number, lambda number, _frame: told.put(number))
+        tell_signals(told)
         _, bound = listener.start()
         broker.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
         senders.start()
         scheme = "amqps" if certificates is not None else "amqp"
-        _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
+        say_line(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
         if broker.failed is None:  # else it failed ahead of the line above
-            _wait(told, look)
+            wait_for_end(told, look)
         if broker.failed is not None:
             raise broker.failed
-        _say("holdfast stopping")
+        say_line("holdfast stopping")
     finally:
         senders.stop()
         listener.stop()
         broker.close()
-        for number in _SIGNALS:  # as Python ends, it gives each handler of ours the default again
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
     return 0
+
+
+def tell_signals(told: Told) -> None:
+    """Have signals told from now on."""
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _frame: told.put(number))
+
+
+def ignore_signals() -> None:
+    """Ignore signals from now on: as Python ends, it gives each handler of ours the default again."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _collect_rarely() -> None:
@@ -139,7 +153,7 @@ def _collect_rarely() -> None:
     gc.set_threshold(*_COLLECTOR)
 
 
-def _wait(told: _Told, look: Callable[..., None]) -> None:
+def wait_for_end(told: Told, look: Callable[..., None]) -> None:
     """Wait for a signal that ends the server, or for the end of the engine.
 
     The wait is interrupted now and then: a signal that comes just as Python begins to wait does not end it.
@@ -168,7 +182,7 @@ def _reload_policies(path: str, broker: Broker) -> None:
     _log.info("= configuration %s was read again: %s", path, f"{len(policies)} [[policy]]")
 
 
-def _say(text: str) -> None:
+def say_line(text: str) -> None:
     """Print a line; the server does not depend on whether it is read."""
     try:
         print(text, flush=True)

@@ -1,0 +1,73 @@
+"""The arguments of copies of a server: ``serve --follow``, ``promote`` and ``group``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker_adapter.server.cli.on_demand import command
+from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
+
+#: Variable of the environment that has the URL of the server to follow, which may have a password.
+FOLLOW_URL: Final = "HOLDFAST_FOLLOW_URL"
+_MIB: Final = 1024 * 1024
+
+
+def add_follow(serving: argparse.ArgumentParser) -> None:
+    """Add what ``serve`` needs to keep a copy."""
+    serving.add_argument(
+        "--follow",
+        type=url_argument,
+        nargs="?",
+        const=os.environ.get(FOLLOW_URL) or "",
+        metavar="URL",
+        help="listen to no clients, and keep a copy of the store of this server, until it is promoted; without URL:"
+        f" ${FOLLOW_URL}, which others cannot see, if it has a password; docs/redundancy.md",
+    )
+    serving.add_argument(
+        "--node", type=text_argument, metavar="NAME", help="with --follow: name of the copy; default: of this machine"
+    )
+    serving.add_argument(
+        "--image-rate",
+        type=_rate,
+        metavar="MIB",
+        help="with --follow: most MiB a second while the whole store is copied; default: no limit",
+    )
+
+
+def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands to the parser.
+
+    Args:
+        commands: takes them.
+        client: makes an action of a name and a help text, with the arguments of a connection.
+    """
+    parser = commands.add_parser(
+        "group", help="show the copies of a server", description="Show the copies of a server, see docs/redundancy.md."
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    showing = client(actions, "status", "show the copies that follow a server", destination=False)
+    showing.set_defaults(run=command("copy_commands", "status"), parser=showing)
+
+    promoting = commands.add_parser(
+        "promote",
+        help="make a copy of a server a server",
+        description="Make the store of a copy that of a server, once the server that it followed is stopped: holdfast"
+        " serve then serves it.  What that server has confirmed and the copy does not have is lost.",
+    )
+    promoting.add_argument("data", metavar="DIR", help="directory of a copy that no process has open")
+    promoting.add_argument("--json", action="store_true", help="what it followed, and its last commit, as JSON")
+    add_option(promoting, ", as holdfast serve has them")
+    promoting.set_defaults(run=command("copy_commands", "promote"))
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: MiB a second, above 0")
+    return rate * _MIB

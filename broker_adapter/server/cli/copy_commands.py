@@ -1,0 +1,93 @@
+"""The commands of a copy of a server: ``holdfast serve --follow``, ``promote``, and ``group status``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import queue
+import sys
+
+from broker_adapter.connect import transport_for
+from broker_adapter.errors import JMSException
+from broker_adapter.group.copy_files import CopyFiles, promoted
+from broker_adapter.group.follower import Follower
+from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
+from broker_adapter.server.cli.tools import connected, say, settings_of, table
+from broker_adapter.transport import Transport
+from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
+from broker_adapter.wording import counted, in_seconds
+
+
+def follow(options: argparse.Namespace) -> int:
+    """Keep a copy of a server until a signal comes, or the store of the copy fails."""
+    if isinstance(parse_url(options.follow), EmbeddedURL):
+        raise ValueError("--follow takes the URL of a server: amqp://HOST:PORT")
+    engine_settings, _ = settings_of(options.option)
+    node = options.node or platform.node()
+    files = CopyFiles(options.data, engine_settings, masked(options.follow))
+    told: Told = queue.SimpleQueue()
+    failed: list[JMSException] = []
+
+    def ended(error: JMSException) -> None:
+        failed.append(error)
+        told.put(None)
+
+    def connect() -> Transport:
+        return transport_for(options.follow, restores=False)[0]
+
+    follower = Follower(files, node, connect, options.image_rate, ended)
+    try:
+        tell_signals(told)
+        follower.start()
+        say_line(f"holdfast keeps a copy of {masked(options.follow)} in {options.data}, as {node}")
+        wait_for_end(told, lambda *, reloads: None)
+        if failed:
+            raise failed[0]
+        say_line("holdfast stopping")
+    finally:
+        follower.stop()
+        ignore_signals()
+    return 0
+
+
+def promote(options: argparse.Namespace) -> int:
+    """Make the store of a copy that of a server."""
+    engine_settings, _ = settings_of(options.option)
+    found = promoted(options.data, engine_settings)
+    if options.json:
+        say(json.dumps({"copy_of": found.copy_of, "lsn": found.lsn}))
+    else:
+        say(f"{options.data} was a copy of {found.copy_of}, up to commit {found.lsn}; serve it: holdfast serve --data")
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    """Show the copies that follow a server."""
+    with connected(options) as (transport, _):
+        found = transport.request("copies", {}, None)
+    if options.json:
+        say(json.dumps(found))
+        return 0
+    copies = found["copies"]
+    if copies:
+        columns = ("copy", "commit", "commits behind", "complete as of", "asked", "image")
+        table(columns, [_row(each) for each in copies], texts=1)
+    say(f"{counted(len(copies), 'copy').replace('copys', 'copies')}; the last commit is {found['lsn']}", sys.stderr)
+    return 0
+
+
+def _row(copy: dict[str, int | str | None]) -> list[object]:
+    behind, image = copy["behind_ms"], copy["image"]
+    return [
+        copy["node"],
+        copy["lsn"],
+        copy["behind"],
+        _ago(behind),
+        _ago(copy["seen_ms"]),
+        "" if image is None else f"{int(image) / 10:.0f} %",
+    ]
+
+
+def _ago(age_ms: int | str | None) -> str:
+    return "never" if age_ms is None else f"{in_seconds(round(int(age_ms) / 1000, 1))} ago"
