@@ -12,7 +12,7 @@ SLOWEST ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 #: The tests of the edit loop: rooms that neither wait nor start processes, without Spark, kills, and what is slow.
 QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
-  $(addprefix tests/broker_adapter/,selectors urls amqp/messages amqp/proton_engine amqp/security server/access gateways server/workers) \
+  $(addprefix tests/broker_adapter/,selectors urls amqp/messages amqp/proton_engine amqp/security server/access gateways group server/workers) \
   $(addprefix tests/broker_adapter/engine/,check clients commands cycle operations queues records regions rules store) \
   $(addprefix tests/broker_adapter/test_,answers.py clock.py destination.py envelope.py errors.py settings.py wording.py) \
   tests/broker_adapter/failover/test_rules.py tests/broker_adapter/amqp/test_sasl.py \

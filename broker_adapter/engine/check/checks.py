@@ -33,7 +33,7 @@ from broker_adapter.engine.check.findings import (
     to_quarantine,
 )
 from broker_adapter.engine.check.gateways import check_gateways
-from broker_adapter.engine.check.names import check_meta, check_names
+from broker_adapter.engine.check.names import check_meta, check_names, check_tail
 from broker_adapter.engine.check.places import Places
 from broker_adapter.engine.check.schedule_lines import delivery_ms, fits, in_words, right_line
 from broker_adapter.engine.commands.selection import Formats
@@ -167,6 +167,7 @@ class Check:
         yield from self._places.counted_again()
         yield from check_names(self._tables, self.summary)
         yield from check_meta(self._tables, self._highest_queue(), self._highest)
+        yield from check_tail(self._tables)
         self.summary.quarantined = self._tables.count("quarantine")
         self._progress(self._total, self._total)
 

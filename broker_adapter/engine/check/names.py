@@ -25,6 +25,7 @@ from broker_adapter.engine.records.layout import (
     is_run_key,
 )
 from broker_adapter.engine.records.start_numbers import next_run, number_of
+from broker_adapter.engine.records.tail import is_sound
 from broker_adapter.errors import StoreCorruptException
 
 #: Numbers of queues that are skipped where it is not known which ones were used.
@@ -53,6 +54,21 @@ def check_names(tables: Tables, summary: Summary) -> Iterator[Finding]:
                     f"record {key.hex()} of table {table} cannot be trusted; it goes into quarantine, and what it"
                     " knew of is new",
                     to_quarantine(table, key, value),
+                )
+
+
+def check_tail(tables: Tables) -> Iterator[Finding]:
+    """Check the commits that copies can follow."""
+    if tables.persistent:
+        for key, value in tables.items("tail"):
+            if not is_sound(key, value):
+                yield Finding(
+                    "damaged record of a commit",
+                    "tail",
+                    key,
+                    f"record {key.hex()} of table tail cannot be trusted; it goes into quarantine, and copies that lack"
+                    " this commit take an image",
+                    to_quarantine("tail", key, value),
                 )
 
 

@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgpack
 
-from broker_adapter.engine.records.layout import message_key
+from broker_adapter.engine.records.layout import MESSAGE_KEY_BYTES, message_key
 from broker_adapter.errors import StoreCorruptException
 
 #: Bytes of the word of whoever writes.
@@ -55,27 +55,41 @@ def encode_commit(lsn: int, writer: bytes, keys: Keys) -> tuple[bytes, bytes]:
 
 
 def writer_of(value: bytes) -> bytes:
-    """Who wrote the commit of a record that was checked when it was written."""
+    """Who wrote the commit of a record that was checked before."""
     writer: bytes = _head.unpack_from(value)[1]
     return writer
 
 
+def is_sound(key: bytes, value: bytes) -> bool:
+    """Return whether a record is as it was written."""
+    if len(key) != MESSAGE_KEY_BYTES or len(value) <= _head.size:
+        return False
+    crc: int = _head.unpack_from(value)[0]
+    return crc32(memoryview(value)[4:], crc32(key)) == crc
+
+
 def decode_commit(key: bytes, value: bytes) -> Commit:
     """The commit of a record; raises StoreCorruptException."""
-    if len(key) == 8 and len(value) > _head.size:
-        crc, writer = _head.unpack_from(value)
-        body = value[_head.size :]
-        if crc32(body, crc32(writer, crc32(key))) == crc:
-            return Commit(int.from_bytes(key), writer, msgpack.unpackb(body))
-    raise StoreCorruptException(f"record {key.hex()} of table tail fails its checksum")
+    if not is_sound(key, value):
+        raise StoreCorruptException(f"record {key.hex()} of table tail fails its checksum")
+    return Commit(int.from_bytes(key), writer_of(value), msgpack.unpackb(value[_head.size :]))
 
 
 def spans(records: Iterable[tuple[bytes, bytes]]) -> list[Span]:
-    """Return who wrote the commits of records of a tail, which are in order."""
+    """Return who wrote the commits of a tail, behind the last record that is missing or damaged.
+
+    Args:
+        records: in order.
+    """
     found: list[Span] = []
     for key, value in records:
+        if not is_sound(key, value):
+            found.clear()
+            continue
         lsn, writer = int.from_bytes(key), writer_of(value)
-        if found and (found[-1].writer, found[-1].last + 1) == (writer, lsn):
+        if found and found[-1].last + 1 != lsn:
+            found.clear()
+        if found and found[-1].writer == writer:
             found[-1] = found[-1]._replace(last=lsn)
         else:
             found.append(Span(writer, lsn, lsn))

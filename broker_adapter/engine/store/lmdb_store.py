@@ -54,8 +54,8 @@ from broker_adapter.engine.records.layout import (
 )
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import number_of, with_gaps
+from broker_adapter.engine.records.tail import is_sound
 from broker_adapter.engine.store.changes import Changes, by_table, changes_of
-from broker_adapter.engine.store.deltas import lsn_of
 from broker_adapter.engine.store.files import DATA, allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store.lmdb_columns import columns_between
 from broker_adapter.engine.store.lmdb_errors import (
@@ -223,10 +223,17 @@ class LmdbStore:
             return
         with self._env.begin(write=True) as txn:
             self._take_over(txn)
-        with self.snapshot() as records:
-            lsn = lsn_of(records)
-        if lsn:
-            self._writes.tail = self._tail(lsn)
+            with txn.cursor(db=self._db["tail"]) as cursor:
+                if cursor.last():
+                    self._go_on_with_tail(txn, *cursor.item())
+
+    def _go_on_with_tail(self, txn: Any, key: bytes, value: bytes) -> None:
+        """Note what is written from now on behind the last commit that was noted."""
+        if is_sound(key, value):
+            self._writes.tail = self._tail(int.from_bytes(key))
+            return
+        _log.warning("! the last commit that copies could follow is damaged: each of them takes an image")
+        txn.drop(self._db["tail"], delete=False)
 
     def _tail(self, lsn: int) -> Tail:
         return Tail(self._db["tail"], self._env.stat()["psize"], self._settings.tail_bytes, lsn)

@@ -45,7 +45,9 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
         client: makes an action of a name and a help text, with the arguments of a connection.
     """
     parser = commands.add_parser(
-        "group", help="show the copies of a server", description="Show the copies of a server, see docs/redundancy.md."
+        "group",
+        help="show the copies of a server (docs/redundancy.md)",
+        description="Show the copies of a server, see docs/redundancy.md.  All actions take --json.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     showing = client(actions, "status", "show the copies that follow a server", destination=False)

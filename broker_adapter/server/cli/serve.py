@@ -30,6 +30,7 @@ from broker_adapter.server.access.certificates import Certificates
 from broker_adapter.server.access.origins import is_loopback
 from broker_adapter.server.access.users import UsersFile
 from broker_adapter.server.announcements import servers_from
+from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
@@ -59,9 +60,7 @@ Told = queue.SimpleQueue[int | None]
 def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails; with ``--follow`` keep a copy of another server's."""
     if options.follow is not None:
-        from broker_adapter.server.cli.copy_commands import follow  # which needs no server
-
-        return follow(options)
+        return command("copy_commands", "follow")(options)
     host, port = _address(options.listen)
     site = [] if options.site is None else [f"site={options.site}"]
     engine_settings, server_settings = settings_of([*options.option, *site])

@@ -83,6 +83,7 @@ def _made() -> tempfile.TemporaryDirectory[str]:
 
 def _fill(path: Path) -> None:
     broker = Broker(SETTINGS, str(path))
+    broker.request("follow", {"node": "copy", "spans": []}, WAIT)
     client = connect(broker, "me")
     subscribe(broker, client, "news", "one", "two")
     send(broker, client, topic("news"), *range(5))
