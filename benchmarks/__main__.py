@@ -17,6 +17,7 @@ from rich.console import Console
 from benchmarks import (
     aio,
     codec,
+    copies,
     engine,
     failover,
     gateways,
@@ -65,6 +66,7 @@ def main() -> int:
         "workers": lambda directory: workers.figures(directory, share),
         "regions": lambda directory: regions.figures(directory, share),
         "gateways": lambda directory: gateways.figures(directory, share),
+        "copies": lambda directory: copies.figures(directory, share),
         "region-clients": lambda directory: region_clients.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }

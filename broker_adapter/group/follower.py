@@ -17,6 +17,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Pause after a failure, in seconds.
 _PAUSE_SECONDS: Final = 1.0
+#: Pause between two answers: what changes in this time comes in one.
+_BATCH_SECONDS: Final = 0.05
 #: Longest wait for an answer, in seconds: requests wait for a commit for less.
 _ANSWER_SECONDS: Final = 60.0
 #: Longest wait for the thread as it is stopped, in seconds.
@@ -99,6 +101,6 @@ class Follower:
                 transport.open(Credentials(), lambda _event: None, None)
             except JMSException as error:
                 raise NoAnswer(str(error)) from error
-            Following(self._files, self._node, ask, self._image_rate, self._stopping).run()
+            Following(self._files, self._node, ask, self._image_rate, self._stopping, _BATCH_SECONDS).run()
         finally:
             transport.close(0)

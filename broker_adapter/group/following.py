@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from broker_adapter.engine.operations.copies import MOST_KEYS, MOST_WAIT_MS
+from broker_adapter.engine.operations.copies import MOST_KEYS, MOST_WAIT_MS, unpack_records
 from broker_adapter.engine.records.tail import writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES
@@ -27,7 +27,7 @@ from broker_adapter.wording import in_bytes
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Bytes of an image in one transaction.
-_WRITTEN_BYTES: Final = 16 * 1024 * 1024
+_WRITTEN_BYTES: Final = 64 * 1024 * 1024
 #: How often the log says how far an image is.
 _TELL_SECONDS: Final = 10.0
 #: Longest wait for a commit in one request.
@@ -57,16 +57,24 @@ class Following:
         ask: asks the server.
         image_rate: bytes of an image a second, at most; None: as fast as it comes.
         stopping: set where nothing more is to be asked.
+        pause: seconds ahead of each question what is new: of what came and went meanwhile, nothing has to come.
     """
 
     def __init__(
-        self, files: CopyFiles, node: str, ask: Ask, image_rate: float | None, stopping: threading.Event
+        self,
+        files: CopyFiles,
+        node: str,
+        ask: Ask,
+        image_rate: float | None,
+        stopping: threading.Event,
+        pause: float = 0.0,
     ) -> None:
         self._files = files
         self._node = node
         self._ask = ask
         self._image_rate = image_rate
         self._stopping = stopping
+        self._pause = pause
         self._image_bytes = 0  #: that a whole image has, about
 
     def __repr__(self) -> str:
@@ -85,6 +93,7 @@ class Following:
                 store = self._joined() or self._image()
                 while not self._stopping.is_set():
                     self._advance(store, store.lsn)
+                    self._stopping.wait(self._pause)
             except NotFollowed:
                 _log.info("= the server has begun anew: looking for what is in common")
 
@@ -153,7 +162,7 @@ class Following:
                 last = found["last"]
                 if last >= pull.seen:
                     return
-                written_by = writer_of(found["puts"]["tail"][-1][1]) if "tail" in found["puts"] else writer
+                written_by = pull.writer or writer
                 found = self._ask("read_commits", {**arguments, "after": last, "writer": written_by, "wait_ms": 0})
                 if found is None or found["last"] == last < pull.seen:
                     raise NotFollowed
@@ -221,18 +230,22 @@ class _Pull:
 
     Attributes:
         seen: as it is now.
+        writer: who wrote the last commit in them; empty: there is none.
     """
 
     def __init__(self, ask: Ask, seen: int) -> None:
         self.seen = seen
+        self.writer = b""
         self._ask = ask
 
     def answered(self, answer: Mapping[str, Any]) -> Iterator[Changes]:
         """The changes in an answer, with the records that are to be asked for in pieces."""
         self.seen = max(self.seen, answer["lsn"])
-        puts = {table: [(key, value) for key, value in records] for table, records in answer["puts"].items()}
-        yield puts, answer["deletes"]
-        for table, key, _ in answer["large"]:
+        changes, large = unpack_records(answer["records"])
+        if "tail" in changes[0]:
+            self.writer = writer_of(changes[0]["tail"][-1][1])
+        yield changes
+        for table, key, _ in large:
             value = self._whole(table, key)
             yield ({}, {table: [key]}) if value is None else ({table: [(key, value)]}, {})
 

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import attrs
+import msgpack
 
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Beside, Request, Steps, Threads, argument, fields_of, request
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.records.tail import WRITER_BYTES, Span, common_lsn
+from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import (
     IMAGE_TABLES,
     Answer,
@@ -41,7 +43,7 @@ from broker_adapter.errors import IllegalStateException, MessageFormatException,
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Most bytes of records in an answer, but for one record.
-ANSWER_BYTES: Final = 4 * 1024 * 1024
+ANSWER_BYTES: Final = 1024 * 1024
 #: Keys that one request may name, and bytes of one piece of a record.
 MOST_KEYS: Final = 10_000
 PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -212,8 +214,9 @@ class FollowRequest(OfCopy):
 @request(Threads.FOLLOWING, right="follow")
 class ReadCommitsRequest(OfCopy):
     """What changed behind a commit, and is there now: ``lsn``: of the store; ``last``: the last commit of this answer;
-    ``puts``: by table, (key, record) each; ``deletes``: by table, keys; ``large``: (table, key, bytes) of records that
-    are to be asked for in pieces.  None: the store does not have that commit, or no longer.
+    ``records``: msgpack of what is put by table, (key, record) each, of the keys by table that are deleted, and of
+    (table, key, bytes) of the records that are to be asked for in pieces.  None: the store does not have that commit,
+    or no longer.
     """
 
     node: str = argument(note="the name of the copy")
@@ -252,7 +255,7 @@ class ReadCommitsRequest(OfCopy):
 
 @request(Threads.FOLLOWING, right="follow")
 class ReadRecordsRequest(OfCopy):
-    """The present records of keys: ``lsn``, ``puts``, ``deletes`` and ``large``, as ``read_commits`` has them."""
+    """The present records of keys: ``lsn`` and ``records``, as ``read_commits`` has them."""
 
     table: str = argument()
     keys: Sequence[bytes] = argument(most_values=MOST_KEYS)
@@ -263,8 +266,7 @@ class ReadRecordsRequest(OfCopy):
 
 @request(Threads.FOLLOWING, right="follow")
 class ReadImageRequest(OfCopy):
-    """The records of a table behind a key: ``lsn``, ``puts``, ``deletes`` and ``large``, as ``read_commits`` has them;
-    ``until``: the last key of the table when its first records were read; ``next``: what the next request has as
+    """The records of a table behind a key: ``lsn`` and ``records``, as ``read_commits`` has them; ``until``: the last key of the table when its first records were read; ``next``: what the next request has as
     ``after``, None: that was all of this table.
     """
 
@@ -302,5 +304,16 @@ def _known(table: str) -> str:
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    puts, deletes = answer.changes
-    return {"lsn": answer.lsn, "puts": puts, "deletes": deletes, "large": answer.large}
+    return {"lsn": answer.lsn, "records": pack_records(answer)}
+
+
+def pack_records(answer: Answer) -> bytes:
+    """The records of an answer in one text of bytes: what unpacks an answer looks at each member of its lists."""
+    packed: bytes = msgpack.packb((*answer.changes, answer.large))
+    return packed
+
+
+def unpack_records(packed: bytes) -> tuple[Changes, Sequence[tuple[str, bytes, int]]]:
+    """The records of an answer, of a server that is trusted with the whole store."""
+    puts, deletes, large = msgpack.unpackb(packed, use_list=False)
+    return (puts, deletes), large
