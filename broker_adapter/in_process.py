@@ -320,7 +320,7 @@ class InProcessTransport:
             return
         own = self._url.client.close_timeout_seconds
         limit = own if timeout is None else min(own, timeout)
-        if lease.broker.cycling_thread == get_ident():
+        if get_ident() in lease.broker.callback_threads:
             # A callback cannot wait for the engine that calls it.
             threading.Thread(target=self._leave, args=(lease, limit), name="holdfast-close").start()
         else:
@@ -437,7 +437,7 @@ class InProcessTransport:
     def _take_in_hand(self, link: int, number: int) -> bool:
         """See :attr:`broker_adapter.transport.Delivery.take_in_hand`."""
         consumer = self._consumers.get(link)
-        if consumer is None or self._usable().cycling_thread == get_ident():  # a callback, which cannot wait
+        if consumer is None or get_ident() in self._usable().callback_threads:  # a callback, which cannot wait
             return True
         return bool(self._call(c.TakeInHand(consumer, number), None))
 
@@ -543,7 +543,7 @@ class InProcessTransport:
             if errors is not None:
                 raise errors[0]
             return
-        self._window.enter(limit, waits=broker.cycling_thread != get_ident())
+        self._window.enter(limit, waits=get_ident() not in broker.callback_threads)
         self._outbox.append((destination, message, on_settled, link))
         self._flush()
 

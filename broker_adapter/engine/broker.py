@@ -11,6 +11,9 @@ Theory of operation
     which also wakes for what falls due; also what the main thread waits for, where handlers of signals could raise in
     the middle of a cycle, or call back into it (:mod:`signals`).
 
+    Where the store has copies, what has been made after a commit leaves only when the commit is released
+    (:mod:`release_queue`); the next cycle begins meanwhile.
+
     Each step of a cycle has a file: :mod:`inbox` takes the commands, :mod:`background` adds what is due,
     :mod:`room_checks` measures the room, :mod:`command_inputs` reads what commands ask for, :mod:`broker_state`
     decides, :mod:`loading` brings entries into memory, :mod:`stores` commits, :mod:`message_reads` joins deliveries
@@ -29,7 +32,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -41,7 +44,7 @@ from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check.checks import Check
 from broker_adapter.engine.check.findings import Finding, Tables
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.commands.callbacks import tell
+from broker_adapter.engine.commands.callbacks import Tell, registered, tell
 from broker_adapter.engine.commands.effects import Effects
 from broker_adapter.engine.commands.failures import fault
 from broker_adapter.engine.commands.selection import Read
@@ -54,6 +57,7 @@ from broker_adapter.engine.cycle.event_reads import EventReads
 from broker_adapter.engine.cycle.inbox import CYCLE_MESSAGES, Inbox
 from broker_adapter.engine.cycle.loading import Loading
 from broker_adapter.engine.cycle.message_reads import MessageReads
+from broker_adapter.engine.cycle.release_queue import RELEASE_SECONDS, ReleaseQueue, called_back
 from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
 from broker_adapter.engine.operations.copies import Copies
 from broker_adapter.engine.operations.reader import Reader
@@ -64,6 +68,7 @@ from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.store.lmdb_store import LmdbStore, refuse_copy
 from broker_adapter.engine.store.maintenance import as_answer, check_records
 from broker_adapter.engine.store.port import DurableStore
+from broker_adapter.engine.store.replication import Replication
 from broker_adapter.engine.store.starts import Runs, new_run, run_of
 from broker_adapter.engine.store.stores import Stores
 from broker_adapter.errors import (
@@ -92,6 +97,8 @@ _SLEEP_SECONDS = 30.0
 _COMPLAIN_MS = 60_000
 #: How long the engine waits for room, at most, before it refuses sends and new connections; in seconds.
 _MOST_ROOM_WAIT_SECONDS = 5.0
+#: How long a close waits, at most, for what is not released yet.
+_CLOSE_SECONDS = 5.0
 
 
 class Broker:
@@ -99,9 +106,11 @@ class Broker:
 
     Args:
         settings: its limits.
-        path: directory of the store, made where it does not exist; None: everything is in memory.
+        store: its directory, made where it does not exist, or one that is open, which is closed with the engine; None:
+            everything is in memory.
         policies: the settings of queues; None: they have none of their own.
         by_itself: whether what is due happens; else only what commands ask for: nothing expires, or is forgotten.
+        replication: the copies of the store, without which no effect leaves; None: there are none.
 
     Attributes:
         unique: a word that no other engine has.
@@ -110,7 +119,7 @@ class Broker:
         is_durable: whether it has a store on disk.
         failed: why it stopped, or None.
         copies: those that follow its store.
-        cycling_thread: identifies the thread that carries out a cycle now, in which callbacks must not wait.
+        callback_threads: identify the threads in which callbacks are called now, which must not wait for the engine.
 
     Raises:
         StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
@@ -119,16 +128,17 @@ class Broker:
     def __init__(
         self,
         settings: EngineSettings,
-        path: str | None = None,
+        store: str | LmdbStore | None = None,
         policies: Policies | None = None,
         *,
         by_itself: bool = True,
+        replication: Replication | None = None,
     ) -> None:
         self.settings = settings
         self._by_itself = by_itself
         self.failed: JMSException | None = None
-        self.cycling_thread: int | None = None
-        self._disk = disk = LmdbStore(path, settings) if path is not None else None
+        self.callback_threads: set[int] = set()
+        self._disk = disk = store if store is None or isinstance(store, LmdbStore) else LmdbStore(store, settings)
         self._stores = Stores(settings, disk)
         self._store_errors: tuple[type[Exception], ...] = disk.errors if disk is not None else ()
         #: errors that are not one command's
@@ -154,7 +164,15 @@ class Broker:
         self._reads = EntryReads(self._stores, directory.queues, state.recounted)
         messages = MessageReads(self._stores, state.matching.formats, state.totals, self._inbox)
         self._loading = Loading(self._stores, state, self._reads, messages)
-        self._browsing = Browsing(self._stores, directory, state.matching, messages)
+        #: what waits for its release, in order; None: nothing does
+        self._releases: ReleaseQueue | None = None
+        #: all that leaves a cycle goes by these
+        self._hand_out: Tell = tell
+        self._answer: Tell = tell
+        if replication is not None:
+            self._releases = ReleaseQueue(replication, self.callback_threads, self._signal)
+            self._hand_out, self._answer = self._releases.hand_out, self._releases.answer
+        self._browsing = Browsing(self._stores, directory, state.matching, messages, self._hand_out, self._answer)
         self._background = Background(settings, self._stores, state, self._reads, by_itself=by_itself)
         self._jobs = self._background.jobs
         self._room_checks = RoomChecks(settings, self._stores, state.admission)
@@ -188,7 +206,8 @@ class Broker:
         self._failure_listeners: list[Callable[[JMSException], None]] = []
         if disk is not None:
             try:
-                refuse_copy(disk)
+                if disk is not store:
+                    refuse_copy(disk)
                 self._restore(disk)
             except BaseException as error:
                 disk.close()
@@ -262,13 +281,20 @@ class Broker:
         elif may_be_interrupted() or not self._run_one(0):
             self._signal()
         if not answer.arrives(timeout):
-            why = "" if self._unwritten is None else f": {self._shortage}, and the engine waits for that"
             raise OperationTimedOutException(
-                f"no answer to {type(command).__name__} within {in_seconds(timeout or 0.0)}{why}"
+                f"no answer to {type(command).__name__} within {in_seconds(timeout or 0.0)}{self._delay()}"
             )
         if answer.error is not None:
             raise copied(answer.error)
         return answer.result
+
+    def _delay(self) -> str:
+        """Why no answer came in time, as the end of a sentence."""
+        if self._unwritten is not None:
+            return f": {self._shortage}, and the engine waits for that"
+        if self._releases is not None and self._releases.waits:
+            return ": the other nodes of the group have not confirmed the last commits"
+        return ""
 
     def _run_one(self, seconds: float) -> bool:
         """Carry out one cycle, if no other thread does one for so long; -1: no limit.  Returns whether it was."""
@@ -371,7 +397,7 @@ class Broker:
         Raises:
             IllegalStateException: the caller is a callback of the engine.
         """
-        with self.reading():
+        with self.reading(is_shown=False):
             stores: list[Tables] = [self._stores.memory.snapshot()]
             with ExitStack() as stack:
                 if self._stores.disk is not None:
@@ -381,7 +407,7 @@ class Broker:
 
     def check_may_wait(self) -> None:
         """Raises IllegalStateException where the caller is a callback of the engine, which would wait for itself."""
-        if self.cycling_thread == threading.get_ident():
+        if threading.get_ident() in self.callback_threads:
             raise IllegalStateException("a call that waits cannot be made from a callback of the transport")
 
     def learn_format(self, message_format: int, read: Read, whole: Read | None = None) -> None:
@@ -403,24 +429,16 @@ class Broker:
         Returns:
             What takes the listener away.
         """
-        listeners = self._state.gateways.listeners
-        listeners.append(listener)
 
-        def remove() -> None:
-            with suppress(ValueError):
-                listeners.remove(listener)
+        def told(names: Any) -> None:
+            if not isinstance(names, JMSException):  # the engine has stopped
+                listener(names)
 
-        return remove
+        return registered(told, self._state.gateways.listeners)
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
-        self._failure_listeners.append(listener)
-
-        def remove() -> None:
-            with suppress(ValueError):
-                self._failure_listeners.remove(listener)
-
-        return remove
+        return registered(listener, self._failure_listeners)
 
     def tell_failure(self) -> None:
         """Call the listeners; once the engine has stopped."""
@@ -435,37 +453,71 @@ class Broker:
         self._inbox = Inbox(self._directory)
         self._commands = self._inbox.commands
         self._failure_listeners = []
+        self._releases = None
+        self.callback_threads = set()
         self._stores.region_snapshots.disown()
         self.failed = error
 
     def close(self) -> None:
         """Carry out what was handed over, take back what clients hold, and give the store free.
 
-        Legal twice.  Waits for a cycle under way.
+        Legal twice.  Waits for a cycle under way, and for some seconds for what is not released yet.
         """
         uninterrupted(self._close)
 
-    def _close(self) -> None:
+    def abandon(self, error: JMSException) -> None:
+        """Stop where another node has taken over: nothing is written any more, and nothing taken back.
+
+        All callers that wait get the error, which should say that the outcome is not known.
+        """
+        self.check_may_wait()
+        uninterrupted(partial(self._close, error))
+
+    def _close(self, error: JMSException | None = None) -> None:
         with self._runner:
+            if error is None and not self._closing:
+                self._finish()
             if self._closing:
                 return
-            self._retry_ms = 0
-            if self.failed is None:
-                self._commands.extend([c.Disconnect(client, stops=True) for client in self._directory.clients])
-                self._commands.append(c.EndRun())
-            while (self._commands or self._unwritten is not None) and self.failed is None:
-                self._cycle()
-                if self._unwritten is not None:
-                    break
             self._closing = True
+            has_failed = self.failed is not None
             if self.failed is None:
-                self.failed = IllegalStateException("the engine is closed")
-            self._give_up_unwritten(self.failed)
-            self._answer_inbox(self.failed)
-            self._answer_waiting(self.failed)
+                self.failed = error or IllegalStateException("the engine is closed")
+            with called_back(self.callback_threads):
+                self._give_up(self.failed)
+                self._answer_inbox(self.failed)
+                self._answer_waiting(self.failed)
+                if error is not None and not has_failed:
+                    self.tell_failure()
         self._signal()
         self._thread.join()
         self._stores.close()
+
+    def _finish(self) -> None:
+        """Carry out what was handed over, and have it leave, as far as that is possible.  The runner is held."""
+        self._retry_ms = 0
+        if self.failed is None:
+            self._commands.extend([c.Disconnect(client, stops=True) for client in self._directory.clients])
+            self._commands.append(c.EndRun())
+        while (self._commands or self._unwritten is not None) and self.failed is None:
+            if self._releases is not None and self._releases.is_full and not self._await_release(self._releases):
+                return
+            self._cycle()
+            if self._unwritten is not None:
+                break
+        if self._releases is not None and self.failed is None:
+            self._await_release(self._releases)
+
+    def _await_release(self, releases: ReleaseQueue) -> bool:
+        """Wait for what is not released yet, without the runner; returns whether it has left."""
+        self._runner.release()
+        try:
+            releases.wait(_CLOSE_SECONDS)
+        except JMSException:
+            return False
+        finally:
+            self._runner.acquire()
+        return True
 
     # The engine's thread.
 
@@ -476,7 +528,8 @@ class Broker:
 
     def _run(self) -> None:
         while not self._closing:
-            if self._unwritten is not None or not (self._commands or self._has_more):
+            is_held = self._unwritten is not None or (self._releases is not None and self._releases.is_full)
+            if is_held or not (self._commands or self._has_more):
                 self._is_sleeping = True  # from here on an earlier alarm wakes this thread
                 alarm_ms = self._alarm_ms
                 sleep = _SLEEP_SECONDS if alarm_ms is None else min((alarm_ms - _elapsed_ms()) / 1000, _SLEEP_SECONDS)
@@ -494,6 +547,7 @@ class Broker:
         return (
             self.failed is None
             and self._unwritten is None
+            and (self._releases is None or not self._releases.is_full)
             and bool(
                 self._loading.has_more
                 or self._jobs.moves
@@ -523,10 +577,14 @@ class Broker:
         """Decide, persist, deliver.  The runner is held."""
         commands: list[c.Command] = []
         effects: Effects | None = None
-        self.cycling_thread = threading.get_ident()
+        thread = threading.get_ident()
+        self.callback_threads.add(thread)
         try:
             if self.failed is not None:
                 self._answer_inbox(self.failed)
+                return
+            if self._releases is not None and self._releases.is_full:
+                self._alarm_ms = None  # a release wakes the engine's thread
                 return
             now_ms, elapsed_ms = _now_ms(), _elapsed_ms()
             if self._unwritten is not None:
@@ -566,7 +624,7 @@ class Broker:
             self._fail(error, commands, effects)
             return
         finally:
-            self.cycling_thread = None
+            self.callback_threads.discard(thread)
         self._set_alarm()
 
     def _log_faults(self, effects: Effects) -> None:
@@ -611,7 +669,8 @@ class Broker:
             raise
         except Exception as error:
             _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=error)
-            self._answer_all((command,), fault(command, error))
+            if command.reply is not None:
+                self._answer(command.reply, fault(command, error))
             return None
 
     def _read_what_is_taken(self, effects: Effects) -> list[list[c.Handout] | None]:
@@ -629,13 +688,15 @@ class Broker:
                     handouts = [each._replace(suspect=each.position in suspects) for each in handouts]
             if handouts:
                 self._state.totals.delivered += len(handouts)
-                tell(consumer.sink, handouts)
+                self._hand_out(consumer.sink, handouts)
         for sink, leaving in effects.events:
-            tell(sink, self._event_reads.handouts(leaving))
+            self._hand_out(sink, self._event_reads.handouts(leaving))
         if effects.browsers or self._browsing.waiting:
             self._browsing.serve(effects.browsers, now_ms)
         for reply, result in effects.replies:
-            tell(reply, result)
+            self._answer(reply, result)
+        if self._releases is not None:
+            self._releases.end_cycle()
         for queue in effects.published:
             self._background.move(queue)
         for queue in effects.ended:
@@ -653,7 +714,7 @@ class Broker:
         _log.critical("! the engine stopped: %s", error, exc_info=error)
         self.failed = failure
         self._alarm_ms = None
-        self._give_up_unwritten(failure)
+        self._give_up(failure)
         asked = {command.reply for command in commands}
         for reply, _ in decided.replies if decided is not None else ():
             if reply not in asked:  # what waited, and went on in this cycle
@@ -674,7 +735,10 @@ class Broker:
         failure.__cause__ = error
         return failure
 
-    def _give_up_unwritten(self, error: JMSException) -> None:
+    def _give_up(self, error: JMSException) -> None:
+        """Answer what was decided and has not left."""
+        if self._releases is not None:
+            self._releases.fail(error)
         if self._unwritten is not None:
             effects, _ = self._unwritten
             self._unwritten = None
@@ -699,10 +763,19 @@ class Broker:
                 tell(reply, error)
 
     @contextmanager
-    def reading(self) -> Iterator[Reader]:
-        """Keep all other threads out while reading what is committed."""
+    def reading(self, timeout: float | None = RELEASE_SECONDS, *, is_shown: bool = True) -> Iterator[Reader]:
+        """Keep all other threads out while reading what is committed.
+
+        Args:
+            timeout: longest wait in seconds for its release, without keeping others out; None: no limit.
+            is_shown: whether what is read leaves the engine, so that it must be released first.
+
+        Raises:
+            OperationTimedOutException: it was not released in time.
+        """
         self.check_may_wait()
-        with self._runner:
+        releases = self._releases if is_shown else None
+        with nullcontext() if releases is None else releases.shown(timeout), self._runner:
             if self.failed is not None:
                 raise copied(self.failed)
             if self._unwritten is not None:
@@ -712,11 +785,8 @@ class Broker:
             except StoreCorruptException:
                 raise  # a record is damaged
             except StoreException as error:
-                self.cycling_thread = threading.get_ident()  # a listener that is called may not wait for the engine
-                try:
+                with called_back(self.callback_threads):
                     self._fail(error, (), None)
-                finally:
-                    self.cycling_thread = None
                 raise
 
     def _reader(self) -> Reader:

@@ -74,7 +74,7 @@ class Senders:
     def start(self) -> None:
         """Start to send, and to follow which gateways are running."""
         self._unregister = self._broker.on_gateways(self._concerned.put)
-        with self._broker.reading() as reader:
+        with self._broker.reading(is_shown=False) as reader:
             self._concerned.put(reader.gateway_names())
         self._thread.start()
 
@@ -113,7 +113,7 @@ class Senders:
 
     def _look(self, names: set[str]) -> None:
         senders = self._senders
-        with self._broker.reading() as reader:
+        with self._broker.reading(is_shown=False) as reader:
             running = [
                 name for name in names.intersection(reader.gateway_names()) if reader.gateway(name).state == "running"
             ]

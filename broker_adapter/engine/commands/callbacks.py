@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+#: Calls a callback with a value, now or later.
+Tell = Callable[[Callable[[Any], None], Any], None]
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 
@@ -15,3 +18,14 @@ def tell(callback: Callable[[Any], None], value: Any) -> None:
         callback(value)
     except Exception:
         _log.exception("! a callback of the engine raised; it must not")
+
+
+def registered(listener: Callable[[Any], None], listeners: list[Callable[[Any], None]]) -> Callable[[], None]:
+    """Add a listener to others; returns what takes it away, which is legal twice."""
+    listeners.append(listener)
+
+    def remove() -> None:
+        with suppress(ValueError):
+            listeners.remove(listener)
+
+    return remove

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from broker_adapter.engine.commands.callbacks import tell
+from broker_adapter.engine.commands.callbacks import Tell, tell
 from broker_adapter.engine.commands.effects import Outgoing
 from broker_adapter.engine.cycle.message_reads import MessageReads
 from broker_adapter.engine.queues.directory import Directory
@@ -30,17 +30,29 @@ class Browsing:
         directory: of the engine.
         matching: applies selectors.
         messages: with their bodies.
+        hand_out: has messages leave for a browser.
+        answer: has an answer leave.
 
     Attributes:
         waiting: those whose turn comes in the next cycle.
     """
 
-    def __init__(self, stores: Stores, directory: Directory, matching: Matching, messages: MessageReads) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        directory: Directory,
+        matching: Matching,
+        messages: MessageReads,
+        hand_out: Tell = tell,
+        answer: Tell = tell,
+    ) -> None:
         self.waiting: list[Browser] = []
         self._stores = stores
         self._directory = directory
         self._matching = matching
         self._messages = messages
+        self._hand_out = hand_out
+        self._answer = answer
 
     def serve(self, browsers: list[Browser], now_ms: int) -> None:
         """Give those that wait, and these behind them, what they have credit for, as far as the time goes."""
@@ -83,7 +95,7 @@ class Browsing:
             handouts = self._messages.handouts(messages, None)
             browser.credit -= len(handouts)
             if handouts:
-                tell(browser.sink, handouts)
+                self._hand_out(browser.sink, handouts)
         else:
             complete = browser.queue.id not in self._directory.queues
         if browser.credit > 0 and browser.room_bytes > 0 and not complete:
@@ -93,7 +105,7 @@ class Browsing:
             dropped, browser.credit = browser.credit, 0
             replies, browser.drains = browser.drains, []
             for reply in replies:
-                tell(reply, dropped)
+                self._answer(reply, dropped)
 
     def _is_wanted(self, selector: Selector, entry: RawEntry) -> bool:
         messages = self._messages.selectables((entry,), None)

@@ -45,8 +45,8 @@ class RequestEngine(Protocol):
     def call(self, command: c.Command, timeout: float | None) -> Any:
         """Carry out a command."""
 
-    def reading(self) -> AbstractContextManager[Reader]:
-        """Keep all other threads out."""
+    def reading(self, timeout: float | None) -> AbstractContextManager[Reader]:
+        """Keep all other threads out, and wait at the end until what was read is released."""
 
     def beside(self, look: Callable[[Any], Any]) -> Any:
         """Let the others go on."""
@@ -90,7 +90,7 @@ def perform(
         elif isinstance(step, Beside):
             result = engine.beside(step.look)
         else:
-            with engine.reading() as reader:
+            with engine.reading(left) as reader:
                 result = step(reader)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import Engines
+from tests.broker_adapter.engine.releasing import released_late
 from tests.broker_adapter.engine.secondaries import followed
 
 
@@ -36,11 +38,18 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     broker.close()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Go through each random history twice: with engines that are alone, and with such that wait for late copies."""
+    if metafunc.module.__name__.endswith("_histories"):
+        metafunc.parametrize("stores_of_histories_are_followed", ["alone", "copies"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def stores_of_histories_are_followed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Apply what each commit of a random history changes to other stores, and compare them."""
-    if not request.path.stem.endswith("_histories"):
+    which = getattr(request, "param", None)
+    if which is None:
         yield
         return
-    with followed():
+    with followed(), released_late() if which == "copies" else nullcontext():
         yield

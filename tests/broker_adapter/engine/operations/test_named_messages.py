@@ -42,8 +42,8 @@ class Weighing:
         return self._broker.call(command, timeout)
 
     @contextmanager
-    def reading(self) -> Iterator[Reader]:
-        with self._broker.reading() as reader:
+    def reading(self, timeout: float | None) -> Iterator[Reader]:
+        with self._broker.reading(timeout) as reader:
             read = reader.messages
 
             def messages(entries: Sequence[RawEntry]) -> Any:
