@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture interrupts cancellations clean preflight
+.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture simulate interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -112,6 +112,9 @@ soak-sites: $(READY)
 
 torture: $(READY)
 	@$(BIN)/python -m tests.torture --histories $(or $(HISTORIES),10000) $(if $(SEED),--seed $(SEED))
+
+simulate: $(READY)
+	@$(BIN)/python -m tests.broker_adapter.group.simulation --histories $(or $(HISTORIES),100000) $(if $(SEED),--seed $(SEED))
 
 interrupts: $(READY)
 	@$(BIN)/python -m tests.sdk.interrupted_calls --handlers $(or $(HANDLERS),10000) $(if $(SEED),--seed $(SEED))
