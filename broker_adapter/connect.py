@@ -30,12 +30,12 @@ _REMEDIES: Final = {
 
 
 def transport_for(
-    url: str, *, refresh: Refresh | None = None, restores: bool = True
+    url: str | FailoverURL, *, refresh: Refresh | None = None, restores: bool = True
 ) -> tuple[Transport, ClientSettings]:
     """Return what connects to the broker that a URL names; it is not open yet.
 
     Args:
-        url: see :func:`broker_adapter.urls.url.parse_url`.
+        url: see :func:`broker_adapter.urls.url.parse_url`; or what that has returned.
         refresh: asked once for fresh credentials where a login is refused.
         restores: whether a lost connection is restored, unless the URL says ``nofailover``.
 
@@ -46,7 +46,7 @@ def transport_for(
         InvalidURLException
         JMSException: it is one of AMQP, and a module that AMQP needs cannot be loaded.
     """
-    parsed = parse_url(url)
+    parsed = parse_url(url) if isinstance(url, str) else url
     if isinstance(parsed, EmbeddedURL):
         from broker_adapter.in_process import InProcessTransport
 

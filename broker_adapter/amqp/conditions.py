@@ -149,6 +149,10 @@ def error_for(exception: JMSException) -> AmqpError:
     if isinstance(exception, InvalidClientIDException):
         return AmqpError("amqp:invalid-field", exception.reason, {"invalid-field": "container-id"})
     code = sent_code(exception)
+    if isinstance(exception, ConnectionLostException) and exception.redirect is not None:
+        host, port, hostname, scheme = exception.redirect
+        info = {"network-host": host, "port": port, "hostname": hostname, "scheme": scheme}
+        return AmqpError("amqp:connection:redirect", exception.reason, {k: v for k, v in info.items() if v is not None})
     if code is not None and code in _EXCEPTIONS:
         return AmqpError(code, exception.reason)
     for cls in type(exception).__mro__:

@@ -519,6 +519,10 @@ class Broker:
             self._runner.acquire()
         return True
 
+    def go_on(self) -> None:
+        """Look whether commands may be taken again."""
+        self._signal()
+
     # The engine's thread.
 
     def _signal(self) -> None:

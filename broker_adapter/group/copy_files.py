@@ -247,6 +247,30 @@ class CopyFiles:
         self.store = CopyStore(self._path, self._settings)
         return self.store
 
+    def known(self, *, makes: bool = False) -> tuple[str | None, int | None]:
+        """What is known of the store of a node: what it is known by, and its last commit; None where there is none.
+
+        Args:
+            makes: whether it begins a group, and is made where there is none.
+        """
+        if makes:
+            self.as_primary().close()
+            self.store = CopyStore(self._path, self._settings)
+            self.store.write([(self._noted, {})])
+        if self.store is None:
+            return None, None
+        return self.store.unique, self.store.lsn or None
+
+    def as_primary(self) -> LmdbStore:
+        """Return the store for the engine of a primary, which closes it; this object keeps the ownership only."""
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+        self.drop_image()
+        store = LmdbStore(self._path, self._settings, is_owned=True)
+        store.begin_tail()
+        return store
+
     def close(self) -> None:
         """Close the files, and give up the ownership."""
         for each in (self.store, self.image):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from broker_adapter.errors import JMSException, ResourceAllocationException
 from broker_adapter.group.copy_files import CopyFiles
-from broker_adapter.group.following import Following, NoAnswer
+from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.limited_log import LimitedLog
 from broker_adapter.transport import Credentials, Transport
 
@@ -29,40 +29,44 @@ class Follower:
     """Keeps a copy.
 
     Args:
-        files: of the copy; they are closed with the thread.
-        node: the name of the copy.
+        files: of the copy.
+        standing: what the copy is to the server.
         connect: returns what connects to the server; it is not open yet, and not restored.
         image_rate: bytes of an image a second, at most; None: as fast as it comes.
         ended: called with the error when nothing more is done, since the store of the copy has failed, or is none.
+        heard: called with True when the server has answered, and with False when it does no longer.
     """
 
     def __init__(
         self,
         files: CopyFiles,
-        node: str,
+        standing: Standing,
         connect: Callable[[], Transport],
         image_rate: float | None,
         ended: Callable[[JMSException], None],
+        heard: Callable[[bool], None] = lambda _is_heard: None,
     ) -> None:
         self._files = files
-        self._node = node
+        self._standing = standing
         self._connect = connect
         self._image_rate = image_rate
         self._ended = ended
+        self._heard = heard
+        self._is_heard = False
         self._stopping = threading.Event()
         self._transport: Transport | None = None
         self._log = LimitedLog(_log)
         self._thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<Follower {self._node!r}>"
+        return f"<Follower {self._standing.node!r}>"
 
     def start(self) -> None:
         """Start to follow."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and close the files.  What was under way is not in the copy; nothing is half there."""
+        """End the thread.  What was under way is not in the copy; nothing is half there."""
         self._stopping.set()
         transport = self._transport
         if transport is not None:
@@ -83,8 +87,11 @@ class Follower:
         except Exception as error:
             _log.exception("! unexpected error")
             self._ended(JMSException(f"unexpected error {error!r}"))
-        finally:
-            self._files.close()
+
+    def _note_heard(self, is_heard: bool) -> None:
+        if is_heard != self._is_heard:
+            self._is_heard = is_heard
+            self._heard(is_heard)
 
     def _follow(self) -> None:
         """Follow over one connection."""
@@ -92,7 +99,9 @@ class Follower:
 
         def ask(operation: str, arguments: Mapping[str, Any]) -> Any:
             try:
-                return transport.request(operation, arguments, _ANSWER_SECONDS)
+                answer = transport.request(operation, arguments, _ANSWER_SECONDS)
+                self._note_heard(True)
+                return answer
             except JMSException as error:
                 raise NoAnswer(str(error)) from error
 
@@ -101,6 +110,9 @@ class Follower:
                 transport.open(Credentials(), lambda _event: None, None)
             except JMSException as error:
                 raise NoAnswer(str(error)) from error
-            Following(self._files, self._node, ask, self._image_rate, self._stopping, _BATCH_SECONDS).run()
+            # A node of a group is waited for.
+            pause = _BATCH_SECONDS if self._standing.term is None else 0.0
+            Following(self._files, self._standing, ask, self._image_rate, self._stopping, pause).run()
         finally:
             transport.close(0)
+            self._note_heard(False)

@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
+
+import attrs
 
 from broker_adapter.engine.operations.copies import MOST_KEYS, MOST_WAIT_MS, unpack_records
 from broker_adapter.engine.records.tail import writer_of
@@ -30,8 +32,25 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 _WRITTEN_BYTES: Final = 64 * 1024 * 1024
 #: How often the log says how far an image is.
 _TELL_SECONDS: Final = 10.0
-#: Longest wait for a commit in one request.
-_WAIT_MS: Final = MOST_WAIT_MS // 3
+
+
+@attrs.frozen
+class Standing:
+    """What a copy is to the server that it follows.
+
+    Attributes:
+        node: the name of the copy.
+        term: of a node of the server's group: the term of that primary; None: it is only a copy.
+        address: of a node of the group: HOST:PORT.
+        wait_ms: longest wait of the server for a commit, in one question.
+        wrote: called with the last commit on the disk of the copy, as there is a later one.
+    """
+
+    node: str
+    term: int | None = None
+    address: str | None = None
+    wait_ms: int = MOST_WAIT_MS // 3
+    wrote: Callable[[int], None] = lambda _lsn: None
 
 
 class NoAnswer(Exception):
@@ -53,7 +72,7 @@ class Following:
 
     Args:
         files: of the copy.
-        node: the name of the copy.
+        standing: what the copy is to the server.
         ask: asks the server.
         image_rate: bytes of an image a second, at most; None: as fast as it comes.
         stopping: set where nothing more is to be asked.
@@ -63,14 +82,14 @@ class Following:
     def __init__(
         self,
         files: CopyFiles,
-        node: str,
+        standing: Standing,
         ask: Ask,
         image_rate: float | None,
         stopping: threading.Event,
         pause: float = 0.0,
     ) -> None:
         self._files = files
-        self._node = node
+        self._standing = standing
         self._ask = ask
         self._image_rate = image_rate
         self._stopping = stopping
@@ -78,7 +97,7 @@ class Following:
         self._image_bytes = 0  #: that a whole image has, about
 
     def __repr__(self) -> str:
-        return f"<Following {self._node!r}>"
+        return f"<Following {self._standing.node!r}>"
 
     def run(self) -> None:
         """Follow the server until it is to be stopped.
@@ -123,7 +142,7 @@ class Following:
 
     def _follow(self, store: CopyStore | None) -> dict[str, Any]:
         spans = [] if store is None else [tuple(each) for each in store.spans()]
-        found: dict[str, Any] = self._ask("follow", {"node": self._node, "spans": spans})
+        found: dict[str, Any] = self._ask("follow", {"node": self._standing.node, "spans": spans})
         self._files.follows(found["unique"], found["version"])
         self._image_bytes = found["bytes"]
         return found
@@ -140,8 +159,10 @@ class Following:
         """
         pull = _Pull(self._ask, seen)
         writer = store.writer(after)
-        arguments = {"node": self._node, "after": after, "writer": writer, "image": image or None}
-        answer = self._ask("read_commits", {**arguments, "wait_ms": _WAIT_MS if waits else 0})
+        standing = self._standing
+        said = {"node": standing.node, "term": standing.term, "address": standing.address, "image": image or None}
+        wait_ms = standing.wait_ms if waits else 0
+        answer = self._ask("read_commits", {"after": after, "writer": writer, "wait_ms": wait_ms, **said})
         if answer is None:
             raise NotFollowed
         own, keys = store.keys_behind(after)
@@ -163,11 +184,14 @@ class Following:
                 if last >= pull.seen:
                     return
                 written_by = pull.writer or writer
-                found = self._ask("read_commits", {**arguments, "after": last, "writer": written_by, "wait_ms": 0})
+                # It is not on the disk yet, so this does not say who asks.
+                found = self._ask("read_commits", {"after": last, "writer": written_by})
                 if found is None or found["last"] == last < pull.seen:
                     raise NotFollowed
 
         store.write(parts())
+        if not image:
+            standing.wrote(store.lsn)
 
     def _image(self) -> CopyStore:
         """Take an image, from where it was broken off; returns the store of the copy."""

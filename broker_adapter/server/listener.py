@@ -27,14 +27,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from broker_adapter.amqp.loop_thread import LoopThread
 from broker_adapter.amqp.messages.amqp_message import decode_ahead
 from broker_adapter.amqp.sasl import ServerLogin, Work
-from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands.selection import Read
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -52,12 +52,12 @@ from broker_adapter.server.access.password_checks import PasswordChecks
 from broker_adapter.server.access.permissions import Authorize, authorize
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.client_connection import ClientConnection
-from broker_adapter.server.links.engine_calls import EngineCalls
+from broker_adapter.server.links.engine_calls import ConnectionEngine, EngineCalls
 from broker_adapter.server.links.requests import Unpack
 from broker_adapter.server.listening import EXHAUSTED, bound, cannot_listen
 from broker_adapter.server.open_files import ConnectionPlaces, open_now, places_for, soft_limit
 from broker_adapter.server.protocol import ServerProtocol
-from broker_adapter.server.workers.requests import RequestWorkers
+from broker_adapter.server.workers.requests import RequestedEngine, RequestWorkers
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 
@@ -71,6 +71,16 @@ _ACCEPTS_PER_TURN = 100
 _ACCEPT_PAUSE_SECONDS = 1.0
 #: Time between two ticks of the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
+
+
+class ServedEngine(ConnectionEngine, RequestedEngine, Protocol):
+    """What a server needs of the engine; see :class:`broker_adapter.engine.broker.Broker`."""
+
+    def learn_format(self, message_format: int, read: Read, whole: Read | None = None) -> None:
+        """Have messages of a format read."""
+
+    def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
+        """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
 
 
 class Listener:
@@ -92,7 +102,7 @@ class Listener:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ServedEngine,
         host: str,
         port: int,
         settings: ServerSettings,

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from broker_adapter.answers import Answer
-from broker_adapter.engine.commands.callbacks import tell
+from broker_adapter.engine.commands.callbacks import AtOnce, tell
 from broker_adapter.engine.cycle.releases import Effect, Releases
 from broker_adapter.engine.store.replication import Replication
 from broker_adapter.errors import JMSException, OperationTimedOutException, copied
@@ -52,8 +52,8 @@ class ReleaseQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further commit may be made until something is released."""
-        return self._releases.is_full
+        """Whether no further commit may be made until something is released, or at all for now."""
+        return self._releases.is_full or not self._replication.serves
 
     @property
     def waits(self) -> bool:
@@ -68,6 +68,9 @@ class ReleaseQueue:
 
     def answer(self, reply: Callable[[Any], None], result: Any) -> None:
         """Have an answer leave with the cycle."""
+        if isinstance(reply, AtOnce):
+            tell(reply, result)
+            return
         self._made.append(Effect(reply, result, is_answer=True))
 
     def end_cycle(self) -> None:

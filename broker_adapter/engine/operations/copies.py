@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 import msgpack
@@ -102,11 +102,29 @@ class CopyState:
             self.complete_at, self._asked = self._asked[0], (now, last)
 
 
+class Member(NamedTuple):
+    """A node of the group of a server that asks."""
+
+    node: str  #: its name
+    address: str  #: HOST:PORT
+    term: int  #: that it knows
+
+
+#: Called with a node of the group that asks, and the commit up to which it has all on its disk; None: it has an image
+#: to take.
+Asked = Callable[[Member, int | None], None]
+
+
 class Copies:
-    """The copies that follow a store, as far as they have asked since the engine was started."""
+    """The copies that follow a store, as far as they have asked since the engine was started.
+
+    Attributes:
+        asked: is told what nodes of the group have; None: the server is of none.
+    """
 
     def __init__(self) -> None:
         self._states: dict[str, CopyState] = {}
+        self.asked: Asked | None = None
 
     def asks(self, node: str, lsn: int, image: int | None, last: int, now: float) -> None:
         """A copy asks; see :meth:`CopyState.asks`."""
@@ -195,7 +213,9 @@ class FollowRequest(OfCopy):
                 raise MessageFormatException("the argument 'spans' is no list of [writer, first, last]")
 
     def steps(self, client: int) -> Steps:
-        yield Reader.begin_tail
+        # What is read between two cycles waits for its release, and that of a group for this copy.
+        if (yield Beside(lambda engine: engine.store.tail is None)):
+            yield Reader.begin_tail
         return (yield from super().steps(client))
 
     def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
@@ -219,25 +239,38 @@ class ReadCommitsRequest(OfCopy):
     or no longer.
     """
 
-    node: str = argument(note="the name of the copy")
+    node: str | None = argument(None, note="the name of the copy; without it, its state is not to be noted")
     after: int = argument(note="the last commit that the copy has on its disk")
     writer: bytes = argument(note="who wrote that commit")
     wait_ms: int = argument(0, most=MOST_WAIT_MS, note="longest wait for a commit behind that one")
     image: int | None = argument(None, most=1000, note="how much the copy has of an image, in thousandths")
+    term: int | None = argument(None, note="of a node of the group of the server: the term that it knows")
+    address: str | None = argument(None, note="of a node of the group: HOST:PORT")
 
     def steps(self, client: int) -> Steps:
         deadline = time.monotonic() + self.wait_ms / 1000
 
-        def wait(engine: FollowedEngine) -> bool:
-            left = deadline - time.monotonic()
+        def note(engine: FollowedEngine) -> bool:
             tail = engine.store.tail
-            if tail is None:
-                return True
-            engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
-            if left > 0 and tail.lsn <= self.after:
-                tail.wait_behind(self.after, min(left, _LOOK_SECONDS))
-            return tail.lsn > self.after or left <= 0
+            with engine.store.snapshot() as records:
+                if tail is None or not has_commit(records, self.after, self.writer):
+                    return False
+            if self.node is not None:
+                engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
+                if engine.copies.asked is not None and self.term is not None:
+                    member = Member(self.node, self.address or "", self.term)
+                    engine.copies.asked(member, self.after if self.image is None else None)
+            return True
 
+        def wait(engine: FollowedEngine) -> bool:
+            left, tail = deadline - time.monotonic(), engine.store.tail
+            if tail is None or left <= 0 or tail.lsn > self.after:
+                return True
+            tail.wait_behind(self.after, min(left, _LOOK_SECONDS))
+            return tail.lsn > self.after
+
+        if not (yield Beside(note)):
+            return None
         while not (yield Beside(wait)):
             pass
         return (yield from super().steps(client))
@@ -266,8 +299,9 @@ class ReadRecordsRequest(OfCopy):
 
 @request(Threads.FOLLOWING, right="follow")
 class ReadImageRequest(OfCopy):
-    """The records of a table behind a key: ``lsn`` and ``records``, as ``read_commits`` has them; ``until``: the last key of the table when its first records were read; ``next``: what the next request has as
-    ``after``, None: that was all of this table.
+    """The records of a table behind a key: ``lsn`` and ``records``, as ``read_commits`` has them; ``until``: the last
+    key of the table when its first records were read; ``next``: what the next request has as ``after``, None: that was
+    all of this table.
     """
 
     table: str = argument()

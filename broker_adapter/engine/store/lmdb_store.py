@@ -78,7 +78,7 @@ from broker_adapter.engine.store.lmdb_room import measured_room
 from broker_adapter.engine.store.lmdb_tail import Tail
 from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.port import Loaded, StoredColumns, StoredQueue
-from broker_adapter.engine.store.room import Room
+from broker_adapter.engine.store.room import Room, nothing_left
 from broker_adapter.engine.store.versions import take_over
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
@@ -127,6 +127,7 @@ class LmdbStore:
         unique: a word that no other store has.
         errors: what a call raises where the disk, or what is on it, has failed.
         repaired_version: what stood where the version is noted, if that was damaged and is repaired.
+        refuses_sends: why no messages are taken, as on a full disk; empty: they are.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -147,6 +148,7 @@ class LmdbStore:
         self.path = Path(path)
         self.errors: tuple[type[Exception], ...] = STORE_ERRORS
         self.repaired_version: bytes | None = None
+        self.refuses_sends = ""
         self._settings = settings
         self._is_checked = is_checked
         self._is_kept = is_kept
@@ -501,6 +503,8 @@ class LmdbStore:
 
     def room(self) -> Room | None:
         """Return what messages may still take; None: more than is worth counting before the next check."""
+        if self.refuses_sends:
+            return nothing_left(self.refuses_sends)
         return measured_room(self._env, self._db, self.path, self._settings)
 
     # Reading.

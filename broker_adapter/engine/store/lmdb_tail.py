@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker_adapter.engine.records.tail import WRITER_BYTES, encode_commit
@@ -24,10 +25,12 @@ class Tail:
 
     Attributes:
         lsn: of the last commit.
+        on_commit: called with the lsn of each commit, in the thread that writes.
     """
 
     def __init__(self, table: Any, page_bytes: int, most_bytes: int, lsn: int) -> None:
         self.lsn = lsn
+        self.on_commit: Callable[[int], None] | None = None
         self._table = table
         self._most_pages = most_bytes // page_bytes
         self._writer = secrets.token_bytes(WRITER_BYTES)
@@ -48,6 +51,8 @@ class Tail:
         with self._committed:
             self.lsn += 1
             self._committed.notify_all()
+        if self.on_commit is not None:
+            self.on_commit(self.lsn)
 
     def wait_behind(self, lsn: int, seconds: float) -> None:
         """Wait until there is a commit behind this one, in any thread; no longer than so many seconds."""

@@ -20,6 +20,10 @@ class Replication(Protocol):
     def released(self) -> int:
         """The number up to which the copies have all commits; it only grows."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether commands are taken; where they are again, ``Broker.go_on`` is called."""
+
     def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` each time ``released`` has grown, in any thread; several may do so at once.
 

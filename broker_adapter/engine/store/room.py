@@ -28,6 +28,8 @@ RESERVE: Final = 1 / 16
 #: Part of what is kept for settling that commits may borrow before the next check, and that they leave in any case.
 _LENT: Final = 1 / 4
 _NEVER_LENT: Final = 1 / 2
+#: Pages that they may borrow where something else than room is lacking.
+_LENT_ANYWAY: Final = 1 << 20
 #: Bytes by which a message that is sent may be longer than the one that it is lent for: its numbers grow.
 _LONGER_BYTES: Final = 32
 #: Pages that commits need beside those of the records: what they change is written to new pages.
@@ -113,6 +115,11 @@ class Room:
     def is_used_up(self) -> bool:
         """Whether not even a small message can be taken."""
         return self.single_pages < 1
+
+
+def nothing_left(reason: str) -> Room:
+    """No room, for a reason beside the figures; commits may end as much as they send."""
+    return Room(0, 0, 4096, reason, spare_single_pages=_LENT_ANYWAY, spare_run_pages=_LENT_ANYWAY)
 
 
 def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker_adapter.server.cli.on_demand import command
-from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
+from broker_adapter.server.cli.tools import add_option, seconds_argument, text_argument, url_argument
 
 #: Variable of the environment that has the URL of the server to follow, which may have a password.
 FOLLOW_URL: Final = "HOLDFAST_FOLLOW_URL"
+#: Variable of the environment that has the URL with which nodes connect to each other, which may have a password.
+PEER_URL: Final = "HOLDFAST_PEER_URL"
 _MIB: Final = 1024 * 1024
 
 
@@ -27,13 +29,69 @@ def add_follow(serving: argparse.ArgumentParser) -> None:
         f" ${FOLLOW_URL}, which others cannot see, if it has a password; docs/redundancy.md",
     )
     serving.add_argument(
-        "--node", type=text_argument, metavar="NAME", help="with --follow: name of the copy; default: of this machine"
+        "--node",
+        type=text_argument,
+        metavar="NAME",
+        help="with --group: name of the node; with --follow: of the copy, default: of this machine",
     )
     serving.add_argument(
         "--image-rate",
         type=_rate,
         metavar="MIB",
         help="with --follow: most MiB a second while the whole store is copied; default: no limit",
+    )
+
+
+def add_group(serving: argparse.ArgumentParser) -> None:
+    """Add what ``serve`` needs to be a node of a group."""
+    serving.add_argument(
+        "--group", type=text_argument, metavar="NAME", help="be a node of this group of servers; docs/redundancy.md"
+    )
+    serving.add_argument(
+        "--coordinator",
+        type=text_argument,
+        metavar="URL",
+        help="with --group: the etcd that keeps its record, http://HOST:PORT, several with commas",
+    )
+    serving.add_argument(
+        "--advertise", type=text_argument, metavar="HOST:PORT", help="with --group: where clients find this node"
+    )
+    serving.add_argument(
+        "--peer-url",
+        type=url_argument,
+        metavar="URL",
+        help="with --group: scheme, user and options with which nodes connect to each other, such as"
+        f" amqps://USER:PASSWORD@peer; its host is not used; default: ${PEER_URL}, or amqp:",
+    )
+    serving.add_argument(
+        "--new-group", action="store_true", help="with --group: begin it, with the store of this node; once"
+    )
+    serving.add_argument(
+        "--force",
+        action="store_true",
+        help="with --group: be the primary though this node is not in sync; what only others have is lost",
+    )
+    serving.add_argument(
+        "--min-in-sync",
+        type=int,
+        choices=range(1, 10),
+        default=1,
+        metavar="N",
+        help="with --new-group: nodes that must be in sync, else sends are refused; default 1; 2 for three nodes",
+    )
+    serving.add_argument(
+        "--lease-seconds",
+        type=seconds_argument,
+        default=2.0,
+        metavar="SECONDS",
+        help="with --group: a primary that is not heard of for so long is replaced; default 2",
+    )
+    serving.add_argument(
+        "--replication-timeout-seconds",
+        type=seconds_argument,
+        default=3.0,
+        metavar="SECONDS",
+        help="with --group: a node that does not follow for so long is not waited for any more; default 3",
     )
 
 

@@ -12,6 +12,7 @@ from broker_adapter.connect import transport_for
 from broker_adapter.errors import JMSException
 from broker_adapter.group.copy_files import CopyFiles, promoted
 from broker_adapter.group.follower import Follower
+from broker_adapter.group.following import Standing
 from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
 from broker_adapter.transport import Transport
@@ -36,7 +37,7 @@ def follow(options: argparse.Namespace) -> int:
     def connect() -> Transport:
         return transport_for(options.follow, restores=False)[0]
 
-    follower = Follower(files, node, connect, options.image_rate, ended)
+    follower = Follower(files, Standing(node), connect, options.image_rate, ended)
     try:
         tell_signals(told)
         follower.start()
@@ -47,6 +48,7 @@ def follow(options: argparse.Namespace) -> int:
         say_line("holdfast stopping")
     finally:
         follower.stop()
+        files.close()
         ignore_signals()
     return 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 
-def command(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+def command(module: str, name: str) -> Callable[..., Any]:
     """A function of a command.
 
     Args:
@@ -15,8 +15,7 @@ def command(module: str, name: str) -> Callable[[argparse.Namespace], int]:
         name: of the function; it gets the arguments, and returns the exit status.
     """
 
-    def run(options: argparse.Namespace) -> int:
-        function: Callable[[argparse.Namespace], int] = getattr(import_module(f"{__package__}.{module}"), name)
-        return function(options)
+    def run(*arguments: Any) -> Any:
+        return getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
 
     return run

@@ -13,7 +13,7 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.selectors.language import checked_property_name
 from broker_adapter.server.cli.client_arguments import add_client_commands
-from broker_adapter.server.cli.copy_arguments import add_follow, add_group_command
+from broker_adapter.server.cli.copy_arguments import add_follow, add_group, add_group_command
 from broker_adapter.server.cli.gateway_arguments import add_gateway_command
 from broker_adapter.server.cli.on_demand import command
 from broker_adapter.server.cli.store_arguments import add_store_commands
@@ -146,6 +146,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="number of this site, 1 to 255, for gateways between sites; see: gateway",
     )
     add_follow(serving)
+    add_group(serving)
     serving.add_argument(
         "--insecure",
         action="store_true",

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.config_file import read_policies
@@ -24,7 +25,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.store.files import DATA
 from broker_adapter.engine.store.maintenance import check_store
-from broker_adapter.errors import StoreCorruptException
+from broker_adapter.errors import JMSException, StoreCorruptException
 from broker_adapter.gateways.senders import Senders
 from broker_adapter.server.access.certificates import Certificates
 from broker_adapter.server.access.origins import is_loopback
@@ -35,9 +36,10 @@ from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed, settings_of
 from broker_adapter.server.kept_memory import keep_freed_memory
-from broker_adapter.server.listener import Listener
+from broker_adapter.server.listener import Listener, ServedEngine
 from broker_adapter.server.listening import check_address
 from broker_adapter.server.open_files import raise_soft_limit
+from broker_adapter.settings import EngineSettings
 from broker_adapter.urls.url import masked
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -60,7 +62,7 @@ Told = queue.SimpleQueue[int | None]
 def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails; with ``--follow`` keep a copy of another server's."""
     if options.follow is not None:
-        return command("copy_commands", "follow")(options)
+        return int(command("copy_commands", "follow")(options))
     host, port = _address(options.listen)
     site = [] if options.site is None else [f"site={options.site}"]
     engine_settings, server_settings = settings_of([*options.option, *site])
@@ -89,22 +91,23 @@ def serve(options: argparse.Namespace) -> int:
     before, after = raise_soft_limit()
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
-    broker = Broker(engine_settings, options.data, policies)
     told: Told = queue.SimpleQueue()  # its put() may be interrupted by another signal's
+    if options.group is None:
+        served: Served = _Single(Broker(engine_settings, options.data, policies))
+    else:
+        served = command("group_node", "node")(options, engine_settings, policies, told)
     plain = certificates is not None or is_loopback(host)
     listener = Listener(
-        *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain)),
+        *(served.engine, host, port, server_settings, lambda: ServerLogin(users, plain=plain)),
         certificates.context if certificates is not None else None,
         servers=servers,
     )
-
-    senders = Senders(broker, transport_to_site)
 
     def look(*, reloads: bool) -> None:
         if users is not None and reloads:
             users.reload()
         if options.config and reloads:
-            _reload_policies(options.config, broker)
+            _reload_policies(options.config, engine_settings, served.engine.use_policies)
         if certificates is not None:
             if reloads:
                 certificates.reload()
@@ -116,21 +119,70 @@ def serve(options: argparse.Namespace) -> int:
     try:
         tell_signals(told)
         _, bound = listener.start()
-        broker.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
-        senders.start()
+        served.engine.on_failure(lambda _error: told.put(None))  # behind the listener, which tells its clients first
+        served.start(listener)
         scheme = "amqps" if certificates is not None else "amqp"
         say_line(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
-        if broker.failed is None:  # else it failed ahead of the line above
+        if served.failed is None:  # else it failed ahead of the line above
             wait_for_end(told, look)
-        if broker.failed is not None:
-            raise broker.failed
+        if served.failed is not None:
+            raise served.failed
         say_line("holdfast stopping")
     finally:
-        senders.stop()
+        served.stop()
         listener.stop()
-        broker.close()
+        served.close()
         ignore_signals()
     return 0
+
+
+class EngineOfServer(ServedEngine, Protocol):
+    """The engine that a server has."""
+
+    def use_policies(self, policies: Policies) -> None:
+        """Have other settings for the queues."""
+
+
+class Served(Protocol):
+    """An engine with what belongs to it at a server."""
+
+    @property
+    def engine(self) -> EngineOfServer:
+        """The engine."""
+
+    @property
+    def failed(self) -> JMSException | None:
+        """Why it has stopped."""
+
+    def start(self, listener: Listener) -> None:
+        """Begin to work, once clients are listened to."""
+
+    def stop(self) -> None:
+        """Stop what needs the clients' connections still."""
+
+    def close(self) -> None:
+        """Stop the engine, and close the store."""
+
+
+class _Single:
+    """The engine of a server that is of no group, with its gateways."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.engine = broker
+        self._senders = Senders(broker, transport_to_site)
+
+    @property
+    def failed(self) -> JMSException | None:
+        return self.engine.failed
+
+    def start(self, listener: Listener) -> None:
+        self._senders.start()
+
+    def stop(self) -> None:
+        self._senders.stop()
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def tell_signals(told: Told) -> None:
@@ -170,14 +222,14 @@ def wait_for_end(told: Told, look: Callable[..., None]) -> None:
             look(reloads=True)
 
 
-def _reload_policies(path: str, broker: Broker) -> None:
+def _reload_policies(path: str, settings: EngineSettings, use: Callable[[Policies], None]) -> None:
     """Read the settings of queues again.  A file that cannot be read or understood changes nothing, and is logged."""
     try:
         policies = read_policies(path)
     except ValueError as error:
         _log.error("! the settings of queues stay as they were: %s", error)
         return
-    broker.use_policies(Policies(broker.settings, policies))
+    use(Policies(settings, policies))
     _log.info("= configuration %s was read again: %s", path, f"{len(policies)} [[policy]]")
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Protocol
 
-from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations.request import Threads
 from broker_adapter.engine.operations.requests import REQUESTS
 from broker_adapter.engine.recent_requests import UNDER_WAY
@@ -45,6 +44,21 @@ MAX_WAITING: Final = 200
 _REQUEST_SECONDS = 300.0
 
 
+class RequestedEngine(Protocol):
+    """What carries requests out; see :class:`broker_adapter.engine.broker.Broker`."""
+
+    def request(
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        timeout: float | None,
+        is_cancelled: Callable[[], bool] | None = None,
+        later: Callable[[Any], None] | None = None,
+        client: int = 0,
+    ) -> Any:
+        """Carry out an operation beyond messaging."""
+
+
 class Asker(Hashable, Protocol):
     """A connection whose client asks for operations."""
 
@@ -65,7 +79,7 @@ class RequestWorkers:
         broker: carries the operations out.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: RequestedEngine) -> None:
         self._broker = broker
         self._workers = {group: _workers(group.value, threads) for group, threads in THREADS.items()}
 

@@ -27,6 +27,7 @@ class Copies:
     def __init__(self) -> None:
         self.lsn = 0
         self.released = 0
+        self.serves = True
         self.listeners: list[Callable[[], None]] = []
         self.made = threading.Condition()  #: a commit was
 

@@ -30,7 +30,7 @@ from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.maintenance import check_records
 from broker_adapter.group import following
 from broker_adapter.group.copy_files import CopyFiles
-from broker_adapter.group.following import Following, NoAnswer
+from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.settings import EngineSettings
 
 #: Bytes of an answer, and of the records of an image that are written at once.
@@ -74,7 +74,7 @@ class Secondary:
 
     def _run(self) -> None:
         try:
-            Following(self._files, "secondary", self._ask, None, self._stopping).run()
+            Following(self._files, Standing("secondary"), self._ask, None, self._stopping).run()
         except NoAnswer:
             pass
         except BaseException as error:

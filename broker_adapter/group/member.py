@@ -1,0 +1,359 @@
+"""A node of a group at work: it carries out what the rules say, with a coordinator, a store, and other nodes.
+
+Theory of operation
+    The rules (:mod:`broker_adapter.group.rules`) are asked under one lock, by whichever thread something happens in.
+    What they want is carried out behind that: at once where it takes no time, such as a release, by the thread
+    ``holdfast-group`` where it does (the engine of a primary, the follower of another node), and by the thread
+    ``holdfast-coordinator`` where the coordinator has to be asked.
+
+    A node becomes primary once in a process.  One that is not any more ends, with all that waited for a release, and is
+    started anew: nothing of its engine may be left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import copies
+from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.engine.store.lmdb_tail import Tail
+from broker_adapter.errors import JMSException, Redirect
+from broker_adapter.group.coordinators import Coordinator
+from broker_adapter.group.copy_files import CopyFiles
+from broker_adapter.group.engine import GroupEngine
+from broker_adapter.group.follower import Follower
+from broker_adapter.group.following import Standing
+from broker_adapter.group.record import NodeRecord, decoded, encoded
+from broker_adapter.group.rules import (
+    Action,
+    Follow,
+    Lead,
+    Node,
+    Read,
+    RefuseSends,
+    Release,
+    Serve,
+    Stopped,
+    Swap,
+    Tell,
+)
+from broker_adapter.limited_log import LimitedLog
+from broker_adapter.transport import Transport
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Ticks in a lease.
+_TICKS: Final = 16
+#: Questions of a node in a lease, at least: the primary serves while it hears from all that are in sync.
+_QUESTIONS: Final = 8
+#: Longest wait for the end of a reign, in seconds.
+_END_SECONDS: Final = 10.0
+
+
+class GroupReplication:
+    """The port :class:`broker_adapter.engine.store.replication.Replication`, of the primary of a group.
+
+    Args:
+        tail: of its store.
+
+    Attributes:
+        released: the commit up to which effects may leave.
+        serves: whether commands are taken.
+    """
+
+    def __init__(self, tail: Tail) -> None:
+        self.released = 0
+        self.serves = False
+        self._tail = tail
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def lsn(self) -> int:
+        """The last commit of the store."""
+        return self._tail.lsn
+
+    def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """As the port."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return remove
+
+    def release(self, lsn: int) -> None:
+        """Let effects leave up to a commit; in any thread."""
+        with self._lock:
+            if lsn <= self.released:
+                return
+            self.released = lsn
+        for each in tuple(self._listeners):
+            each()
+
+
+class Parts(Protocol):
+    """What a node is made of beside its store."""
+
+    def made_engine(self, store: LmdbStore, replication: GroupReplication) -> Broker:
+        """Make the engine of a primary, and what belongs to it."""
+
+    def connect(self, address: str) -> Transport:
+        """Return what connects to another node; it is not open yet, and not restored."""
+
+    def redirect(self, address: str) -> Redirect:
+        """Where clients find a node."""
+
+    def restart(self) -> None:
+        """End this process at once, and start it anew."""
+
+    def stopped(self, error: JMSException | None) -> None:
+        """The node has ended: it was to stop, or has failed."""
+
+
+class Member:
+    """A node at work.
+
+    Args:
+        rules: of the node.
+        address: of the node, HOST:PORT.
+        coordinator: has the record of the group.
+        files: of the node's store.
+        engine: what the listener has in place of an engine.
+        parts: makes what else is needed.
+        lease_seconds: as the rules have it.
+        image_rate: bytes of an image a second, at most; None: as fast as it comes.
+    """
+
+    def __init__(
+        self,
+        rules: Node,
+        address: str,
+        coordinator: Coordinator,
+        files: CopyFiles,
+        engine: GroupEngine,
+        parts: Parts,
+        lease_seconds: float,
+        image_rate: float | None = None,
+    ) -> None:
+        self._rules = rules
+        self._address = address
+        self._coordinator = coordinator
+        self._files = files
+        self._engine = engine
+        self._parts = parts
+        self._tick_seconds = lease_seconds / _TICKS
+        self._ask_seconds = lease_seconds / _QUESTIONS
+        self._image_rate = image_rate
+        self._lock = threading.Lock()  # of the rules
+        self._replication: GroupReplication | None = None
+        self._released = 0  # also ahead of the engine
+        self._follower: Follower | None = None
+        self._is_stopping = False
+        self._has_stopped = threading.Event()
+        self._wanted: SimpleQueue[Action | None] = SimpleQueue()  # what takes time; None: look at the clock
+        self._asked: SimpleQueue[Read | Swap | None] = SimpleQueue()  # of the coordinator
+        self._log = LimitedLog(_log)
+        self._thread = threading.Thread(target=self._run, name="holdfast-group", daemon=True)
+        self._coordinating = threading.Thread(target=self._ask_coordinator, name="holdfast-coordinator", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Member {self._rules!r}>"
+
+    def start(self) -> None:
+        """Begin to be a node of the group."""
+        self._coordinating.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over to another node in sync, if this one is the primary, and end.  Waits for some seconds at most."""
+        self._is_stopping = True
+        self._act(self._rules.stop)
+        self._has_stopped.wait(_END_SECONDS)
+        self._wanted.put(Stopped())
+        self._asked.put(None)
+        self._thread.join(_END_SECONDS)
+
+    def hand_over(self, name: str) -> None:
+        """Make another node primary; see :meth:`Node.hand_over`."""
+        self._act(self._rules.hand_over, name)
+
+    def leave(self, name: str) -> None:
+        """Take another node out of the group; see :meth:`Node.leave`."""
+        self._act(self._rules.leave, name)
+
+    def force(self) -> None:
+        """Become primary, in sync or not; see :meth:`Node.force`."""
+        self._act(self._rules.force)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What is known of the group: plain data."""
+        with self._lock:
+            record, reign = self._rules.record, self._rules.reign
+        if record is None:
+            return {}
+        return {
+            "term": record.term,
+            "primary": record.primary,
+            "in_sync": sorted(record.in_sync),
+            "nodes": {name: each.address for name, each in sorted(record.nodes.items())},
+            "min_in_sync": record.min_in_sync,
+            "released": None if reign is None else reign.released,
+        }
+
+    # The rules.
+
+    def _act(self, happened: Callable[..., list[Action]], *arguments: Any) -> None:
+        """Tell the rules what has happened, and carry out what they want."""
+        with self._lock:
+            actions = happened(*arguments, time.monotonic())
+        for each in actions:
+            match each:
+                case Release():
+                    self._released = max(self._released, each.lsn)
+                    if self._replication is not None:
+                        self._replication.release(each.lsn)
+                case Read() | Swap():
+                    self._asked.put(each)
+                case Tell():
+                    pass  # the others see it in the record, or that their connection is lost
+                case _:
+                    self._wanted.put(each)
+
+    def _run(self) -> None:
+        """Carry out what takes time, and let time pass."""
+        try:
+            while True:
+                self._act(self._rules.tick)
+                self._engine.tell_held()
+                try:
+                    wanted = self._wanted.get(timeout=self._tick_seconds)
+                except Empty:
+                    continue
+                if isinstance(wanted, Stopped):
+                    break
+                self._carry_out(wanted)
+        except JMSException as error:
+            self._end(error)
+        except Exception as error:
+            _log.exception("! unexpected error")
+            self._end(JMSException(f"unexpected error {error!r}"))
+        else:
+            self._end(None)
+
+    def _end(self, error: JMSException | None) -> None:
+        self._stop_following()
+        self._has_stopped.set()
+        self._parts.stopped(error)
+
+    def _carry_out(self, action: Action | None) -> None:
+        match action:
+            case Lead():
+                self._lead(action.term)
+            case Follow():
+                self._follow(action)
+            case Serve():
+                if self._replication is not None and self._engine.broker is not None:
+                    self._replication.serves = action.allowed
+                    self._engine.broker.go_on()
+            case RefuseSends():
+                if self._engine.broker is not None:
+                    self._engine.broker.store.refuses_sends = action.reason
+                    if action.reason:
+                        _log.warning("! sends are refused: %s", action.reason)
+
+    # The coordinator.
+
+    def _ask_coordinator(self) -> None:
+        while (wanted := self._asked.get()) is not None:
+            try:
+                if isinstance(wanted, Read):
+                    found = self._coordinator.read()
+                    self._act(self._rules.record_read, decoded(found.data), found.token)
+                    continue
+                token = self._coordinator.swap(wanted.token, encoded(wanted.record))
+            except JMSException as error:
+                self._log.write("coordinator", "! the coordinator of the group: %s", error)
+                token = None
+            except Exception:
+                _log.exception("! the coordinator of the group: unexpected error")
+                token = None
+            if token is None:
+                self._act(self._rules.no_answer)
+            else:
+                self._act(self._rules.swap_won, token)
+
+    # A primary.
+
+    def _lead(self, term: int) -> None:
+        """Become primary: the store is an engine's from now on."""
+        if self._replication is not None:
+            return  # the same term once more, in the same process
+        began = time.monotonic()
+        self._stop_following()
+        store = self._files.as_primary()
+        tail = store.tail
+        assert tail is not None
+        replication = GroupReplication(tail)
+        tail.on_commit = lambda lsn: self._act(self._rules.committed, lsn)
+        self._act(self._rules.committed, tail.lsn)
+        self._replication = replication
+        broker = self._parts.made_engine(store, replication)
+        broker.copies.asked = self._asks
+        self._engine.lead(broker)
+        replication.release(self._released)
+        _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
+
+    def _asks(self, member: copies.Member, lsn: int | None) -> None:
+        node = NodeRecord(member.address, STORE_VERSION)  # it would be refused with another one
+        self._act(self._rules.asked, member.node, node, member.term, lsn)
+
+    # Another one is.
+
+    def _follow(self, action: Follow) -> None:
+        if self._is_stopping:
+            return
+        if self._replication is not None:
+            _log.warning("! this node is the primary no longer: it starts anew, to follow %s", action.primary or "none")
+            self._parts.restart()
+            return
+        self._stop_following()
+        record = self._rules.record
+        node = None if record is None else record.nodes.get(action.primary)
+        if node is None:
+            return
+        _log.info("= following %s, the primary of term %d", action.primary, action.term)
+        redirect = (action.primary, self._parts.redirect(node.address))
+        standing = Standing(
+            *(self._rules.name, action.term, self._address, int(1000 * self._ask_seconds)),
+            lambda lsn: self._act(self._rules.committed, lsn),
+        )
+
+        def heard(is_heard: bool) -> None:
+            self._engine.follow(redirect if is_heard else None)
+            if not is_heard:
+                self._act(self._rules.told)
+
+        self._follower = Follower(
+            self._files, standing, lambda: self._parts.connect(node.address), self._image_rate, self._fail, heard
+        )
+        self._follower.start()
+
+    def _stop_following(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.stop()
+        self._engine.follow(None)
+
+    def _fail(self, error: JMSException) -> None:
+        """The store of a node that follows has failed."""
+        self._parts.stopped(error)

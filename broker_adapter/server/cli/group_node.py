@@ -1,0 +1,186 @@
+"""``holdfast serve --group``: a server that is a node of a group."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import threading
+from typing import Any
+
+import attrs
+
+from broker_adapter.connect import transport_for, transport_to_site
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.queues.policies import Policies
+from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.errors import ConnectionLostException, JMSException, Redirect, StoreException
+from broker_adapter.gateways.senders import Senders
+from broker_adapter.group.coordinators import Coordinator, Found
+from broker_adapter.group.copy_files import CopyFiles
+from broker_adapter.group.engine import GroupEngine
+from broker_adapter.group.etcd import EtcdCoordinator
+from broker_adapter.group.member import GroupReplication, Member
+from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
+from broker_adapter.group.rules import Node
+from broker_adapter.server.cli.copy_arguments import PEER_URL
+from broker_adapter.server.cli.serve import Told
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Transport
+from broker_adapter.urls.url import FailoverURL, parse_url
+
+
+def node(options: argparse.Namespace, settings: EngineSettings, policies: Policies, told: Told) -> GroupNode:
+    """Return the node that the arguments describe; its store is opened, and the record of a new group is made."""
+    missing = [
+        f"--{name.replace('_', '-')}" for name in ("node", "coordinator", "advertise") if not vars(options)[name]
+    ]
+    if missing:
+        raise ValueError(f"--group needs {' and '.join(missing)}")
+    check_name(options.node)
+    host, separator, port = options.advertise.rpartition(":")
+    if not separator or not host or not port.isdigit():
+        raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT")
+    coordinator = EtcdCoordinator(options.coordinator, f"holdfast/groups/{options.group}")
+    files = CopyFiles(options.data, settings, f"the primary of the group {options.group}")
+    try:
+        return GroupNode(options, settings, policies, told, coordinator, files)
+    except BaseException:
+        files.close()
+        coordinator.close()
+        raise
+
+
+class GroupNode:
+    """A node of a group, as :class:`~broker_adapter.server.cli.serve.Served`."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        settings: EngineSettings,
+        policies: Policies,
+        told: Told,
+        coordinator: Coordinator,
+        files: CopyFiles,
+    ) -> None:
+        self.failed: JMSException | None = None
+        self.engine = GroupEngine(settings, policies)
+        self._settings = settings
+        self._told = told
+        self._coordinator = coordinator
+        self._files = files
+        self._peer = _peer_url(options.peer_url or os.environ.get(PEER_URL) or "amqp://peer")
+        self._broker: Broker | None = None
+        self._senders: Senders | None = None
+        described = NodeRecord(options.advertise, STORE_VERSION)
+        writer = secrets.token_hex(8)
+        unique, lsn = files.known(makes=options.new_group)
+        found = coordinator.read()
+        if options.new_group:
+            self._make_group(options, found, described, writer, unique)
+        elif not found.data:
+            raise StoreException(
+                f"there is no group {options.group!r} at {options.coordinator}: begin one with --new-group, at the node"
+                " that has the store"
+            )
+        else:
+            record = decoded(found.data)
+            if unique is not None and unique != record.store:
+                raise StoreException(
+                    f"the store in {options.data!r} is of another group, or of none: give a directory that does not"
+                    " exist, and the node gets a copy"
+                )
+        rules = Node(options.node, described, writer, lsn, options.lease_seconds, options.replication_timeout_seconds)
+        self._member = Member(
+            *(rules, options.advertise, coordinator, files, self.engine, self, options.lease_seconds),
+            options.image_rate,
+        )
+        if options.force:
+            self._member.force()
+
+    def _make_group(
+        self, options: argparse.Namespace, found: Found, node: NodeRecord, writer: str, unique: str | None
+    ) -> None:
+        if found.data:
+            raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
+        assert unique is not None
+        record = GroupRecord(
+            store=unique,
+            term=0,
+            primary="",
+            in_sync=frozenset({options.node}),
+            nodes={options.node: node},
+            renewed=1,
+            writer=writer,
+            store_version=STORE_VERSION,
+            min_in_sync=options.min_in_sync,
+        )
+        if self._coordinator.swap(found.token, encoded(record)) is None:
+            raise StoreException(f"another node has made the group {options.group!r} meanwhile: leave out --new-group")
+
+    # What a server needs.
+
+    def start(self, listener: Listener) -> None:
+        """Begin to be a node of the group."""
+        self._member.start()
+
+    def stop(self) -> None:
+        """Hand over to another node, if this one is the primary."""
+        if self._senders is not None:
+            self._senders.stop()
+        self._member.stop()
+
+    def close(self) -> None:
+        """Close the store.  What is not released has not left, and is not confirmed."""
+        if self._broker is not None:
+            self._broker.abandon(ConnectionLostException("this server is stopping; what was under way is not known"))
+        self._files.close()
+        self._coordinator.close()
+
+    # What the node needs.
+
+    def made_engine(self, store: LmdbStore, replication: GroupReplication) -> Broker:
+        """Make the engine of a primary, and its gateways."""
+        broker = self._broker = Broker(self._settings, store, self.engine.policies, replication=replication)
+        self._senders = Senders(broker, transport_to_site)
+        threading.Thread(target=self._senders.start, name="holdfast-senders", daemon=True).start()
+        return broker
+
+    def connect(self, address: str) -> Transport:
+        """Return what connects to another node."""
+        host, _, port = address.rpartition(":")
+        (peer,) = self._peer.addresses
+        return transport_for(
+            attrs.evolve(self._peer, addresses=(attrs.evolve(peer, host=host.strip("[]"), port=int(port)),)),
+            restores=False,
+        )[0]
+
+    def redirect(self, address: str) -> Redirect:
+        """Where clients find a node."""
+        host, _, port = address.rpartition(":")
+        return Redirect(host.strip("[]"), int(port))
+
+    def restart(self) -> None:
+        """Start this process anew: nothing of a deposed primary's engine may be left, and nothing may leave it."""
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *_arguments()])
+
+    def stopped(self, error: JMSException | None) -> None:
+        """End the server."""
+        self.failed = self.failed or error
+        self._told.put(None)
+
+
+def _peer_url(text: str) -> FailoverURL:
+    url = parse_url(text)
+    if not isinstance(url, FailoverURL) or len(url.addresses) != 1:
+        raise ValueError("--peer-url is a URL of one server, such as amqps://USER:PASSWORD@peer; its host is not used")
+    return url
+
+
+def _arguments() -> list[Any]:
+    """The arguments of this process, without those of a new group or a forced reign, which hold once."""
+    return [each for each in sys.orig_argv[1:] if each not in ("--new-group", "--force")]
