@@ -297,8 +297,8 @@ class EngineSettings:
     )
     tail_bytes: int = _option(
         64 * MIB,
-        "bytes of the names of changed records in the store, by which a copy that was away catches up; one that lacks"
-        " more takes an image (docs/redundancy.md)",
+        "bytes of the names of changed records in the store (an eighth of it at most), by which a copy that was away"
+        " catches up; one that lacks more takes an image (docs/redundancy.md)",
         least=MIB,
     )
     min_free_disk_bytes: int = _option(

@@ -85,6 +85,8 @@ from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
+#: The tail takes no more than this part of the store.
+_OF_STORE = 1 / 8
 #: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
 _MAP_RESERVE_BYTES = 1 << 30
 #: Changes of a repair in one transaction, and their bytes.
@@ -102,7 +104,7 @@ def refuse_copy(store: LmdbStore) -> None:
     """Raise StoreException where a store is a copy that follows a server: else two would go on from one state."""
     if store.copy_of is not None:
         raise StoreException(
-            f"the store in {str(store.path)!r} is a copy of {store.copy_of}: go on following (holdfast serve"
+            f"the store in {str(store.path)!r} is a copy of {store.copy_of}: go on following (holdfast serve --data"
             f" {store.path} --follow URL), or, once that server is stopped, make it one: holdfast promote {store.path}"
         )
 
@@ -238,7 +240,11 @@ class LmdbStore:
         txn.drop(self._db["tail"], delete=False)
 
     def _tail(self, lsn: int) -> Tail:
-        return Tail(self._db["tail"], self._env.stat()["psize"], self._settings.tail_bytes, lsn)
+        return Tail(self._db["tail"], self._env.stat()["psize"], self._most_tail_bytes, lsn)
+
+    @property
+    def _most_tail_bytes(self) -> int:
+        return min(self._settings.tail_bytes, int(self._settings.max_store_bytes * _OF_STORE))
 
     def _take_over(self, txn: Any) -> None:
         found = take_over(txn, self._db, self.path, epoch_ms())
@@ -420,7 +426,7 @@ class LmdbStore:
             ResourceAllocationException: there is no room for it, and nothing was written.
             StoreException: the store has failed.
         """
-        self._writes.copy(parts, self._settings.tail_bytes)
+        self._writes.copy(parts, self._most_tail_bytes)
 
     @property
     def used_bytes(self) -> int:

@@ -60,7 +60,8 @@ def promote(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps({"copy_of": found.copy_of, "lsn": found.lsn}))
     else:
-        say(f"{options.data} was a copy of {found.copy_of}, up to commit {found.lsn}; serve it: holdfast serve --data")
+        command = f"holdfast serve --data {options.data}"
+        say(f"{options.data} was a copy of {found.copy_of}, up to commit {found.lsn}; serve it: {command}")
     return 0
 
 
