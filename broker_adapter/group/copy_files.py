@@ -32,14 +32,13 @@ class ImagePlace:
         table: the number of the table in :data:`IMAGE_TABLES` that is under way; their count: there is none left.
         after: the last key of it that has come; empty: none has.
         until: the last key that is to come; None: it is not known yet.
-        seen: a state of the server has come once the image has all commits up to this one.
         bytes: that have come.
     """
 
-    __slots__ = ("after", "bytes", "seen", "table", "until")
+    __slots__ = ("after", "bytes", "table", "until")
 
-    def __init__(self, table: int, after: bytes, until: bytes | None, seen: int, size: int) -> None:
-        self.table, self.after, self.until, self.seen, self.bytes = table, after, until, seen, size
+    def __init__(self, table: int, after: bytes, until: bytes | None, size: int) -> None:
+        self.table, self.after, self.until, self.bytes = table, after, until, size
 
     @property
     def is_whole(self) -> bool:
@@ -96,10 +95,10 @@ class CopyStore:
         """How far it is, of an image."""
         with self._store.snapshot() as records:
             value = records.get("meta", IMAGE)
-        if value is None:
-            raise StoreException("the image has lost the record of how far it is")
+        if value is None:  # the process has ended just ahead of its end
+            return ImagePlace(len(IMAGE_TABLES), b"", None, 0)
         found: dict[str, Any] = decode_meta(IMAGE, value)
-        return ImagePlace(found["table"], found["after"], found["until"], found["seen"], found["bytes"])
+        return ImagePlace(found["table"], found["after"], found["until"], found["bytes"])
 
     def write(self, parts: Iterable[Changes]) -> None:
         """Write all parts in one transaction; see :meth:`LmdbStore.write_copied`."""
@@ -221,8 +220,7 @@ class CopyFiles:
         self.drop_image()
         self._image_path.mkdir(mode=0o700)
         self.image = CopyStore(self._image_path, self._settings)
-        place = ImagePlace(0, b"", None, int.from_bytes(commit[0]), 0)
-        self.image.write([({"tail": [commit], **self._noted}, {}), place.record()])
+        self.image.write([({"tail": [commit], **self._noted}, {}), ImagePlace(0, b"", None, 0).record()])
         return self.image
 
     def drop_image(self) -> None:

@@ -5,8 +5,9 @@ Theory of operation
     may take several answers, each as of another moment.  It has a state that the server had once it has all commits up
     to the last moment of these, and all of that is one transaction here.
 
-    An image is all records, one table after the other, with the commits meanwhile between them.  It is written in many
-    transactions, with the place that it has got to, and goes on there after a break.
+    An image is all records, one table after the other.  It is written in many transactions, each with the place that it
+    has got to and with the commits meanwhile, and goes on there after a break, also with another server that has its
+    last commit.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
+from zlib import crc32
 
 import attrs
 
-from broker_adapter.engine.operations.copies import MOST_KEYS, MOST_WAIT_MS, unpack_records
+from broker_adapter.engine.operations.copies import MOST_KEYS, MOST_SPANS, MOST_WAIT_MS, unpack_records
 from broker_adapter.engine.records.tail import writer_of
 from broker_adapter.engine.store.changes import Changes
-from broker_adapter.engine.store.deltas import IMAGE_TABLES
+from broker_adapter.engine.store.deltas import IMAGE_TABLES, LARGE_BYTES
 from broker_adapter.group.copy_files import CopyFiles, CopyStore, ImagePlace
 from broker_adapter.wording import in_bytes
 
@@ -51,6 +54,11 @@ class Standing:
     address: str | None = None
     wait_ms: int = MOST_WAIT_MS // 3
     wrote: Callable[[int], None] = lambda _lsn: None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Who asks."""
+        return {"node": self.node, "term": self.term, "address": self.address}
 
 
 class NoAnswer(Exception):
@@ -125,9 +133,7 @@ class Following:
         common = found["common"]
         if common is None:
             _log.warning(
-                "! the copy is %d commits behind, and the server no longer has what it lacks: it takes an image (option"
-                " tail_bytes of the server)",
-                max(0, found["lsn"] - store.lsn),
+                "! the copy takes an image: the server has no commit of the copy that both remember (option tail_bytes)"
             )
             return None
         if common < store.lsn:
@@ -141,75 +147,81 @@ class Following:
         return store
 
     def _follow(self, store: CopyStore | None) -> dict[str, Any]:
-        spans = [] if store is None else [tuple(each) for each in store.spans()]
+        spans = [] if store is None else [tuple(each) for each in store.spans()[-MOST_SPANS:]]
         found: dict[str, Any] = self._ask("follow", {"node": self._standing.node, "spans": spans})
         self._files.follows(found["unique"], found["version"])
         self._image_bytes = found["bytes"]
         return found
 
-    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, seen: int = 0, image: int = 0) -> None:
+    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, image: int | None = None) -> None:
         """Bring a store to a state of the server that has one commit more at least, or wait for one for a while.
 
         Args:
             store: of the copy, or an image.
             after: a commit that both have; what the store has behind it is taken back.
             waits: whether to wait where there is nothing yet.
-            seen: the state has all commits up to this one at least.
-            image: how much of an image the store has, in thousandths; 0: it is none.
+            image: how much of an image the store has, in thousandths; None: it is none.
         """
-        pull = _Pull(self._ask, seen)
+        pull = _Pull(self._ask)
         writer = store.writer(after)
-        standing = self._standing
-        said = {"node": standing.node, "term": standing.term, "address": standing.address, "image": image or None}
-        wait_ms = standing.wait_ms if waits else 0
-        answer = self._ask("read_commits", {"after": after, "writer": writer, "wait_ms": wait_ms, **said})
-        if answer is None:
-            raise NotFollowed
+        wait_ms = self._standing.wait_ms if waits else 0
+        answer = self._commits(after, writer, wait_ms=wait_ms, image=image, **self._standing.said)
         own, keys = store.keys_behind(after)
-        if not own and answer["last"] == after and after >= seen:
+        if not own and answer["last"] == after:
             return
 
         def parts() -> Iterator[Changes]:
             if own:
                 yield {}, {"tail": own}
                 for table, some in keys.items():
-                    for at in range(0, len(some), MOST_KEYS):
-                        yield from pull.answered(
-                            self._ask("read_records", {"table": table, "keys": some[at : at + MOST_KEYS]})
-                        )
-            found = answer
-            while True:
-                yield from pull.answered(found)
-                last = found["last"]
-                if last >= pull.seen:
-                    return
-                written_by = pull.writer or writer
-                # It is not on the disk yet, so this does not say who asks.
-                found = self._ask("read_commits", {"after": last, "writer": written_by})
-                if found is None or found["last"] == last < pull.seen:
-                    raise NotFollowed
+                    yield from pull.records(table, some)
+            yield from self._until_seen(pull, answer, after)
 
         store.write(parts())
-        if not image:
-            standing.wrote(store.lsn)
+        if image is None:
+            self._standing.wrote(store.lsn)
+
+    def _commits(self, after: int, writer: bytes, **said: Any) -> Mapping[str, Any]:
+        """What is behind a commit; raises NotFollowed where the server does not have that one.
+
+        Args:
+            after: the commit.
+            writer: who wrote it.
+            said: who asks, where the commit is on the disk of the copy.
+        """
+        answer: Mapping[str, Any] | None = self._ask("read_commits", {"after": after, "writer": writer, **said})
+        if answer is None:
+            raise NotFollowed
+        return answer
+
+    def _until_seen(self, pull: _Pull, answer: Mapping[str, Any], after: int) -> Iterator[Changes]:
+        """What is behind a commit, up to the latest moment of all answers; ``answer``: the first one."""
+        while True:
+            yield from pull.answered(answer)
+            if answer["last"] >= pull.seen:
+                return
+            if answer["last"] == after:
+                raise NotFollowed
+            after = answer["last"]
+            answer = self._commits(after, pull.writer)
 
     def _image(self) -> CopyStore:
         """Take an image, from where it was broken off; returns the store of the copy."""
         image = self._files.image
         found = self._follow(image)
-        if image is None or found["common"] != image.lsn:
+        if image is None or found["common"] is None:
             image = self._files.begin_image(tuple(found["commit"]))
+            place = image.place()
             _log.info("= image: begins, of about %s", in_bytes(self._image_bytes))
         else:
-            _log.info("= image: goes on, at %.0f %%", self._thousandths(image.place()) / 10)
+            place = image.place()
+            _log.info("= image: goes on, at %.0f %%", self._thousandths(place) / 10)
+            self._advance(image, found["common"], waits=False, image=self._thousandths(place))
         told = began = time.monotonic()
-        place = image.place()
-        self._advance(image, image.lsn, waits=False, seen=place.seen, image=self._thousandths(place))
         while not place.is_whole:
             if self._stopping.is_set():
                 raise NotFollowed
-            image.write(self._records(place))
-            self._advance(image, image.lsn, waits=False, seen=place.seen, image=self._thousandths(place))
+            image.write(self._records(place, image.lsn, image.writer(image.lsn)))
             if time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
                 size, whole = in_bytes(place.bytes), in_bytes(self._image_bytes)
@@ -221,10 +233,10 @@ class Following:
     def _thousandths(self, place: ImagePlace) -> int:
         return max(1, min(999, 1000 * place.bytes // max(1, self._image_bytes)))
 
-    def _records(self, place: ImagePlace) -> Iterator[Changes]:
-        """The next records of an image, and the place behind them."""
+    def _records(self, place: ImagePlace, after: int, writer: bytes) -> Iterator[Changes]:
+        """The next records of an image, the place behind them, and what is behind the last commit of the image."""
         size = 0
-        pull = _Pull(self._ask, place.seen)
+        pull = _Pull(self._ask)
         while size < _WRITTEN_BYTES and not place.is_whole and not self._stopping.is_set():
             began = time.monotonic()
             table = IMAGE_TABLES[place.table]
@@ -241,47 +253,77 @@ class Following:
             size += got
             if self._image_rate is not None:
                 self._stopping.wait(max(0.0, got / self._image_rate - (time.monotonic() - began)))
-        place.seen = pull.seen
         yield place.record()
+        found = self._commits(after, writer, image=self._thousandths(place), **self._standing.said)
+        yield from self._until_seen(pull, found, after)
 
 
 class _Pull:
     """Answers that make one state: it has all commits up to the latest moment of these.
 
+    What an answer has no room for is asked for by itself.  That is of a later moment, unless it is as it was.  So where
+    much is written all the time, a state is reached all the same.
+
     Args:
         ask: asks the server.
-        seen: the latest moment so far.
 
     Attributes:
-        seen: as it is now.
+        seen: the latest moment so far.
         writer: who wrote the last commit in them; empty: there is none.
     """
 
-    def __init__(self, ask: Ask, seen: int) -> None:
-        self.seen = seen
+    def __init__(self, ask: Ask) -> None:
+        self.seen = 0
         self.writer = b""
         self._ask = ask
 
     def answered(self, answer: Mapping[str, Any]) -> Iterator[Changes]:
-        """The changes in an answer, with the records that are to be asked for in pieces."""
+        """The changes in an answer, and what it had no room for."""
         self.seen = max(self.seen, answer["lsn"])
-        changes, large = unpack_records(answer["records"])
+        changes, rest = unpack_records(answer["records"])
         if "tail" in changes[0]:
             self.writer = writer_of(changes[0]["tail"][-1][1])
         yield changes
-        for table, key, _ in large:
-            value = self._whole(table, key)
-            yield ({}, {table: [key]}) if value is None else ({table: [(key, value)]}, {})
+        yield from self._read(rest)
 
-    def _whole(self, table: str, key: bytes) -> bytes | None:
+    def records(self, table: str, keys: Sequence[bytes]) -> Iterator[Changes]:
+        """The present records of keys."""
+        return self._read([(table, key, 0, None) for key in keys])
+
+    def _read(self, wanted: Iterable[tuple[str, bytes, int, int | None]]) -> Iterator[Changes]:
+        """Ask for records; ``wanted``: table, key, bytes, and the checksum at the latest moment, if it is known."""
+        left: deque[tuple[str, bytes, int, int | None]] = deque(wanted)
+        while left:
+            table, key, size, checksum = left.popleft()
+            if size >= LARGE_BYTES:
+                value = self._whole(table, key, checksum)
+                yield ({}, {table: [key]}) if value is None else ({table: [(key, value)]}, {})
+                continue
+            checksums = {key: checksum}
+            while left and left[0][0] == table and left[0][2] < LARGE_BYTES and len(checksums) < MOST_KEYS:
+                _, key, _, checksum = left.popleft()
+                checksums[key] = checksum
+            found = self._ask("read_records", {"table": table, "keys": list(checksums)})
+            changes, rest = unpack_records(found["records"])
+            now = {key: crc32(value) for key, value in changes[0].get(table, ())}
+            now.update((key, checksum) for _, key, _, checksum in rest)
+            if now != checksums:
+                self.seen = max(self.seen, found["lsn"])
+            yield changes
+            left.extend(rest)
+
+    def _whole(self, table: str, key: bytes, checksum: int | None) -> bytes | None:
+        """A record in pieces; None: it has gone meanwhile."""
         pieces: list[bytes] = []
-        size = 0
+        size = lsn = 0
         while True:
             found = self._ask("read_piece", {"table": table, "key": key, "offset": size})
-            self.seen = max(self.seen, found["lsn"])
-            if found["piece"] is None:
-                return None  # it has gone meanwhile, which is among what is seen
-            if not found["piece"]:
-                return b"".join(pieces)
-            pieces.append(found["piece"])
-            size += len(found["piece"])
+            lsn, piece = max(lsn, found["lsn"]), found["piece"]
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+        value = None if piece is None else b"".join(pieces)
+        if value is None or crc32(value) != checksum:
+            self.seen = max(self.seen, lsn)
+        return value

@@ -28,6 +28,7 @@ from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import (
     IMAGE_TABLES,
     Answer,
+    Rest,
     changes_behind,
     chunk_behind,
     has_commit,
@@ -44,8 +45,9 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Most bytes of records in an answer, but for one record.
 ANSWER_BYTES: Final = 1024 * 1024
-#: Keys that one request may name, and bytes of one piece of a record.
+#: Keys and spans that one request may name, and bytes of one piece of a record.
 MOST_KEYS: Final = 10_000
+MOST_SPANS: Final = 1000
 PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
 MOST_WAIT_MS: Final = 30_000
@@ -195,7 +197,7 @@ class FollowRequest(OfCopy):
 
     node: str = argument(note="the name of the copy")
     spans: Sequence[Any] = argument(
-        most_values=1000, note="the commits that it remembers: a list of [writer, first, last]"
+        most_values=MOST_SPANS, note="the commits that it remembers: a list of [writer, first, last]"
     )
 
     def check(self) -> None:
@@ -235,8 +237,8 @@ class FollowRequest(OfCopy):
 class ReadCommitsRequest(OfCopy):
     """What changed behind a commit, and is there now: ``lsn``: of the store; ``last``: the last commit of this answer;
     ``records``: msgpack of what is put by table, (key, record) each, of the keys by table that are deleted, and of
-    (table, key, bytes) of the records that are to be asked for in pieces.  None: the store does not have that commit,
-    or no longer.
+    (table, key, bytes, CRC-32) of the records that are to be asked for by themselves, the largest ones in pieces.
+    None: the store does not have that commit, or no longer.
     """
 
     node: str | None = argument(None, note="the name of the copy; without it, its state is not to be noted")
@@ -343,11 +345,11 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def pack_records(answer: Answer) -> bytes:
     """The records of an answer in one text of bytes: what unpacks an answer looks at each member of its lists."""
-    packed: bytes = msgpack.packb((*answer.changes, answer.large))
+    packed: bytes = msgpack.packb((*answer.changes, answer.rest))
     return packed
 
 
-def unpack_records(packed: bytes) -> tuple[Changes, Sequence[tuple[str, bytes, int]]]:
+def unpack_records(packed: bytes) -> tuple[Changes, Rest]:
     """The records of an answer, of a server that is trusted with the whole store."""
-    puts, deletes, large = msgpack.unpackb(packed, use_list=False)
-    return (puts, deletes), large
+    puts, deletes, rest = msgpack.unpackb(packed, use_list=False)
+    return (puts, deletes), rest

@@ -8,12 +8,16 @@ Theory of operation
     That may take several answers, each with an lsn as of its own snapshot; so may an image, which is all records by
     ranges of keys.  A record that was read too early or too late is among those that the commits in between changed.
     So a copy has a state that the store had as soon as it has all commits up to the highest lsn of all its answers.
+
+    Of large records, and of all that is too much for one answer, an answer has the checksums.  Where a record that is
+    asked for by itself still has this one, it is as of the answer's snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from broker_adapter.engine.records.layout import TABLES
 from broker_adapter.engine.records.tail import Keys, Span, decode_commit, lsn_key, spans, writer_of
@@ -21,8 +25,12 @@ from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.port import StoreSnapshot
 from broker_adapter.errors import StoreCorruptException
 
-#: Bytes of a record from which on it is not in an answer, which has its size in its place: it is asked for in pieces.
+#: Bytes of a record from which on it is asked for in pieces.
 LARGE_BYTES: Final = 4 * 1024 * 1024
+#: Bytes of records that an answer has at most; few commits have more.
+_FULL_BYTES: Final = 24 * 1024 * 1024
+#: A record needs room for so many of its size: the small ones, which change often, are in the answer all the same.
+_SHARE: Final = 4
 #: What a record takes beside its bytes, about.
 _RECORD_BYTES: Final = 16
 #: The tables of an image, in order.  The tail is none: a copy has the commits since its image began.
@@ -30,12 +38,16 @@ IMAGE_TABLES: Final = tuple(table for table in TABLES if table != "tail")
 _LAST_KEY: Final = b"\xff" * 9  #: behind all keys of the tail
 
 
+#: (table, key, bytes, CRC-32) of records that are to be asked for by themselves.
+Rest = Sequence[tuple[str, bytes, int, int]]
+
+
 class Answer(NamedTuple):
     """Records as of one snapshot."""
 
     lsn: int  #: of the snapshot
     changes: Changes
-    large: Sequence[tuple[str, bytes, int]]  #: (table, key, bytes) of the records that are to be asked for in pieces
+    rest: Rest
 
 
 class Chunk(NamedTuple):
@@ -153,8 +165,9 @@ class _Reads:
         self.puts: dict[str, list[tuple[bytes, bytes]]] = {}
         self.bytes = 0
         self._records = records
+        self._answered = 0
         self._deletes: dict[str, list[bytes]] = {}
-        self._large: list[tuple[str, bytes, int]] = []
+        self._rest: list[tuple[str, bytes, int, int]] = []
 
     def read(self, table: str, key: bytes) -> None:
         value = self._records.get(table, key)
@@ -165,12 +178,13 @@ class _Reads:
             self.take(table, key, value)
 
     def take(self, table: str, key: bytes, value: bytes) -> None:
-        if len(value) >= LARGE_BYTES:
-            self._large.append((table, key, len(value)))
-            self.bytes += len(key) + _RECORD_BYTES
+        size = len(value)
+        if size >= LARGE_BYTES or self._answered + _SHARE * size > _FULL_BYTES:
+            self._rest.append((table, key, size, crc32(value)))
         else:
             self.puts.setdefault(table, []).append((key, value))
-            self.bytes += len(key) + len(value) + _RECORD_BYTES
+            self._answered += len(key) + size
+        self.bytes += len(key) + size + _RECORD_BYTES
 
     def answer(self) -> Answer:
-        return Answer(lsn_of(self._records), (self.puts, self._deletes), self._large)
+        return Answer(lsn_of(self._records), (self.puts, self._deletes), self._rest)
