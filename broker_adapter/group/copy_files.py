@@ -17,8 +17,8 @@ from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
 from broker_adapter.engine.store.files import DATA, existing_store, own, sync_directory
-from broker_adapter.engine.store.lmdb_store import LmdbStore
-from broker_adapter.errors import StoreException
+from broker_adapter.engine.store.lmdb_store import LmdbStore, make_directory
+from broker_adapter.errors import StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
 #: Where an image is put.
@@ -87,18 +87,20 @@ class CopyStore:
         return writer_of(value)
 
     def keys_behind(self, lsn: int) -> tuple[list[bytes], Keys]:
-        """See :func:`broker_adapter.engine.store.deltas.tail_keys`."""
+        """See :func:`broker_adapter.engine.store.deltas.tail_keys`; without that of what a copy alone has."""
         with self._store.snapshot() as records:
-            return tail_keys(records, lsn)
+            own, keys = tail_keys(records, lsn)
+        return own, {table: [key for key in some if key != COPY_OF] for table, some in keys.items()}
 
-    def place(self) -> ImagePlace:
-        """How far it is, of an image."""
+    def place(self) -> ImagePlace | None:
+        """How far it is, of an image; None: that is not known."""
         with self._store.snapshot() as records:
             value = records.get("meta", IMAGE)
-        if value is None:  # the process has ended just ahead of its end
-            return ImagePlace(len(IMAGE_TABLES), b"", None, 0)
-        found: dict[str, Any] = decode_meta(IMAGE, value)
-        return ImagePlace(found["table"], found["after"], found["until"], found["bytes"])
+        try:
+            found: dict[str, Any] | None = None if value is None else decode_meta(IMAGE, value)
+        except StoreCorruptException:
+            found = None
+        return None if found is None else ImagePlace(found["table"], found["after"], found["until"], found["bytes"])
 
     def write(self, parts: Iterable[Changes]) -> None:
         """Write all parts in one transaction; see :meth:`LmdbStore.write_copied`."""
@@ -134,7 +136,7 @@ def promoted(path: str | os.PathLike[str], settings: EngineSettings) -> Promoted
             copy_of, lsn = store.copy_of, store.lsn
             if copy_of is None:
                 raise StoreException(f"the store in {str(directory)!r} is no copy: it can be served as it is")
-            store.write([({}, {"meta": [COPY_OF]})])
+            store.write([({}, {"meta": [COPY_OF, IMAGE]})])
         finally:
             store.close()
         shutil.rmtree(image, ignore_errors=True)
@@ -163,7 +165,7 @@ class CopyFiles:
         self._url = url
         self.store: CopyStore | None = None
         self.image: CopyStore | None = None
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self._path)
         self._owner = own(self._path)
         try:
             if (self._path / DATA).exists():
@@ -208,8 +210,8 @@ class CopyFiles:
                 f"the store in {str(self._path)!r} is no copy of the one that {self._url} has, which it would replace:"
                 " give another directory, which is made where there is none"
             )
-        if self.store.copy_of != self._url:
-            self.store.write([(self._noted, {})])
+        if self.store.copy_of != self._url or self.store.place() is not None:
+            self.store.write([(self._noted, {"meta": [IMAGE]})])
 
     def begin_image(self, commit: tuple[bytes, bytes]) -> CopyStore:
         """Begin an image.
@@ -233,7 +235,7 @@ class CopyFiles:
     def complete_image(self) -> CopyStore:
         """Put a complete image into the place of the store."""
         assert self.image is not None
-        self.image.write([(self._noted, {"meta": [IMAGE]})])
+        self.image.write([(self._noted, {})])
         self.image.close()
         self.image = None
         if self.store is not None:
@@ -243,6 +245,7 @@ class CopyFiles:
         sync_directory(self._path)
         shutil.rmtree(self._image_path, ignore_errors=True)
         self.store = CopyStore(self._path, self._settings)
+        self.store.write([({}, {"meta": [IMAGE]})])
         return self.store
 
     def known(self, *, makes: bool = False) -> tuple[str | None, int | None]:

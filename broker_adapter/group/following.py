@@ -209,12 +209,12 @@ class Following:
         """Take an image, from where it was broken off; returns the store of the copy."""
         image = self._files.image
         found = self._follow(image)
-        if image is None or found["common"] is None:
-            image = self._files.begin_image(tuple(found["commit"]))
-            place = image.place()
+        place = None if image is None or found["common"] is None else image.place()
+        if image is None or place is None:
             _log.info("= image: begins, of about %s", in_bytes(self._image_bytes))
+            place = ImagePlace(0, b"", None, 0)
+            image = self._files.begin_image(tuple(found["commit"]))
         else:
-            place = image.place()
             _log.info("= image: goes on, at %.0f %%", self._thousandths(place) / 10)
             self._advance(image, found["common"], waits=False, image=self._thousandths(place))
         told = began = time.monotonic()

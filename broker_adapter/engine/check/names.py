@@ -11,6 +11,7 @@ import msgpack
 from broker_adapter.engine.check.findings import Finding, Summary, Tables, can_decode, to_quarantine
 from broker_adapter.engine.records.layout import (
     AGE,
+    COPY_OF,
     META_NAMES,
     NEXT_MESSAGE,
     NEXT_QUEUE,
@@ -114,6 +115,16 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
             "the record of how long engines have run on the store cannot be trusted; it goes into quarantine, and is"
             " taken from the names that were used last",
             to_quarantine("meta", AGE, age),
+        )
+    copy_of = tables.get("meta", COPY_OF)
+    if copy_of is not None and not can_decode(decode_meta, COPY_OF, copy_of):
+        yield Finding(
+            "damaged name of a server",
+            "meta",
+            COPY_OF,
+            "the record of which server the store is a copy of cannot be trusted; it goes into quarantine, and nothing"
+            " keeps the store from being served: as long as that server is in use, go on following it",
+            to_quarantine("meta", COPY_OF, copy_of),
         )
     noted = _noted(tables, NEXT_QUEUE)
     if noted <= highest_queue:

@@ -109,6 +109,23 @@ def refuse_copy(store: LmdbStore) -> None:
         )
 
 
+def make_directory(path: Path) -> None:
+    """Make the directory of a store where it does not exist; raises StoreException."""
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in new:
+            sync_directory(each.parent)
+    except OSError as error:
+        file = next((each for each in (path, *path.parents) if each.exists()), path)
+        if file.is_dir():
+            raise opening_failed(path, error) from error
+        raise StoreException(
+            f"the store in {str(path)!r} cannot be opened: {str(file)!r} is a file; give a directory, which is made"
+            " where there is none"
+        ) from error
+
+
 def map_bytes(settings: EngineSettings) -> int:
     """Most bytes that the file of a store may have."""
     return settings.max_store_bytes + max(_MAP_RESERVE_BYTES, settings.max_store_bytes // 4)
@@ -159,19 +176,7 @@ class LmdbStore:
         self._complain_at = 0.0  #: by the clock that never goes back
         self._owner: IO[str] | None = None
         if not is_owned:
-            new = [each for each in (self.path, *self.path.parents) if not each.exists()]
-            try:
-                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for each in new:
-                    sync_directory(each.parent)
-            except OSError as error:
-                file = next((each for each in (self.path, *self.path.parents) if each.exists()), self.path)
-                if file.is_dir():
-                    raise opening_failed(self.path, error) from error
-                raise StoreException(
-                    f"the store in {str(self.path)!r} cannot be opened: {str(file)!r} is a file; give a directory,"
-                    " which is made where there is none"
-                ) from error
+            make_directory(self.path)
             self._owner = own(self.path)
         try:
             self._open()

@@ -320,8 +320,9 @@ def both(*them: Before) -> Before:
     return before
 
 
+@pytest.mark.parametrize("killed_at", ["os.replace", "sync_directory"])
 def test_a_kill_as_an_image_is_put_into_its_place_leaves_one_that_is_whole(
-    start: Start, copy: Copy, monkeypatch: pytest.MonkeyPatch
+    start: Start, copy: Copy, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
     primary = start()
     primary.send("message")
@@ -330,10 +331,9 @@ def test_a_kill_as_an_image_is_put_into_its_place_leaves_one_that_is_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("broker_adapter.group.copy_files.os.replace", killed)
+        patch.setattr(f"broker_adapter.group.copy_files.{killed_at}", killed)
         with pytest.raises(KeyboardInterrupt):
             copy.catch_up(primary)
-    assert not copy.has_store
     copy.follow(primary)
     assert "read_image" not in copy.asked
 
