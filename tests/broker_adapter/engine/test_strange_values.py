@@ -105,6 +105,8 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "writer": st.just(b"writer w") | VALUES,
     "wait_ms": st.just(0),
     "image": st.none() | NUMBERS,
+    "term": st.none() | NUMBERS,
+    "address": st.sampled_from([None, "", "x" * 600]),
     "table": st.sampled_from(["messages", "meta", "tail", "", "x" * 600]),
     "key": st.just(b"key") | VALUES,
     "offset": NUMBERS,

@@ -16,7 +16,7 @@ from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import JMSException
 from broker_adapter.group.copy_files import CopyFiles, promoted
-from broker_adapter.group.following import Following, NoAnswer
+from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained, message, payloads
 
@@ -104,7 +104,7 @@ class Copy:
         self.asked.clear()
         files = CopyFiles(self.path, self.settings, self._url)
         try:
-            Following(files, "copy", ask, None, stopping).run()
+            Following(files, Standing("copy"), ask, None, stopping).run()
         finally:
             files.close()
 

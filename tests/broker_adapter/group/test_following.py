@@ -20,7 +20,7 @@ from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import ResourceAllocationException, StoreException
 from broker_adapter.group import following
 from broker_adapter.group.copy_files import CopyFiles
-from broker_adapter.group.following import Following, NoAnswer
+from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.store.test_lmdb_writes import largest_file
 from tests.broker_adapter.engine.storing import damage
@@ -149,7 +149,7 @@ def test_a_table_that_grows_all_the_time_holds_no_image(start: Start, copy: Copy
             operation, {**arguments, "wait_ms": 0} if "wait_ms" in arguments else arguments, 9
         )
 
-    Following(files, "copy", ask, None, stopping).run()
+    Following(files, Standing("copy"), ask, None, stopping).run()
     files.close()
     copy.follow(primary)
 
