@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -118,6 +118,9 @@ class Parts(Protocol):
     def stopped(self, error: JMSException | None) -> None:
         """The node has ended: it was to stop, or has failed."""
 
+    def announce(self, addresses: Sequence[str]) -> None:
+        """Have clients told where all nodes are."""
+
 
 class Member:
     """A node at work.
@@ -155,6 +158,7 @@ class Member:
         self._image_rate = image_rate
         self._lock = threading.Lock()  # of the rules
         self._replication: GroupReplication | None = None
+        self._announced: list[str] = []
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
         self._is_stopping = False
@@ -194,7 +198,6 @@ class Member:
         """Become primary, in sync or not; see :meth:`Node.force`."""
         self._act(self._rules.force)
 
-    @property
     def status(self) -> dict[str, Any]:
         """What is known of the group: plain data."""
         with self._lock:
@@ -235,6 +238,7 @@ class Member:
             while True:
                 self._act(self._rules.tick)
                 self._engine.tell_held()
+                self._announce()
                 try:
                     wanted = self._wanted.get(timeout=self._tick_seconds)
                 except Empty:
@@ -249,6 +253,14 @@ class Member:
             self._end(JMSException(f"unexpected error {error!r}"))
         else:
             self._end(None)
+
+    def _announce(self) -> None:
+        """Tell where all nodes are, where that has changed."""
+        record = self._rules.record
+        addresses = [] if record is None else [each.address for _, each in sorted(record.nodes.items())]
+        if addresses != self._announced:
+            self._announced = addresses
+            self._parts.announce(addresses)
 
     def _end(self, error: JMSException | None) -> None:
         self._stop_following()
@@ -309,6 +321,7 @@ class Member:
         self._replication = replication
         broker = self._parts.made_engine(store, replication)
         broker.copies.asked = self._asks
+        broker.copies.group = self
         self._engine.lead(broker)
         replication.release(self._released)
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))

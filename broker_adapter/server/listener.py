@@ -362,6 +362,13 @@ class Listener:
         for connection in list(self.connections):
             connection.announce()
 
+    def announce_soon(self, servers: Sequence[Server]) -> None:
+        """The same, called in any thread."""
+        thread = self._thread
+        if thread is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                thread.loop.call_soon_threadsafe(self.announce, servers)
+
     def request(
         self, connection: ClientConnection, operation: str, unpack: Unpack, done: Callable[[Any], None]
     ) -> None:

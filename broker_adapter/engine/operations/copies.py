@@ -112,6 +112,19 @@ class Member(NamedTuple):
     term: int  #: that it knows
 
 
+class Group(Protocol):
+    """The group of a server, of which its node is the primary."""
+
+    def status(self) -> dict[str, Any]:
+        """What is known of it: plain data."""
+
+    def hand_over(self, name: str) -> None:
+        """Make another node primary; raises IllegalStateException where it cannot be."""
+
+    def leave(self, name: str) -> None:
+        """Take another node out; raises IllegalStateException where it cannot be."""
+
+
 #: Called with a node of the group that asks, and the commit up to which it has all on its disk; None: it has an image
 #: to take.
 Asked = Callable[[Member, int | None], None]
@@ -122,11 +135,13 @@ class Copies:
 
     Attributes:
         asked: is told what nodes of the group have; None: the server is of none.
+        group: of the server; None: it is of none.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, CopyState] = {}
         self.asked: Asked | None = None
+        self.group: Group | None = None
 
     def asks(self, node: str, lsn: int, image: int | None, last: int, now: float) -> None:
         """A copy asks; see :meth:`CopyState.asks`."""
@@ -159,7 +174,9 @@ class CopiesRequest(Request):
     """``lsn``: the number of the last commit, 0 where no copy has followed this store; ``tail``: that of the first one
     from which a copy can catch up; ``copies``: a list of maps: ``node``, ``lsn``, ``behind`` (commits), ``behind_ms``
     (how long ago it had everything; None: never since the server was started), ``seen_ms`` (how long ago it asked last)
-    and ``image`` (None, or how much of one it has, in thousandths).
+    and ``image`` (None, or how much of one it has, in thousandths); ``group``: None, or a map: ``term``, ``primary``,
+    ``in_sync`` and ``nodes`` (their addresses by name), ``min_in_sync`` and ``released`` (the last commit that is
+    confirmed).
     """
 
     def steps(self, client: int) -> Steps:
@@ -167,9 +184,45 @@ class CopiesRequest(Request):
             with engine.store.snapshot() as records:
                 last = lsn_of(records)
                 first = next((int.from_bytes(key) for key, _ in records.items("tail")), 0)
-            return {"lsn": last, "tail": first, "copies": engine.copies.described(last, time.monotonic())}
+            copies, group = engine.copies.described(last, time.monotonic()), engine.copies.group
+            return {"lsn": last, "tail": first, "copies": copies, "group": group and group.status()}
 
         return (yield Beside(look))
+
+
+@fields_of
+class OfGroup(Request):
+    """The requests that change the group of a server."""
+
+    node: str = argument(note="the name of another node")
+
+    def steps(self, client: int) -> Steps:
+        def act(engine: FollowedEngine) -> None:
+            if engine.copies.group is None:
+                raise IllegalStateException("this server is of no group")
+            self.act(engine.copies.group)
+
+        return (yield Beside(act))
+
+    def act(self, group: Group) -> None:
+        """Carry it out."""
+        raise NotImplementedError
+
+
+@request(Threads.SHORT)
+class HandOverRequest(OfGroup):
+    """Nothing; the node becomes primary, which the connection to this one does not survive."""
+
+    def act(self, group: Group) -> None:
+        group.hand_over(self.node)
+
+
+@request(Threads.SHORT)
+class LeaveGroupRequest(OfGroup):
+    """Nothing; the node, which should be stopped, is waited for no more, and not in the group any longer."""
+
+    def act(self, group: Group) -> None:
+        group.leave(self.node)
 
 
 @fields_of

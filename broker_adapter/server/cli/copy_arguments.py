@@ -104,12 +104,20 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
     """
     parser = commands.add_parser(
         "group",
-        help="show the copies of a server (docs/redundancy.md)",
-        description="Show the copies of a server, see docs/redundancy.md.  All actions take --json.",
+        help="show and change a group of servers, or show the copies of one (docs/redundancy.md)",
+        description="Show and change a group of servers, or show the copies of one, see docs/redundancy.md.  All"
+        " actions take --json.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    showing = client(actions, "status", "show the copies that follow a server", destination=False)
+    showing = client(actions, "status", "show the nodes of a group, and the copies of a server", destination=False)
     showing.set_defaults(run=command("copy_commands", "status"), parser=showing)
+    for name, text, function in (
+        ("hand-over", "make another node of the group primary", "hand_over"),
+        ("leave", "take another node, which is stopped, out of the group", "leave"),
+    ):
+        action = client(actions, name, text, destination=False)
+        action.add_argument("name", type=text_argument, metavar="NODE", help="name of the other node")
+        action.set_defaults(run=command("copy_commands", function), parser=action)
 
     promoting = commands.add_parser(
         "promote",

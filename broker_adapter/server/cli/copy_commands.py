@@ -17,7 +17,7 @@ from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
 from broker_adapter.transport import Transport
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
-from broker_adapter.wording import counted, in_seconds
+from broker_adapter.wording import in_seconds
 
 
 def follow(options: argparse.Namespace) -> int:
@@ -72,11 +72,35 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(found))
         return 0
-    copies = found["copies"]
+    copies, group = found["copies"], found["group"]
+    if group is not None:
+        for name, address in group["nodes"].items():
+            role = "primary" if name == group["primary"] else "in sync" if name in group["in_sync"] else "not in sync"
+            say(f"{name:20} {address:28} {role}")
+        say(f"term {group['term']}, {group['min_in_sync']} in sync needed, confirmed up to commit {group['released']}")
     if copies:
         columns = ("copy", "commit", "commits behind", "complete as of", "asked", "image")
         table(columns, [_row(each) for each in copies], texts=1)
-    say(f"{counted(len(copies), 'copy').replace('copys', 'copies')}; the last commit is {found['lsn']}", sys.stderr)
+    say(f"{len(copies)} {'copy' if len(copies) == 1 else 'copies'}; the last commit is {found['lsn']}", sys.stderr)
+    return 0
+
+
+def hand_over(options: argparse.Namespace) -> int:
+    """Make another node of the group primary."""
+    with connected(options) as (transport, _):
+        transport.request("hand_over", {"node": options.name}, None)
+    return _done(options, f"handing over to {options.name}")
+
+
+def leave(options: argparse.Namespace) -> int:
+    """Take another node, which is stopped, out of the group."""
+    with connected(options) as (transport, _):
+        transport.request("leave_group", {"node": options.name}, None)
+    return _done(options, f"{options.name} is of the group no longer")
+
+
+def _done(options: argparse.Namespace, text: str) -> int:
+    say(json.dumps({"node": options.name}) if options.json else text)
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from broker_adapter.group.etcd import EtcdCoordinator
 from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
 from broker_adapter.group.rules import Node
+from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
 from broker_adapter.server.listener import Listener
@@ -75,6 +77,7 @@ class GroupNode:
         self._peer = _peer_url(options.peer_url or os.environ.get(PEER_URL) or "amqp://peer")
         self._broker: Broker | None = None
         self._senders: Senders | None = None
+        self._listener: Listener | None = None
         described = NodeRecord(options.advertise, STORE_VERSION)
         writer = secrets.token_hex(8)
         unique, lsn = files.known(makes=options.new_group)
@@ -125,6 +128,7 @@ class GroupNode:
 
     def start(self, listener: Listener) -> None:
         """Begin to be a node of the group."""
+        self._listener = listener
         self._member.start()
 
     def stop(self) -> None:
@@ -167,6 +171,11 @@ class GroupNode:
         """Start this process anew: nothing of a deposed primary's engine may be left, and nothing may leave it."""
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *_arguments()])
+
+    def announce(self, addresses: Sequence[str]) -> None:
+        """Have clients told where all nodes are."""
+        if self._listener is not None:
+            self._listener.announce_soon(servers_from(list(addresses)))
 
     def stopped(self, error: JMSException | None) -> None:
         """End the server."""
