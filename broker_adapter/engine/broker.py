@@ -499,25 +499,15 @@ class Broker:
         if self.failed is None:
             self._commands.extend([c.Disconnect(client, stops=True) for client in self._directory.clients])
             self._commands.append(c.EndRun())
+        releases, wait = self._releases, (self._runner, _CLOSE_SECONDS)
         while (self._commands or self._unwritten is not None) and self.failed is None:
-            if self._releases is not None and self._releases.is_full and not self._await_release(self._releases):
+            if releases is not None and releases.is_full and not releases.has_left(*wait):
                 return
             self._cycle()
             if self._unwritten is not None:
                 break
-        if self._releases is not None and self.failed is None:
-            self._await_release(self._releases)
-
-    def _await_release(self, releases: ReleaseQueue) -> bool:
-        """Wait for what is not released yet, without the runner; returns whether it has left."""
-        self._runner.release()
-        try:
-            releases.wait(_CLOSE_SECONDS)
-        except JMSException:
-            return False
-        finally:
-            self._runner.acquire()
-        return True
+        if releases is not None and self.failed is None:
+            releases.has_left(*wait)
 
     def go_on(self) -> None:
         """Look whether commands may be taken again."""
@@ -551,7 +541,6 @@ class Broker:
         return (
             self.failed is None
             and self._unwritten is None
-            and (self._releases is None or not self._releases.is_full)
             and bool(
                 self._loading.has_more
                 or self._jobs.moves

@@ -144,6 +144,22 @@ class ReleaseQueue:
 
     # At the end.
 
+    def has_left(self, runner: threading.Lock, timeout: float) -> bool:
+        """Wait for what is not released yet; returns whether it has left.
+
+        Args:
+            runner: which the caller holds; not held meanwhile, since what copies ask for may need it.
+            timeout: longest wait in seconds.
+        """
+        runner.release()
+        try:
+            self.wait(timeout)
+        except JMSException:
+            return False
+        finally:
+            runner.acquire()
+        return True
+
     def fail(self, error: JMSException) -> None:
         """Let go what is released; all others that wait for an answer get the error, and nothing else is delivered."""
         self._unregister()

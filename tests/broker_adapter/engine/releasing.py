@@ -22,9 +22,13 @@ class Copies:
     """A :class:`~broker_adapter.engine.store.replication.Replication` whose commits are released by the test.
 
     Commits of an engine in memory are numbered as well.
+
+    Attributes:
+        are_late: whether the test releases commits; else each is released at once.
     """
 
     def __init__(self) -> None:
+        self.are_late = True
         self.lsn = 0
         self.released = 0
         self.serves = True
@@ -49,6 +53,8 @@ class Copies:
             if writes:
                 with self.made:
                     self.lsn += 1
+                    if not self.are_late:
+                        self.released = self.lsn
                     self.made.notify_all()
             return has_committed
 
@@ -66,7 +72,6 @@ class LateCopies(Copies):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.failed = False
         self._delays = random.Random(seed)
         self._is_over = False
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -15,8 +15,10 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
+from broker_adapter.engine.commands import regions as e
 from broker_adapter.engine.cycle import release_queue
 from broker_adapter.engine.cycle.releases import Releases
+from broker_adapter.engine.regions.key_records import Wanted
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -26,6 +28,7 @@ from broker_adapter.errors import (
     StoreException,
 )
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.desks import Desk, make
 from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, connect, depth, eventually, message, send
 from tests.broker_adapter.engine.releasing import Copies, LateCopies, released_late
 
@@ -160,6 +163,21 @@ def test_a_browser_sees_no_message_before_its_commit_is_released(group: Group) -
     group.copies.release()
     assert inbox.wait_for(1)[0].payload == b"a"
     assert drained[1].get(timeout=WAIT) is not None
+
+
+def test_no_event_leaves_before_its_commit_is_released(group: Group) -> None:
+    group.copies.are_late = False
+    make(group.broker, "prices")
+    desk = Desk(group.broker)
+    desk.want("prices")
+    desk.ready()
+    assert desk.events() == ["marker"]
+    group.copies.are_late = True
+    group.submit(e.ChangeKeys("prices", [e.KeyChange("key", Wanted.PUT, message(b"1"))]))
+    group.comes_to_rest()
+    assert len(desk.got) == 1
+    group.copies.release()
+    assert desk.events() == ["marker", "key=1"]
 
 
 def test_an_answer_without_a_commit_leaves_behind_the_commit_before(group: Group) -> None:
@@ -320,11 +338,12 @@ def test_at_the_bound_no_new_command_is_taken(narrow: Group) -> None:
     assert answers.get(timeout=WAIT) is None
 
 
-def test_at_the_bound_the_engine_does_not_spin_though_something_is_due(narrow: Group) -> None:
+def test_at_the_bound_the_engine_does_not_spin_though_commands_wait_and_something_is_due(narrow: Group) -> None:
     narrow.send(b"a", expires_at_ms=time.time_ns() // 1_000_000 + 20)
     narrow.comes_to_rest()
     narrow.send(b"b")
     time.sleep(0.05)
+    narrow.send(b"c")
     cycles = 0
     cycle = narrow.broker._cycle
 
