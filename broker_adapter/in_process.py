@@ -255,7 +255,8 @@ class InProcessTransport:
         self._deferred = c.DeferredCommands(self._take_outbox)
         self._is_collecting = False
         self._submitting = False
-        self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
+        self._taken: deque[_Batch] = deque()  #: sends that a cycle has taken since the last answer
+        self._batches: deque[_Batch] = deque()  #: those before, which have no answer; only used as one comes
         self._unregister_listener: Callable[[], None] = _nothing
         self._listener: Callable[[TransportEvent], None] = _nothing_heard
 
@@ -649,7 +650,7 @@ class InProcessTransport:
                 destination, message, on_settled, link = item
                 if destination != target:
                     target, messages, batch = destination, [], _Batch()
-                    self._batches.append(batch)
+                    self._taken.append(batch)
                     commands.append(c.Enqueue(self._client, destination, messages, partial(self._confirm, batch)))
                 messages.append(message)
                 batch.callbacks.append(on_settled)
@@ -667,13 +668,15 @@ class InProcessTransport:
         return commands
 
     def _confirm(self, batch: _Batch, result: Any) -> None:
-        """The engine has answered a batch.  In the engine's cycle."""
+        """The engine has answered a batch: one at a time, perhaps while a cycle takes more from the outbox."""
         if batch.is_answered:
             return  # a failure of the engine is reported to all callers once more
         self._window.leave(len(batch.callbacks))
         batch.errors = [result] * len(batch.callbacks) if isinstance(result, JMSException) else result
         batch.is_answered = True
-        batches = self._batches
+        batches, taken = self._batches, self._taken
+        while taken:
+            batches.append(taken.popleft())
         if batches[0] is batch:
             batches.popleft()
             batch.tell()

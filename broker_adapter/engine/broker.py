@@ -652,7 +652,11 @@ class Broker:
     def _refuse_while_waiting(self) -> None:
         """Refuse sends and new connections: nothing of theirs is decided yet.  What is confirmed later waits on."""
         reason = f"{self._shortage}; the engine waits for that, and takes nothing new meanwhile"
-        self._answer_all(self._inbox.take_refusable(), ResourceAllocationException(reason))
+        for command in self._inbox.take_refusable():
+            if command.reply is not None:
+                self._answer(command.reply, ResourceAllocationException(reason))
+        if self._releases is not None:
+            self._releases.end_cycle()
 
     def _supplied_safely(self, command: c.Command) -> c.Command | None:
         """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""

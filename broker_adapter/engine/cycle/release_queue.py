@@ -6,7 +6,8 @@ Theory of operation
 
     *Order.*  One thread at a time lets effects go, the one that has the *turn*.  Another one that comes meanwhile does
     not wait for it: the first one looks again for what is released before it goes.  So a cycle never waits for
-    callbacks that a release has called, and no commit's effects leave ahead of those of the one before.
+    callbacks that a release has called, no commit's effects leave ahead of those of the one before, and no two threads
+    call callbacks at once.  A cycle and a callback may run at once.
 
     *No waiting.*  A callback runs in a thread that carries out a cycle, or that the copies need for their next
     answer; a call that waits for the engine is refused there, by ``callback_threads``.

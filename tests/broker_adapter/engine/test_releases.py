@@ -25,6 +25,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
     OperationTimedOutException,
+    ResourceAllocationException,
     StoreException,
 )
 from broker_adapter.settings import EngineSettings
@@ -357,6 +358,30 @@ def test_at_the_bound_the_engine_does_not_spin_though_commands_wait_and_somethin
     assert cycles <= 2
     narrow.copies.release()
     eventually(lambda: narrow.copies.lsn > narrow.copies.released)  # what is due happens again
+
+
+def test_a_refusal_without_room_on_the_disk_does_not_overtake_what_waits(group: Group) -> None:
+    """Else two threads would call callbacks at once."""
+    answers = group.send(b"a")
+    group.comes_to_rest()
+
+    def fails(_effects: Any) -> bool:
+        raise ResourceAllocationException("the disk is full")
+
+    persist, group.broker._persist = group.broker._persist, fails  # type: ignore[method-assign]
+    group.broker._room_wait_ms = 0
+    unwritten = group.send(b"b")
+    eventually(lambda: group.broker._unwritten is not None)
+    refused = group.send(b"c")
+    eventually(lambda: not group.broker._commands)
+    assert stays_empty(refused)
+    group.copies.release()
+    assert answers.get(timeout=WAIT) is None
+    assert isinstance(refused.get(timeout=WAIT), ResourceAllocationException)
+    group.broker._persist = persist  # type: ignore[method-assign]
+    eventually(lambda: group.copies.lsn > group.copies.released)
+    group.copies.release()
+    assert unwritten.get(timeout=WAIT) is None
 
 
 # The end.
