@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, TransportEvent
 from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import ConnectionFactory
+from tests.broker_adapter.engine.driving import eventually
+from tests.broker_adapter.engine.releasing import released_late
 
 WAIT = 120.0
 
@@ -273,6 +276,43 @@ def test_sends_of_a_thread_stay_in_order_whatever_other_threads_do(
         assert [each.envelope.body for each in arrived] == ["1", "2"]
     finally:
         transport.close(WAIT)
+
+
+def test_sends_are_answered_in_order_though_a_cycle_takes_more_while_callbacks_are_called(tmp_path: Path) -> None:
+    """A cycle and a callback run at once where the store has copies."""
+    told: list[str] = []
+    with released_late():
+        transport = InProcessTransport(url(tmp_path, "max_queue_messages=1"), decode_payload)
+        transport.open(Credentials(), lambda _event: None, WAIT)
+        link, other = [transport.attach(SenderSpec(number, None), None, WAIT) for number in (1, 2)]
+
+        def send(of: int, to: str, body: str, then: Callable[[], None] = lambda: None) -> None:
+            def on_settled(error: JMSException | None) -> None:
+                assert error is None
+                told.append(body)
+                then()
+
+            transport.send(of, Envelope(queue(to), BodyKind.TEXT, body), on_settled, WAIT)
+
+        def send_last() -> None:
+            send(link, "full", "last")
+            eventually(lambda: not transport._outbox)  # a cycle has taken it
+
+        transport.send(link, Envelope(queue("full")), None, WAIT)
+        with transport._broker.reading(is_shown=False):  # one cycle takes all of them
+            send(link, "full", "first")
+            send(other, "other", "beside", send_last)
+            send(link, "full", "second")
+        eventually(lambda: told == ["beside"])
+        receiver = transport.attach(
+            ReceiverSpec(3, queue("full")),
+            lambda arrived: transport.settle([Settlement(each.tag, Outcome.ACCEPTED) for each in arrived]),
+            WAIT,
+        )
+        transport.credit(receiver, 10)
+        eventually(lambda: len(told) == 4)
+        transport.close(WAIT)
+    assert told == ["beside", "first", "second", "last"]
 
 
 @pytest.mark.parametrize("last", ["end_session", "detach", "commit", "request"])
