@@ -1,6 +1,7 @@
 """The long run of the engine's random histories: ``make torture``.
 
-Each history is made from a seed; one that fails prints its seed, and can be run again alone::
+Each history is made from a seed, and with an odd one commits are released late, by other threads.  One that fails
+prints its seed, and can be run again alone::
 
     python -m tests.torture --seed 4711 --histories 1
 """
@@ -15,11 +16,13 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.broker_adapter.engine.administered import History
+from tests.broker_adapter.engine.releasing import released_late
 from tests.broker_adapter.engine.secondaries import followed
 from tests.broker_adapter.engine.shifts import Shift
 
@@ -38,7 +41,7 @@ def run(seed: int) -> tuple[int, int, int, str]:
 
 
 def _steps_and_moves(seed: int, directory: Path) -> tuple[int, int]:
-    with followed():
+    with followed(), released_late() if seed % 2 else nullcontext():
         history, shift = History(seed, None if seed % 10 < _IN_MEMORY else directory), Shift(seed)
         history.run(steps=40 + seed % 100)
         shift.run(steps=300)
