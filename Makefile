@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory preflight
 	@echo "setting up $(VENV) (once; about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -e '.[spark,samples,dev]'
+	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -e '.[spark,group,samples,dev]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -134,6 +134,24 @@ def rabbitmq() -> Path:
     return found
 
 
+def etcd() -> Path:
+    """The program of etcd, of Debian's package, which needs nothing else: it is only unpacked."""
+    place = PLACE / "etcd"
+    program = place / "usr/bin/etcd"
+    if not program.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        if _run_quietly("apt-get", "-q", "download", "etcd-server", cwd=place):
+            _run("apt-get", "-q", "update")
+            _run("apt-get", "-q", "download", "etcd-server", cwd=place)
+        for package in place.glob("etcd-server_*.deb"):
+            _run("dpkg", "-x", str(package), str(place))
+            package.unlink()
+    if not program.exists():
+        raise CannotInstall("Debian's package etcd-server has no etcd where it used to be")
+    return program
+
+
 def rabbitmq_4() -> Path:
     """The folder with RabbitMQ 4 and all that it needs: packages of a newer Debian, fetched by apt and unpacked there.
 
@@ -234,7 +252,7 @@ def main() -> int:
     failures = 0
     things: tuple[Callable[[], object], ...] = (
         *(java_client, rhea, go_amqp),
-        *(artemis, activemq, broker_j, rabbitmq, rabbitmq_4),
+        *(artemis, activemq, broker_j, rabbitmq, rabbitmq_4, etcd),
     )
     for number, thing in enumerate(things, start=1):
         print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)
