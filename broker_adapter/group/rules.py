@@ -132,8 +132,9 @@ class Node:
         self._lease_ends = 0.0
         self._awake_at: float | None = None
         self._successor: str | None = None  # hands over; empty: to whoever stands first
+        self._gives_up_at = 0.0  # to hand over
         self._ending = False
-        self._forced = False
+        self._deposes: int | None = None  # the term that an administrator ends by force
         self._levels: dict[type[Action], Action] = {}  # what was said last
         self.reign: Reign | None = None
         self.record: GroupRecord | None = None
@@ -219,7 +220,7 @@ class Node:
     # What an administrator wants.
 
     def hand_over(self, name: str, now: float) -> list[Action]:
-        """Make another node primary.
+        """Make another node primary; given up where it does not succeed within the time-out.
 
         Raises:
             IllegalStateException: this one is not primary, or that one is not in sync.
@@ -229,7 +230,7 @@ class Node:
         others = self.reign.record.in_sync - {self.name}
         if name not in others:
             raise IllegalStateException(f"{name} is none of the other nodes in sync: {', '.join(sorted(others))}")
-        self._successor = name
+        self._successor, self._gives_up_at = name, now + self._timeout
         return self._act(now)
 
     def leave(self, name: str, now: float) -> list[Action]:
@@ -247,11 +248,13 @@ class Node:
         """Become primary without being in sync: what only others have is lost.
 
         Raises:
-            IllegalStateException: the store is empty.
+            IllegalStateException: it is primary, has an empty store, or has not read the record yet.
         """
+        if self.reign or self.record is None:
+            raise IllegalStateException(f"{self.name} is primary already, or has not read the group's record yet")
         if self._lsn is None:
             raise IllegalStateException(f"{self.name} has nothing: its store is empty, or was restored")
-        self._forced = True
+        self._deposes = self.record.term
         return self._act(now)
 
     def stop(self, now: float, failed: bool = False) -> list[Action]:
@@ -289,7 +292,6 @@ class Node:
             assert self._lsn is not None
             self.reign = Reign(self.name, record, self._lsn, now, self._timeout)
             self._nodes = dict(record.nodes)
-            self._forced = False
 
     def _act(self, now: float) -> list[Action]:
         """Return what is to be done: what is not as it was said last, and the next request to the coordinator."""
@@ -312,7 +314,7 @@ class Node:
 
     def _led(self, reign: Reign, now: float) -> list[Action]:
         in_sync, wanted = reign.record.in_sync, reign.record.min_in_sync
-        if self._successor and self._successor not in in_sync:
+        if self._successor and (self._successor not in in_sync or now >= self._gives_up_at):
             self._successor = None
         serves = self._successor is None and (now < self._lease_ends or reign.all_have_asked(now - self._lease / 2))
         return self._said(
@@ -339,7 +341,9 @@ class Node:
         if record is None:
             return None
         if reign is None:
-            return self._standing(record) if self._forced or self._may_stand(record) else None
+            forced = self._deposes == record.term
+            others = frozenset() if forced else record.in_sync - {record.primary}
+            return self._standing(record, others) if forced or self._may_stand(record) else None
         new = attrs.evolve(record, in_sync=reign.in_sync(now), nodes=self._nodes)
         if self._successor is not None:
             others = new.in_sync - {self.name}
@@ -358,10 +362,9 @@ class Node:
             and (record.primary in ("", self.name) or self._unchanged >= PARTS_OF_LEASE)
         )
 
-    def _standing(self, record: GroupRecord) -> GroupRecord:
+    def _standing(self, record: GroupRecord, others: frozenset[str]) -> GroupRecord:
         """Return the record of the next term, with this node as primary."""
         nodes = {**record.nodes, self.name: self._nodes[self.name]}
-        others = frozenset() if self._forced else record.in_sync - {record.primary}
         return attrs.evolve(record, term=record.term + 1, primary=self.name, in_sync=others | {self.name}, nodes=nodes)
 
     def _swap(self, record: GroupRecord, now: float) -> Swap:

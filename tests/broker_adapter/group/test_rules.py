@@ -423,6 +423,18 @@ def test_a_hand_over_to_one_that_falls_behind_is_given_up() -> None:
     assert of(Serve, answer(made, actions, 0.4)) == [Serve(True)]
 
 
+def test_a_hand_over_is_given_up_where_the_coordinator_does_not_answer() -> None:
+    made, _ = primary()
+    keep(made, 0.1, "n2", "n3")
+    assert swapped(made.hand_over("n3", 0.2)).primary == "n3"
+    actions = []
+    for part in range(1, 13):
+        now = 0.2 + part / 4
+        actions += made.no_answer(now) + keep(made, now, "n2", "n3")
+    assert of(Serve, actions) == [Serve(True)]
+    assert now == pytest.approx(3.2)
+
+
 def test_a_hand_over_needs_a_primary_and_another_node_in_sync() -> None:
     with pytest.raises(IllegalStateException, match="n2 is not the primary"):
         follower().hand_over("n3", 0.1)
@@ -465,8 +477,23 @@ def test_who_is_forced_becomes_primary_alone_without_being_in_sync() -> None:
     record = swapped(made.record_read(renewed, "t101", 0.3))
     assert (record.in_sync, record.renewed) == ({"n2"}, 102)
     assert of(Lead, made.swap_won("t102", 0.4)) == [Lead(6)]
+    with pytest.raises(IllegalStateException, match="n2 is primary already"):
+        made.force(0.5)
+
+
+def test_a_force_is_given_up_where_another_node_has_become_primary() -> None:
+    made = follower("n2", attrs.evolve(RECORD, in_sync=frozenset({"n1"})))
+    made.force(0.1)
+    made.no_answer(0.2)
+    other = attrs.evolve(RECORD, term=6, primary="n3", in_sync=frozenset({"n3"}), renewed=101, writer="w of n3")
+    assert made.record_read(other, "t101", 0.3) == [Follow(6, "n3")]
+
+
+def test_force_needs_a_store_and_the_record() -> None:
     with pytest.raises(IllegalStateException, match="n2 has nothing"):
-        node("n2", None).force(0.1)
+        follower("n2", lsn=None).force(0.1)
+    with pytest.raises(IllegalStateException, match="has not read the group's record yet"):
+        node("n2").force(0.1)
 
 
 def test_a_node_leaves_by_the_primary() -> None:
