@@ -161,7 +161,7 @@ class Member:
         self._announced: list[str] = []
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
-        self._is_stopping = False
+        self._is_stopping = self._forces = False
         self._has_stopped = threading.Event()
         self._wanted: SimpleQueue[Action | None] = SimpleQueue()  # what takes time; None: look at the clock
         self._asked: SimpleQueue[Read | Swap | None] = SimpleQueue()  # of the coordinator
@@ -172,8 +172,9 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self._rules!r}>"
 
-    def start(self) -> None:
-        """Begin to be a node of the group."""
+    def start(self, *, forces: bool = False) -> None:
+        """Begin to be a node of the group; ``forces``: be its primary, in sync or not; see :meth:`Node.force`."""
+        self._forces = forces
         self._coordinating.start()
         self._thread.start()
 
@@ -193,10 +194,6 @@ class Member:
     def leave(self, name: str) -> None:
         """Take another node out of the group; see :meth:`Node.leave`."""
         self._act(self._rules.leave, name)
-
-    def force(self) -> None:
-        """Become primary, in sync or not; see :meth:`Node.force`."""
-        self._act(self._rules.force)
 
     def status(self) -> dict[str, Any]:
         """What is known of the group: plain data."""
@@ -291,6 +288,9 @@ class Member:
                 if isinstance(wanted, Read):
                     found = self._coordinator.read()
                     self._act(self._rules.record_read, decoded(found.data), found.token)
+                    if self._forces:
+                        self._forces = False
+                        self._act(self._rules.force)
                     continue
                 token = self._coordinator.swap(wanted.token, encoded(wanted.record))
             except JMSException as error:

@@ -14,6 +14,8 @@ from broker_adapter.server.cli.tools import add_option, seconds_argument, text_a
 FOLLOW_URL: Final = "HOLDFAST_FOLLOW_URL"
 #: Variable of the environment that has the URL with which nodes connect to each other, which may have a password.
 PEER_URL: Final = "HOLDFAST_PEER_URL"
+#: Variable of the environment that has the URL of the etcd, which may have a password.
+COORDINATOR_URL: Final = "HOLDFAST_COORDINATOR_URL"
 _MIB: Final = 1024 * 1024
 
 
@@ -50,8 +52,10 @@ def add_group(serving: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--coordinator",
         type=text_argument,
+        default=os.environ.get(COORDINATOR_URL),
         metavar="URL",
-        help="with --group: the etcd that keeps its record, http://HOST:PORT, several with commas",
+        help="with --group: the etcd that keeps its record, etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...], with TLS"
+        f" etcds://...?ca_file=PEM; default: ${COORDINATOR_URL}",
     )
     serving.add_argument(
         "--advertise", type=text_argument, metavar="HOST:PORT", help="with --group: where clients find this node"

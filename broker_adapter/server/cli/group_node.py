@@ -22,10 +22,10 @@ from broker_adapter.gateways.senders import Senders
 from broker_adapter.group.coordinators import Coordinator, Found
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
-from broker_adapter.group.etcd import EtcdCoordinator
+from broker_adapter.group.etcd import EtcdCoordinator, access_of
 from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
-from broker_adapter.group.rules import Node
+from broker_adapter.group.rules import PARTS_OF_LEASE, Node
 from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
@@ -46,7 +46,9 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
     host, separator, port = options.advertise.rpartition(":")
     if not separator or not host or not port.isdigit():
         raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT")
-    coordinator = EtcdCoordinator(options.coordinator, f"holdfast/groups/{options.group}")
+    # An answer that comes later than a part of the lease is of no use.
+    seconds = options.lease_seconds / PARTS_OF_LEASE
+    coordinator = EtcdCoordinator(access_of(options.coordinator), f"holdfast/groups/{options.group}", seconds)
     files = CopyFiles(options.data, settings, f"the primary of the group {options.group}")
     try:
         return GroupNode(options, settings, policies, told, coordinator, files)
@@ -71,6 +73,7 @@ class GroupNode:
         self.failed: JMSException | None = None
         self.engine = GroupEngine(settings, policies)
         self._settings = settings
+        self._forces = options.force
         self._told = told
         self._coordinator = coordinator
         self._files = files
@@ -86,7 +89,7 @@ class GroupNode:
             self._make_group(options, found, described, writer, unique)
         elif not found.data:
             raise StoreException(
-                f"there is no group {options.group!r} at {options.coordinator}: begin one with --new-group, at the node"
+                f"there is no group {options.group!r} at {coordinator!r}: begin one with --new-group, at the node"
                 " that has the store"
             )
         else:
@@ -101,8 +104,6 @@ class GroupNode:
             *(rules, options.advertise, coordinator, files, self.engine, self, options.lease_seconds),
             options.image_rate,
         )
-        if options.force:
-            self._member.force()
 
     def _make_group(
         self, options: argparse.Namespace, found: Found, node: NodeRecord, writer: str, unique: str | None
@@ -129,7 +130,7 @@ class GroupNode:
     def start(self, listener: Listener) -> None:
         """Begin to be a node of the group."""
         self._listener = listener
-        self._member.start()
+        self._member.start(forces=self._forces)
 
     def stop(self) -> None:
         """Hand over to another node, if this one is the primary."""
