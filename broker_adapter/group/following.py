@@ -31,8 +31,9 @@ from broker_adapter.wording import in_bytes
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Bytes of an image in one transaction.
+#: Bytes of an image in one transaction, and for how long they are gathered, in seconds.
 _WRITTEN_BYTES: Final = 64 * 1024 * 1024
+_WRITTEN_SECONDS: Final = 2.0
 #: How often the log says how far an image is.
 _TELL_SECONDS: Final = 10.0
 
@@ -237,8 +238,11 @@ class Following:
         """The next records of an image, the place behind them, and what is behind the last commit of the image."""
         size = 0
         pull = _Pull(self._ask)
-        while size < _WRITTEN_BYTES and not place.is_whole and not self._stopping.is_set():
+        until = time.monotonic() + _WRITTEN_SECONDS
+        while not place.is_whole and not self._stopping.is_set():
             began = time.monotonic()
+            if size >= _WRITTEN_BYTES or (size and began >= until):
+                break
             table = IMAGE_TABLES[place.table]
             arguments = {"table": table, "after": place.after, "until": place.until}
             found = self._ask("read_image", arguments)

@@ -432,16 +432,28 @@ def test_a_copy_that_was_repaired_has_what_its_server_has(start: Start, copy: Co
 def test_it_says_how_far_each_copy_is(start: Start, copy: Copy) -> None:
     primary = start()
     assert primary.copies() == []
-    primary.send(*range(3))
-    images = []
-
-    def look(operation: str, _arguments: Mapping[str, Any]) -> None:
-        if operation == "read_image" and primary.copies():
-            images.append(primary.copies()[0]["image"])
-
-    copy.follow(primary, look)
+    copy.follow(primary)
     (found,) = primary.copies()
     assert (found["node"], found["behind"], found["behind_ms"], found["image"]) == ("copy", 0, 0, None)
     primary.send("behind")
     (found,) = primary.copies()
     assert found["behind"] == 1
+
+
+def test_it_says_how_far_an_image_is_also_where_that_is_slow(
+    start: Start, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "ANSWER_BYTES", 1000)
+    monkeypatch.setattr(following, "_WRITTEN_SECONDS", 0.0)
+    primary = start()
+    primary.send(*[bytes(500)] * 100)
+    said: list[int] = []
+
+    def look(operation: str, _arguments: Mapping[str, Any]) -> None:
+        if operation == "read_image" and primary.copies():
+            said.append(primary.copies()[0]["image"])
+
+    copy.follow(primary, look)
+    assert len(said) > 20
+    assert said == sorted(said)
+    assert said[0] < 200 < 500 < said[-1]
