@@ -14,6 +14,7 @@ from typing import IO, Any
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.records.layout import COPY_OF, TABLES
 from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.group.copy_files import promoted
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials
 from sdk import ConnectionFactory
@@ -81,6 +82,11 @@ class CopyProcess:
         """SIGTERM; returns the exit status."""
         return self._end(signal.SIGTERM)
 
+    def promote(self) -> None:
+        """Make it a server, while it does not run."""
+        assert self._process is None
+        promoted(self.data, EngineSettings())
+
     def wait(self) -> int:
         """Wait until it ends by itself."""
         assert self._process is not None
@@ -139,8 +145,9 @@ def records(path: Path) -> dict[str, dict[bytes, bytes]]:
 def differences(server: Path, copy: Path) -> list[str]:
     """Where the records of a copy are not those of its server."""
     there, here = records(server), records(copy)
-    first = min(here["tail"])  # the tail of a copy begins with its image
-    there["tail"] = {key: value for key, value in there["tail"].items() if key >= first}
+    first = max(min(here["tail"]), min(there["tail"]))  # a tail begins with an image, or is trimmed
+    for each in (there, here):
+        each["tail"] = {key: value for key, value in each["tail"].items() if key >= first}
     return [
         f"{table} {key.hex()}"
         for table in TABLES
