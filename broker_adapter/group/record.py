@@ -2,8 +2,8 @@
 
 ::
 
-    {"version": 1, "store": "5f1c...", "term": 7, "primary": "n1", "in_sync": ["n1", "n2"], "renewed": 40817,
-     "writer": "a81b...", "store_version": 10, "min_in_sync": 2,
+    {"version": 1, "store": "5f1c...", "term": 7, "primary": "n1", "leaves": false, "in_sync": ["n1", "n2"],
+     "renewed": 40817, "writer": "a81b...", "store_version": 10, "min_in_sync": 2,
      "nodes": {"n1": {"address": "host1:5672", "store_version": 10, "role": "member"}, ...}}
 
 A node that reads a record with a higher ``version`` leaves it alone; other fields than these it does not accept.
@@ -46,13 +46,14 @@ class GroupRecord:
 
     store: str  #: the name that the stores of all nodes have
     term: int  #: number of the primary's reign
-    primary: str  #: a node; empty: none, whoever is in sync may become it at once
+    primary: str  #: a node
     in_sync: frozenset[str]  #: nodes that have all that was released
     nodes: Mapping[str, NodeRecord]  #: by name
     renewed: int  #: number of this record: each swap adds one
     writer: str  #: word of the process that wrote it
     store_version: int  #: of the stores of the group
     min_in_sync: int  #: nodes that must be in sync for sends
+    leaves: bool = False  #: the primary ends: another node that is in sync may stand at once
 
 
 def encoded(record: GroupRecord) -> bytes:
@@ -95,12 +96,15 @@ def decoded(data: bytes) -> GroupRecord:
         raise _damaged("its nodes are no nodes by name")
     if not isinstance(in_sync, list) or not all(isinstance(each, str) and each in nodes for each in in_sync):
         raise _damaged("its in_sync is no list of its nodes")
-    primary = _text(fields, "primary")
-    if primary and primary not in nodes:
-        raise _damaged(f"its primary {primary} is none of its nodes")
+    primary, leaves = _text(fields, "primary"), fields["leaves"]
+    if primary not in nodes:
+        raise _damaged(f"its primary {primary!r:.100} is none of its nodes")
+    if not isinstance(leaves, bool):
+        raise _damaged(f"its leaves is neither true nor false: {leaves!r:.100}")
     return GroupRecord(
         store=_text(fields, "store"),
         primary=primary,
+        leaves=leaves,
         in_sync=frozenset(in_sync),
         nodes={name: _node(name, node) for name, node in nodes.items()},
         writer=_text(fields, "writer"),

@@ -111,9 +111,9 @@ class Reign:
         """Return whether a node was up to date lately."""
         return now - self._followers[name].up_to_date <= self._timeout
 
-    def has(self, name: str, lsn: int) -> bool:
-        """Return whether a node has everything up to a lsn."""
-        return self._followers[name].lsn >= lsn
+    def has_all(self, name: str) -> bool:
+        """Return whether another node has all that is committed."""
+        return self._followers[name].lsn >= self.committed
 
     def in_sync(self, now: float) -> frozenset[str]:
         """Return the nodes that should be in sync: all that count, are up to date, and have what was released."""

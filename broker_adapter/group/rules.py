@@ -15,16 +15,21 @@ Theory of operation
     which fails, it cannot be passed over.
 
     **The others** read the record each quarter of ``lease_seconds``, and follow the primary that it names.  A node may
-    stand if it is in sync, for all those have what was ever confirmed.  It does so at once where the record names none,
-    or itself by another process: it was started again, or another one hands over to it.  Else it stands when it has
-    read the same record four more times, a quarter of ``lease_seconds`` apart.  So a process that was stopped does not
-    stand as it wakes, and a coordinator that was away for a while deposes nobody.  The first swap wins: the next term,
-    without the primary before.  Who has most does not matter: the others take back what they have beyond it.
+    stand if it is in sync, for all those have what was ever confirmed.  It does so at once where the primary leaves, or
+    where the record names itself by another process: it was started again, or another one hands over to it.  Else it
+    stands when it has read the same record four more times, a quarter of ``lease_seconds`` apart.  So a process that
+    was stopped does not stand as it wakes, and a coordinator that was away for a while deposes nobody.  The first swap
+    wins: the next term, without the primary before.  Who has most does not matter: the others take back what they have
+    beyond it.
 
     **Serving** (commands are taken, messages are delivered) stops when the lease may have run out, unless all others in
     sync have asked within half of it: then none of them was primary.  So a group goes on whose coordinator is away, and
     one whose only node in sync is the primary.  It stops too while a hand-over is under way, so that the successor can
     get all that is committed.
+
+    **Whoever drives this** takes an answer only to the last request that it has made, of the coordinator or of another
+    node; finishes what is being written, and says so by ``committed``, before it leads; and makes one transaction of
+    what a primary sends, however much it adds and takes back.
 """
 
 from __future__ import annotations
@@ -124,6 +129,7 @@ class Node:
         self._timeout = timeout
         self._token: Any = None
         self._under_way: Read | Swap | None = None
+        self._told = False  # that the record has changed, while a request was under way
         self._must_read = True  # what is known of the record may be wrong
         self._unchanged = 0  # how often it was read again, a part of the lease apart
         self._counted_at = 0.0
@@ -131,7 +137,7 @@ class Node:
         self._swapping_since: float | None = None  # when it was tried first to swap the record that is known
         self._lease_ends = 0.0
         self._awake_at: float | None = None
-        self._successor: str | None = None  # hands over; empty: to whoever stands first
+        self._successor: str | None = None  # to whom it hands over
         self._gives_up_at = 0.0  # to hand over
         self._ending = False
         self._deposes: int | None = None  # the term that an administrator ends by force
@@ -159,7 +165,7 @@ class Node:
         if self.record is None or record.renewed > self.record.renewed:
             self._take(record, token, now)
         elif self.reign is None:
-            self._due = now + self._part
+            self._due, self._told = now + (0 if self._told else self._part), False
             if now - self._counted_at >= self._part:
                 self._unchanged += 1
                 self._counted_at = now
@@ -208,6 +214,7 @@ class Node:
         """Note that another node says that the record has changed, or that it is not the primary."""
         if self.reign is None:
             self._due = min(self._due, now)
+            self._told = self._under_way is not None
         return self._act(now)
 
     def committed(self, lsn: int, now: float) -> list[Action]:
@@ -265,7 +272,6 @@ class Node:
             failed: the own disk cannot be written any more.
         """
         self._ending = True
-        self._successor = ""
         if failed:
             self._lsn = None
         return self._act(now)
@@ -281,9 +287,9 @@ class Node:
         self.record, self._token = record, token
         self._unchanged, self._counted_at, self._due = 0, now, now + self._part
         tried, self._swapping_since = self._swapping_since, None
-        if record.primary != self.name or record.writer != self._writer or (self._lsn is None and not self.reign):
-            self.reign = None
-            self._successor = "" if self._ending else None
+        is_own = record.primary == self.name and record.writer == self._writer and not record.leaves
+        if not is_own or (self._lsn is None and not self.reign):
+            self.reign = self._successor = None
             return
         self._lease_ends = (now if tried is None else tried) + self._lease
         if self.reign and self.reign.record.term == record.term:
@@ -314,9 +320,10 @@ class Node:
 
     def _led(self, reign: Reign, now: float) -> list[Action]:
         in_sync, wanted = reign.record.in_sync, reign.record.min_in_sync
-        if self._successor and (self._successor not in in_sync or now >= self._gives_up_at):
+        if self._successor not in in_sync or now >= self._gives_up_at:
             self._successor = None
-        serves = self._successor is None and (now < self._lease_ends or reign.all_have_asked(now - self._lease / 2))
+        hands_over = self._ending or self._successor
+        serves = not hands_over and (now < self._lease_ends or reign.all_have_asked(now - self._lease / 2))
         return self._said(
             Lead(reign.record.term),
             RefuseSends(f"{len(in_sync)} of {wanted} nodes are in sync" if len(in_sync) < wanted else ""),
@@ -345,13 +352,11 @@ class Node:
             others = frozenset() if forced else record.in_sync - {record.primary}
             return self._standing(record, others) if forced or self._may_stand(record) else None
         new = attrs.evolve(record, in_sync=reign.in_sync(now), nodes=self._nodes)
-        if self._successor is not None:
-            others = new.in_sync - {self.name}
-            heirs = others & {self._successor} if self._successor else others
-            # A disk that fails gets no more; an heir that has never asked may not be there.
-            needed = reign.committed if self._lsn is not None else max(0, reign.released)
-            if any(reign.has(each, needed) for each in heirs):
-                new = attrs.evolve(new, primary=self._successor, in_sync=others if self._ending else new.in_sync)
+        if self._ending:
+            leaves = self._lsn is None or any(map(reign.has_all, new.in_sync - {self.name}))
+            new = attrs.evolve(new, leaves=leaves)
+        elif self._successor in new.in_sync and reign.has_all(self._successor):
+            new = attrs.evolve(new, primary=self._successor)
         return new if new != record or now >= self._due else None
 
     def _may_stand(self, record: GroupRecord) -> bool:
@@ -359,13 +364,14 @@ class Node:
             self.name in record.in_sync
             and self._lsn is not None
             and not self._ending
-            and (record.primary in ("", self.name) or self._unchanged >= PARTS_OF_LEASE)
+            and (record.leaves or record.primary == self.name or self._unchanged >= PARTS_OF_LEASE)
         )
 
     def _standing(self, record: GroupRecord, others: frozenset[str]) -> GroupRecord:
         """Return the record of the next term, with this node as primary."""
         nodes = {**record.nodes, self.name: self._nodes[self.name]}
-        return attrs.evolve(record, term=record.term + 1, primary=self.name, in_sync=others | {self.name}, nodes=nodes)
+        in_sync = others | {self.name}
+        return attrs.evolve(record, term=record.term + 1, primary=self.name, leaves=False, in_sync=in_sync, nodes=nodes)
 
     def _swap(self, record: GroupRecord, now: float) -> Swap:
         assert self.record

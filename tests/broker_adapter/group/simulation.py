@@ -255,10 +255,8 @@ class Simulation:
         self.machines = {name: Machine(name, NodeRecord(name, 1, role)) for name, role in roles.items()}
         self.members = {name for name, role in roles.items() if role == MEMBER}
         first = {name: machine.node for name, machine in self.machines.items() if self.chance(0.9) or name == "n1"}
-        self.record = GroupRecord(
-            *("store", 1, "", frozenset(self._random.sample(sorted(first), 1)) - {"n5"} or frozenset({"n1"})),
-            *(first, 1, "", 1, 1),
-        )
+        creator = self._random.choice(sorted(first.keys() & self.members))
+        self.record = GroupRecord("store", 1, creator, frozenset({creator}), first, 1, "", 1, 1)
         self._token = 1
         for name, machine in self.machines.items():
             machine.rate = self.random(0.6, 1.6) if self.chance(0.5) else 1.0

@@ -36,8 +36,8 @@ def changed(**fields: Any) -> bytes:
 
 def test_what_is_written_is_read() -> None:
     assert decoded(encoded(RECORD)) == RECORD
-    nobody = attrs.evolve(RECORD, primary="", in_sync=frozenset())
-    assert decoded(encoded(nobody)) == nobody
+    other = attrs.evolve(RECORD, leaves=True, in_sync=frozenset())
+    assert decoded(encoded(other)) == other
     assert {each.role for each in decoded(encoded(RECORD)).nodes.values()} == {MEMBER, COPY}
 
 
@@ -80,7 +80,9 @@ def test_a_record_of_a_newer_version_is_left_alone() -> None:
         (changed(writer=5), "its writer is no text: 5"),
         (changed(store={}), "its store is no text: {}"),
         (changed(primary=1), "its primary is no text: 1"),
-        (changed(primary="n3"), "its primary n3 is none of its nodes"),
+        (changed(primary="n3"), "its primary 'n3' is none of its nodes"),
+        (changed(primary=""), "its primary '' is none of its nodes"),
+        (changed(leaves=0), "its leaves is neither true nor false: 0"),
         (changed(in_sync="n1"), "its in_sync is no list of its nodes"),
         (changed(in_sync=["n1", "n3"]), "its in_sync is no list of its nodes"),
         (changed(in_sync=[["n1"]]), "its in_sync is no list of its nodes"),

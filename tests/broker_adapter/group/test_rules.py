@@ -25,6 +25,7 @@ from broker_adapter.group.rules import (
 
 NODES = {name: NodeRecord(name, 1) for name in ("n1", "n2", "n3")}
 RECORD = GroupRecord("store", 5, "n1", frozenset(NODES), NODES, 100, "w1", 1, 2)
+LEFT = attrs.evolve(RECORD, leaves=True)
 _A = TypeVar("_A", bound=Action)
 
 
@@ -52,7 +53,7 @@ def follower(name: str = "n2", record: GroupRecord = RECORD, lsn: int | None = 1
 
 def primary(in_sync: frozenset[str] = RECORD.in_sync, lsn: int = 10, **fields: object) -> tuple[Node, list[Action]]:
     """One of term 6, from 0 on, and what it did first."""
-    record = attrs.evolve(RECORD, primary="", in_sync=in_sync, **fields)
+    record = attrs.evolve(RECORD, in_sync=in_sync, **fields)
     made = node("n1", lsn)
     made.tick(0.0)
     assert swapped(made.record_read(record, "t100", 0.0)).term == 6
@@ -126,7 +127,7 @@ def test_reading_more_often_does_not_make_it_stand_earlier() -> None:
 @pytest.mark.parametrize("lsn", [10, None])
 def test_one_that_is_not_in_sync_or_has_an_empty_store_never_stands(lsn: int | None) -> None:
     in_sync = RECORD.in_sync if lsn is None else frozenset({"n1", "n3"})
-    for record in (RECORD, attrs.evolve(RECORD, primary="")):
+    for record in (RECORD, attrs.evolve(RECORD, leaves=True)):
         record = attrs.evolve(record, in_sync=in_sync)
         made = follower("n2", record, lsn)
         for part in range(1, 30):
@@ -134,11 +135,18 @@ def test_one_that_is_not_in_sync_or_has_an_empty_store_never_stands(lsn: int | N
             assert made.record_read(record, "t100", part / 2) == []
 
 
-def test_where_there_is_no_primary_a_node_in_sync_stands_at_once() -> None:
+def test_where_the_primary_leaves_a_node_in_sync_stands_at_once() -> None:
     made = node("n2")
     made.tick(0.0)
-    record = swapped(made.record_read(attrs.evolve(RECORD, primary=""), "t", 0.0))
-    assert (record.term, record.primary, record.in_sync) == (6, "n2", RECORD.in_sync)
+    record = swapped(made.record_read(LEFT, "t", 0.0))
+    assert (record.term, record.primary, record.in_sync, record.leaves) == (6, "n2", {"n2", "n3"}, False)
+
+
+def test_where_nobody_stands_a_primary_that_has_left_stands_as_it_comes_back() -> None:
+    made = node("n1")
+    made.tick(0.0)
+    record = swapped(made.record_read(LEFT, "t", 0.0))
+    assert (record.term, record.primary, record.in_sync, record.leaves) == (6, "n1", RECORD.in_sync, False)
 
 
 def test_a_primary_that_was_started_again_begins_a_new_term_at_once() -> None:
@@ -153,7 +161,7 @@ def test_a_primary_that_was_started_again_begins_a_new_term_at_once() -> None:
 def test_one_whose_swap_has_lost_follows_who_has_won() -> None:
     made = node("n2")
     made.tick(0.0)
-    made.record_read(attrs.evolve(RECORD, primary=""), "t", 0.0)
+    made.record_read(LEFT, "t", 0.0)
     assert made.no_answer(0.1) == [Read()]
     won = attrs.evolve(RECORD, term=6, primary="n3", renewed=101, writer="w of n3")
     assert made.record_read(won, "t101", 0.2) == [Follow(6, "n3")]
@@ -162,7 +170,7 @@ def test_one_whose_swap_has_lost_follows_who_has_won() -> None:
 def test_one_whose_answer_was_lost_finds_itself_primary_as_it_reads_again() -> None:
     made = node("n2")
     made.tick(0.0)
-    record = swapped(made.record_read(attrs.evolve(RECORD, primary=""), "t", 0.0))
+    record = swapped(made.record_read(LEFT, "t", 0.0))
     assert made.no_answer(0.1) == [Read()]
     assert of(Lead, made.record_read(record, "t101", 0.2)) == [Lead(6)]
 
@@ -393,6 +401,9 @@ def test_an_answer_that_fails_is_followed_by_a_pause() -> None:
 def test_whoever_is_told_looks_at_the_record() -> None:
     made = follower()
     assert made.told(0.01) == [Read()]
+    assert made.told(0.02) == []
+    assert made.record_read(RECORD, "t100", 0.03) == [Read()], "it may have been read before it changed"
+    assert made.record_read(RECORD, "t100", 0.04) == []
 
 
 # What an administrator wants.
@@ -450,7 +461,8 @@ def test_a_primary_that_stops_leaves_when_another_one_has_everything() -> None:
     made.committed(11, 0.1)
     assert made.stop(0.2) == [Serve(False)]
     actions = ask(made, "n2", 11, 0.3)
-    assert (swapped(actions).primary, swapped(actions).in_sync) == ("", {"n2", "n3"})
+    record = swapped(actions)
+    assert (record.primary, record.leaves, record.in_sync) == ("n1", True, RECORD.in_sync)
     assert answer(made, actions, 0.4) == [Follow(6, ""), Stopped(), Tell()]
 
 
@@ -460,12 +472,12 @@ def test_one_that_is_in_sync_alone_or_follows_stops_at_once() -> None:
     assert Stopped() in follower().stop(0.1)
 
 
-def test_a_primary_whose_disk_fails_leaves_it_to_those_that_have_asked() -> None:
+def test_a_primary_whose_disk_fails_leaves_at_once() -> None:
     made, _ = primary()
     made.committed(11, 0.1)
-    assert made.stop(0.2, failed=True) == [Serve(False)]
-    actions = ask(made, "n2", 9, 0.3)
-    assert (swapped(actions).primary, swapped(actions).in_sync) == ("", {"n2", "n3"})
+    actions = made.stop(0.2, failed=True)
+    assert of(Serve, actions) == [Serve(False)]
+    assert swapped(actions).leaves
 
 
 def test_who_is_forced_becomes_primary_alone_without_being_in_sync() -> None:
