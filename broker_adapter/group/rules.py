@@ -177,7 +177,8 @@ class Node:
         assert isinstance(swap, Swap)
         renewed = self.record and attrs.evolve(self.record, renewed=swap.record.renewed)
         self._take(swap.record, token, now)
-        return [*self._act(now), *([] if renewed == swap.record else [Tell()])]
+        news: list[Action] = [] if renewed == swap.record else [Tell()]
+        return news + self._act(now)
 
     def no_answer(self, now: float) -> list[Action]:
         """Note that the request under way has failed, was lost, or has lost: read again."""

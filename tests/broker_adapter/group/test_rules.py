@@ -419,7 +419,7 @@ def test_a_hand_over_waits_until_the_successor_has_everything() -> None:
     actions = ask(made, "n3", 11, 0.2)
     record = swapped(actions)
     assert (record.term, record.primary, record.in_sync) == (6, "n3", RECORD.in_sync)
-    assert answer(made, actions, 0.3) == [Follow(6, "n3"), Tell()]
+    assert answer(made, actions, 0.3) == [Tell(), Follow(6, "n3")]
     successor = node("n3")
     successor.tick(0.3)
     assert swapped(successor.record_read(record, "t", 0.3)).term == 7
@@ -463,7 +463,7 @@ def test_a_primary_that_stops_leaves_when_another_one_has_everything() -> None:
     actions = ask(made, "n2", 11, 0.3)
     record = swapped(actions)
     assert (record.primary, record.leaves, record.in_sync) == ("n1", True, RECORD.in_sync)
-    assert answer(made, actions, 0.4) == [Follow(6, ""), Stopped(), Tell()]
+    assert answer(made, actions, 0.4) == [Tell(), Follow(6, ""), Stopped()]
 
 
 def test_one_that_is_in_sync_alone_or_follows_stops_at_once() -> None:
