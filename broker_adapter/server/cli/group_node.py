@@ -86,7 +86,7 @@ class GroupNode:
         unique, lsn = files.known(makes=options.new_group)
         found = coordinator.read()
         if options.new_group:
-            self._make_group(options, found, described, writer, unique)
+            self._make_group(options, found, described, unique)
         elif not found.data:
             raise StoreException(
                 f"there is no group {options.group!r} at {coordinator!r}: begin one with --new-group, at the node"
@@ -105,20 +105,18 @@ class GroupNode:
             options.image_rate,
         )
 
-    def _make_group(
-        self, options: argparse.Namespace, found: Found, node: NodeRecord, writer: str, unique: str | None
-    ) -> None:
+    def _make_group(self, options: argparse.Namespace, found: Found, node: NodeRecord, unique: str | None) -> None:
         if found.data:
             raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
         assert unique is not None
         record = GroupRecord(
             store=unique,
             term=0,
-            primary="",
+            primary=options.node,
             in_sync=frozenset({options.node}),
             nodes={options.node: node},
             renewed=1,
-            writer=writer,
+            writer="",  # of no process: this one stands at once
             store_version=STORE_VERSION,
             min_in_sync=options.min_in_sync,
         )
