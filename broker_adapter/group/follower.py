@@ -65,13 +65,17 @@ class Follower:
         """Start to follow."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread.  What was under way is not in the copy; nothing is half there."""
+    def stop(self) -> bool:
+        """End the thread; returns whether it has ended, so that it writes nothing any more.
+
+        What was under way is not in the copy; nothing is half there.
+        """
         self._stopping.set()
         transport = self._transport
         if transport is not None:
             transport.close(0)
         self._thread.join(_STOP_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

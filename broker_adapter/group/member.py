@@ -363,8 +363,10 @@ class Member:
 
     def _stop_following(self) -> None:
         follower, self._follower = self._follower, None
-        if follower is not None:
-            follower.stop()
+        if follower is not None and not follower.stop():
+            # What comes from an earlier primary may not be written any more.
+            _log.error("! the store takes longer than expected to write what came: this node starts anew")
+            self._parts.restart()
         self._engine.follow(None)
 
     def _fail(self, error: JMSException) -> None:

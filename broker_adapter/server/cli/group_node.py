@@ -22,7 +22,6 @@ from broker_adapter.gateways.senders import Senders
 from broker_adapter.group.coordinators import Coordinator, Found
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
-from broker_adapter.group.etcd import EtcdCoordinator, access_of
 from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
 from broker_adapter.group.rules import PARTS_OF_LEASE, Node
@@ -46,6 +45,10 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
     host, separator, port = options.advertise.rpartition(":")
     if not separator or not host or not port.isdigit():
         raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT")
+    try:
+        from broker_adapter.group.etcd import EtcdCoordinator, access_of
+    except ImportError as error:
+        raise ValueError(f"--group needs what talks to etcd: pip install 'holdfast[group]' ({error})") from error
     # An answer that comes later than a part of the lease is of no use.
     seconds = options.lease_seconds / PARTS_OF_LEASE
     coordinator = EtcdCoordinator(access_of(options.coordinator), f"holdfast/groups/{options.group}", seconds)
