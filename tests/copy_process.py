@@ -40,7 +40,7 @@ class CopyProcess:
     ) -> None:
         self.data = data
         self.url = url
-        self._arguments = arguments
+        self.arguments = arguments
         self._log = log
         self._environment = environment
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
@@ -58,7 +58,7 @@ class CopyProcess:
     def start(self) -> None:
         """Start, and wait for the line that says so."""
         follow = ["--follow"] if self.url is None else ["--follow", self.url]
-        arguments = ["serve", "--data", str(self.data), "--node", "copy", *self._arguments, *follow]
+        arguments = ["serve", "--data", str(self.data), "--node", "copy", *self.arguments, *follow]
         with contextlib.ExitStack() as files:
             output = files.enter_context(Pipe("r"))
             log = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()

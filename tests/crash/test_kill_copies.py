@@ -121,6 +121,7 @@ class Pair:
             self.server.data, self.copy.data = self.copy.data, self.server.data
         elif kind != "server" and chance.random() < 0.4:
             shutil.rmtree(self.copy.data, ignore_errors=True)
+            self.copy.arguments = chance.choice([(), ("--image-rate", "10")])
             self.kinds["image"] += 1
         if kind != "copy":
             self.server.start()

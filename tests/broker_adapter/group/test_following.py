@@ -177,6 +177,35 @@ def test_a_copy_gets_to_a_state_though_more_is_written_while_it_reads_much(start
     assert len(copy.records()["messages"]) > 200
 
 
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    ("commits", "sizes", "operation"),
+    [(1, [100] * 60, "read_records"), (1, [1200] * 10, "read_piece"), (5, [10], "read_commits")],
+    ids=["many", "large", "commits"],
+)
+def test_a_copy_writes_nothing_but_a_state_that_the_server_had(
+    start: Start, copy: Copy, commits: int, sizes: list[int], operation: str
+) -> None:
+    """What is to be read goes while it is read."""
+    primary = start()
+    copy.follow(primary)
+    for _ in range(commits):
+        primary.send(*map(bytes, sizes))
+    asked = 0
+
+    def take(asked_for: str, arguments: Mapping[str, Any]) -> None:
+        nonlocal asked
+        if arguments.get("wait_ms"):
+            raise NoAnswer("the first state is written")
+        asked += asked_for == operation
+        if asked == 2:
+            primary.take()
+
+    with pytest.raises(NoAnswer):
+        copy.catch_up(primary, take)
+    assert copy.differences(primary) == []
+
+
 @pytest.mark.parametrize("of_primary", [True, False], ids=["primary", "copy"])
 def test_a_copy_catches_up_over_a_restart(start: Start, copy: Copy, of_primary: bool) -> None:
     primary = start()

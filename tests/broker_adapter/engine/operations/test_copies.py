@@ -52,7 +52,7 @@ def behind(broker: Broker, after: int, writer: bytes, **more: Any) -> Any:
 
 
 def test_the_first_copy_that_asks_has_commits_noted(broker: Broker) -> None:
-    assert ask(broker, "copies") == {"lsn": 0, "tail": 0, "copies": []}
+    assert ask(broker, "copies") == {"lsn": 0, "tail": 0, "copies": [], "group": None}
     assert behind(broker, 1, WRITER) is None
     found = follow(broker)
     assert (found["common"], found["lsn"], found["version"]) == (None, 1, STORE_VERSION)
