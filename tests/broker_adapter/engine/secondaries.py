@@ -24,6 +24,7 @@ from broker_adapter.engine.operations import copies
 from broker_adapter.engine.operations.copies import Copies, OfCopy
 from broker_adapter.engine.operations.request import request_of
 from broker_adapter.engine.records.layout import COPY_OF, TABLES
+from broker_adapter.engine.store import deltas
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_writes import Writes
@@ -33,8 +34,10 @@ from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.settings import EngineSettings
 
-#: Bytes of an answer, and of the records of an image that are written at once.
-ANSWER_BYTES = 300
+#: Bytes of an answer between two commits and in all, of a large record and its pieces, and of the records of an image
+#: that are written at once.
+ANSWER_BYTES, FULL_BYTES = 300, 1000
+LARGE_BYTES, PIECE_BYTES = 250, 100
 WRITTEN_BYTES = 1000
 #: How often a copy has the answers to a few requests after a commit, and how often it has them all and is compared.
 ANSWERED, COMPARED = 0.4, 0.04
@@ -218,6 +221,10 @@ def followed() -> Iterator[list[Followers]]:
     """Have every store that is opened meanwhile followed; raises AssertionError at the end where one was not equal."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copies, "ANSWER_BYTES", ANSWER_BYTES)
+        patch.setattr(copies, "PIECE_BYTES", PIECE_BYTES)
+        patch.setattr(deltas, "_FULL_BYTES", FULL_BYTES)
+        for each in (deltas, following):
+            patch.setattr(each, "LARGE_BYTES", LARGE_BYTES)
         patch.setattr(following, "_WRITTEN_BYTES", WRITTEN_BYTES)
         stores = _following(Path(directory), patch)
         try:
