@@ -17,8 +17,9 @@ from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
 from broker_adapter.engine.store.files import DATA, existing_store, own, sync_directory
+from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_store import LmdbStore, make_directory
-from broker_adapter.errors import StoreCorruptException, StoreException
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
 #: Where an image is put.
@@ -188,12 +189,13 @@ class CopyFiles:
     def _image_path(self) -> Path:
         return self._path / IMAGE_DIRECTORY
 
-    def follows(self, unique: str, version: int) -> None:
+    def follows(self, unique: str, version: int, *, is_known: bool) -> None:
         """Note in the store which server it follows.
 
         Args:
-            unique: what the store of the server is known by.
+            unique: what the store of the server is known by: a repair may have changed it.
             version: of the layout of that store.
+            is_known: whether the store has a commit in common with that of the server.
 
         Raises:
             StoreException: the store was not made from that of the server, or has another layout.
@@ -205,7 +207,7 @@ class CopyFiles:
             )
         if self.store is None:
             return
-        if self.store.unique != unique:
+        if self.store.unique != unique and not is_known:
             raise StoreException(
                 f"the store in {str(self._path)!r} is no copy of the one that {self._url} has, which it would replace:"
                 " give another directory, which is made where there is none"
@@ -218,10 +220,20 @@ class CopyFiles:
 
         Args:
             commit: the record of a commit of the server; those behind it come beside the image.
+
+        Raises:
+            ResourceAllocationException: there is no room for it.
         """
         self.drop_image()
-        self._image_path.mkdir(mode=0o700)
-        self.image = CopyStore(self._image_path, self._settings)
+        try:
+            self._image_path.mkdir(mode=0o700)
+            self.image = CopyStore(self._image_path, self._settings)
+        except (OSError, StoreException) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            full = without_room(self._path, cause)
+            if full is not None:
+                raise ResourceAllocationException(full) from error
+            raise
         self.image.write([({"tail": [commit], **self._noted}, {}), ImagePlace(0, b"", None, 0).record()])
         return self.image
 

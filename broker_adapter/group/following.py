@@ -150,7 +150,8 @@ class Following:
     def _follow(self, store: CopyStore | None) -> dict[str, Any]:
         spans = [] if store is None else [tuple(each) for each in store.spans()[-MOST_SPANS:]]
         found: dict[str, Any] = self._ask("follow", {"node": self._standing.node, "spans": spans})
-        self._files.follows(found["unique"], found["version"])
+        is_known = store is self._files.store and found["common"] is not None
+        self._files.follows(found["unique"], found["version"], is_known=is_known)
         self._image_bytes = found["bytes"]
         return found
 

@@ -92,7 +92,7 @@ def test_a_copy_says_what_it_follows_now(copy: Copy, primary: Primary) -> None:
     files = CopyFiles(copy.path, SETTINGS, "amqp://another:1")
     assert files.store is not None
     assert files.store.copy_of == URL
-    files.follows(primary.broker.unique, STORE_VERSION)
+    files.follows(primary.broker.unique, STORE_VERSION, is_known=False)
     assert files.store.copy_of == "amqp://another:1"
     files.close()
 

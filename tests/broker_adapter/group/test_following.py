@@ -13,7 +13,7 @@ import pytest
 
 from broker_adapter.engine.operations import copies
 from broker_adapter.engine.operations.copies import MOST_SPANS
-from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.records.layout import STORE_VERSION, UNIQUE
 from broker_adapter.engine.records.tail import encode_commit
 from broker_adapter.engine.store import deltas
 from broker_adapter.engine.store.maintenance import check_store
@@ -422,6 +422,16 @@ def test_a_copy_on_a_disk_without_room_goes_on_when_there_is_some(start: Start, 
     copy.follow(primary)
 
 
+@pytest.mark.parametrize("size", [0, 8192])
+def test_an_image_that_has_no_room_to_begin_with_begins_when_there_is_some(start: Start, copy: Copy, size: int) -> None:
+    primary = start()
+    primary.send("message")
+    Copy(copy.path.with_name("another")).follow(primary)  # so that the primary has nothing to write
+    with largest_file(size), pytest.raises(ResourceAllocationException, match="largest size that the system allows"):
+        copy.catch_up(primary)
+    copy.follow(primary)
+
+
 def test_a_server_that_was_started_a_thousand_times_is_followed(start: Start, copy: Copy) -> None:
     primary = start()
     copy.follow(primary)
@@ -456,6 +466,22 @@ def test_a_copy_that_was_repaired_has_what_its_server_has(start: Start, copy: Co
     assert "read_image" not in copy.asked
     assert copy.records() != {}
     assert not copy.records()["quarantine"]
+
+
+@pytest.mark.damages
+def test_a_server_whose_name_was_damaged_and_repaired_is_followed(start: Start, copy: Copy) -> None:
+    primary = start()
+    primary.send("message")
+    copy.follow(primary)
+    before = primary.broker.unique
+    primary.close()
+    damage(primary.path, "meta", UNIQUE)
+    assert check_store(primary.path, copy.settings, repair=True).repaired
+    primary.start()
+    assert primary.broker.unique != before
+    for _ in range(2):
+        copy.follow(primary)
+        assert "read_image" not in copy.asked
 
 
 def test_it_says_how_far_each_copy_is(start: Start, copy: Copy) -> None:
