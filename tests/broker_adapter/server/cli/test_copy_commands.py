@@ -11,6 +11,7 @@ import pytest
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory, JMSException
+from tests.broker_adapter.engine.driving import eventually
 from tests.broker_adapter.engine.storing import damage
 from tests.broker_adapter.server.cli.running import done, holdfast
 from tests.broker_adapter.server.cli.test_serve import make_certificate
@@ -107,7 +108,7 @@ def test_a_copy_is_not_served_by_anybody(tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
     with pytest.raises(JMSException, match="holdfast promote"):
         ConnectionFactory(f"embedded:{path}").create_connection()
-    assert done("check", str(path)).startswith("sound") or check_store(path, EngineSettings()).is_sound
+    done("check", str(path))
     done("compact", str(path))
     with ServerProcess(tmp_path / "server") as server, CopyProcess(path, server.url):
         caught_up(server.url)
@@ -121,8 +122,7 @@ def test_what_is_no_whole_copy_is_not_promoted(tmp_path: Path) -> None:
         refused = holdfast("promote", str(server.data))
         assert refused.returncode == 1
         with CopyProcess(tmp_path / "copy", server.url, "--image-rate", "0.5"):
-            while not (tmp_path / "copy" / "image" / "data.mdb").exists():
-                pass
+            eventually((tmp_path / "copy" / "image" / "data.mdb").exists)
     refused = holdfast("promote", str(tmp_path / "copy"))
     assert (refused.returncode, "is not whole yet" in refused.stderr) == (1, True)
     refused = holdfast("promote", str(tmp_path / "server"))
@@ -140,9 +140,9 @@ def test_it_follows_over_tls_as_a_user(tmp_path: Path) -> None:
         done("send", "q", "safe", "--url", url)
         for wrong in (f"amqps://copier:wrong@{address}", f"amqps://copier:secret@127.0.0.1:{server.port}"):
             with CopyProcess(tmp_path / "copy", wrong, log=log) as copy:
-                while "the copy is not up to date, and goes on trying" not in log.read_text():
-                    assert copy.is_running
-            assert "wrong" not in log.read_text().replace("wrong password", ""), "no password is logged"
+                eventually(lambda: "the copy is not up to date, and goes on trying" in log.read_text())
+                assert copy.is_running
+            assert ":wrong" not in log.read_text()
             log.write_text("")
         with CopyProcess(tmp_path / "copy", None, log=log, HOLDFAST_FOLLOW_URL=url) as copy:
             assert "secret" not in copy.said
