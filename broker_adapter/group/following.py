@@ -47,7 +47,7 @@ class Standing:
         term: of a node of the server's group: the term of that primary; None: it is only a copy.
         address: of a node of the group: HOST:PORT.
         wait_ms: longest wait of the server for a commit, in one question.
-        wrote: called with the last commit on the disk of the copy, as there is a later one.
+        wrote: called with the last commit on the disk of the copy: once it follows, and as there is a later one.
     """
 
     node: str
@@ -119,6 +119,7 @@ class Following:
         while not self._stopping.is_set():
             try:
                 store = self._joined() or self._image()
+                self._standing.wrote(store.lsn)
                 while not self._stopping.is_set():
                     self._advance(store, store.lsn)
                     self._stopping.wait(self._pause)

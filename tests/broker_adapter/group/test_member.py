@@ -1,0 +1,152 @@
+"""A node at work: it leads, follows, hands over, and is deposed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.errors import (
+    ConnectionLostException,
+    OperationTimedOutException,
+    Redirect,
+    ResourceAllocationException,
+)
+from broker_adapter.group import member
+from tests.broker_adapter.engine.driving import WAIT, eventually
+from tests.broker_adapter.group.nodes import LEASE, Nodes, asks_to_be_admitted, nodes
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setattr(member, "_END_SECONDS", 2.0)
+    with nodes(tmp_path) as made:
+        yield made
+
+
+def test_a_node_that_has_taken_an_image_may_become_primary_though_nothing_was_written_since(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    first.cut_off()
+    eventually(lambda: group.record.primary in ("n2", "n3"))
+
+
+def test_a_send_is_confirmed_when_the_others_have_it_and_survives_the_primary(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    first.send("one", "two")
+    first.cut_off()
+    eventually(lambda: any(group.here(each).leads for each in ("n2", "n3")))
+    assert group.primary().look() == [b"one", b"two"]
+
+
+def test_a_primary_that_was_deposed_starts_its_process_anew_and_confirms_nothing_before(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    first.cut_off()
+    with pytest.raises(OperationTimedOutException):
+        first.send("never confirmed", timeout=0.5)
+    eventually(lambda: group.record.primary != "n1")
+    assert not first.restarted.is_set()
+    first.cut_off(False)
+    assert first.restarted.wait(WAIT)
+    with pytest.raises(OperationTimedOutException):
+        first.send("nor this", timeout=0.5)
+    group.stop("n1")
+    group.start("n1")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert group.primary().look() == []
+
+
+def test_a_node_that_stops_hands_over_and_the_others_have_all(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    first.send(*range(10))
+    began = time.monotonic()
+    group.stop("n1")
+    assert group.record.primary != "n1"
+    assert "n1" not in group.record.in_sync
+    eventually(lambda: second.leads or third.leads)
+    assert time.monotonic() - began < LEASE + 1, "it waited for the end of the lease"
+    assert len(group.primary().look()) == 10
+
+
+def test_the_last_node_in_sync_stops_at_once_and_is_primary_again_when_it_starts(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    first.send("one")
+    began = time.monotonic()
+    group.stop("n1")
+    assert time.monotonic() - began < 1
+    first = group.start("n1")
+    eventually(lambda: first.leads)
+    assert first.look() == [b"one"]
+
+
+def test_a_primary_hands_over_to_the_node_that_is_named_and_follows_it_after_a_start(group: Nodes) -> None:
+    first, _, third = group.start_three()
+    first.send("one")
+    assert first.engine.broker is not None
+    first.engine.broker.request("hand_over", {"node": "n3"}, WAIT)
+    eventually(lambda: third.leads)
+    assert third.look() == [b"one"]
+    assert first.restarted.wait(WAIT)
+
+
+def test_a_node_that_left_is_waited_for_no_more_and_is_not_in_the_record(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    group.stop("n3")
+    assert first.engine.broker is not None
+    first.engine.broker.request("leave_group", {"node": "n3"}, WAIT)
+    eventually(lambda: set(group.record.nodes) == {"n1", "n2"})
+    first.send("one")
+
+
+def test_a_node_with_an_empty_directory_takes_the_place_of_one_of_the_same_name(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    first.send("one")
+    group.stop("n2")
+    shutil.rmtree(group.path / "n2")
+    second = group.start("n2")
+    eventually((group.path / "n2" / "data.mdb").exists)
+    group.wait_for_sync("n1", "n2", "n3")
+    first.engine.broker.request("hand_over", {"node": "n2"}, WAIT)
+    eventually(lambda: second.leads)
+    assert second.look() == [b"one"]
+
+
+def test_sends_are_refused_while_too_few_nodes_are_in_sync_and_go_on_after(group: Nodes) -> None:
+    first = group.start("n1", new=True, min_in_sync=2)
+    eventually(lambda: first.leads)
+    with pytest.raises(ResourceAllocationException, match="1 of 2 nodes are in sync"):
+        first.send("refused")
+    group.start("n2")
+    group.wait_for_sync("n1", "n2")
+    eventually(lambda: first.engine.broker.store.refuses_sends == "")
+    first.send("one")
+    assert first.look() == [b"one"]
+
+
+def test_clients_are_told_where_all_nodes_are(group: Nodes) -> None:
+    nodes = group.start_three()
+    everywhere = ["n1:5672", "n2:5672", "n3:5672"]
+    for each in nodes:
+        eventually(lambda each=each: each.announced == everywhere)
+
+
+def test_a_client_that_a_node_holds_is_told_which_one_leads(group: Nodes) -> None:
+    _, second, _ = group.start_three()
+    with pytest.raises(ConnectionLostException, match="the primary of the group is n1") as caught:
+        asks_to_be_admitted(second.engine).value()
+    assert caught.value.redirect == Redirect("n1", 5672)
+
+
+def test_a_client_that_was_held_goes_on_when_this_node_becomes_primary(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    first.cut_off()
+    eventually(lambda: second.is_alone and third.is_alone)
+    admitted = [asks_to_be_admitted(each.engine) for each in (second, third)]
+    eventually(lambda: second.leads or third.leads)
+    leading, following = (0, 1) if second.leads else (1, 0)
+    assert isinstance(admitted[leading].value(), int)
+    with pytest.raises(ConnectionLostException, match=f"is {('n2', 'n3')[leading]}"):
+        admitted[following].value()
