@@ -24,7 +24,7 @@ from broker_adapter.engine.operations import copies
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_tail import Tail
-from broker_adapter.errors import JMSException, Redirect
+from broker_adapter.errors import IllegalStateException, JMSException, Redirect
 from broker_adapter.group.coordinators import Coordinator
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
@@ -178,10 +178,14 @@ class Member:
         self._coordinating.start()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Hand over to another node in sync, if this one is the primary, and end.  Waits for some seconds at most."""
+    def stop(self, *, has_failed: bool = False) -> None:
+        """Hand over to another node in sync, if this one is the primary, and end.  Waits for some seconds at most.
+
+        Args:
+            has_failed: the store cannot be written any more.
+        """
         self._is_stopping = True
-        self._act(self._rules.stop)
+        self._act(lambda now: self._rules.stop(now, has_failed))
         self._has_stopped.wait(_END_SECONDS)
         self._wanted.put(Stopped())
         self._asked.put(None)
@@ -289,8 +293,7 @@ class Member:
                     found = self._coordinator.read()
                     self._act(self._rules.record_read, decoded(found.data), found.token)
                     if self._forces:
-                        self._forces = False
-                        self._act(self._rules.force)
+                        self._force()
                     continue
                 token = self._coordinator.swap(wanted.token, encoded(wanted.record))
             except JMSException as error:
@@ -303,6 +306,13 @@ class Member:
                 self._act(self._rules.no_answer)
             else:
                 self._act(self._rules.swap_won, token)
+
+    def _force(self) -> None:
+        self._forces = False
+        try:
+            self._act(self._rules.force)
+        except IllegalStateException as error:
+            self._parts.stopped(error)
 
     # A primary.
 

@@ -73,7 +73,7 @@ class GroupNode:
         coordinator: Coordinator,
         files: CopyFiles,
     ) -> None:
-        self.failed: JMSException | None = None
+        self._failed: JMSException | None = None
         self.engine = GroupEngine(settings, policies)
         self._settings = settings
         self._forces = options.force
@@ -86,8 +86,10 @@ class GroupNode:
         self._listener: Listener | None = None
         described = NodeRecord(options.advertise, STORE_VERSION)
         writer = secrets.token_hex(8)
-        unique, lsn = files.known(makes=options.new_group)
         found = coordinator.read()
+        if options.new_group and found.data:  # ahead of what notes in a store that it is of a group
+            raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
+        unique, lsn = files.known(makes=options.new_group)
         if options.new_group:
             self._make_group(options, found, described, unique)
         elif not found.data:
@@ -109,8 +111,6 @@ class GroupNode:
         )
 
     def _make_group(self, options: argparse.Namespace, found: Found, node: NodeRecord, unique: str | None) -> None:
-        if found.data:
-            raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
         assert unique is not None
         record = GroupRecord(
             store=unique,
@@ -128,6 +128,11 @@ class GroupNode:
 
     # What a server needs.
 
+    @property
+    def failed(self) -> JMSException | None:
+        """Why it has stopped."""
+        return self._failed or (None if self._broker is None else self._broker.failed)
+
     def start(self, listener: Listener) -> None:
         """Begin to be a node of the group."""
         self._listener = listener
@@ -137,7 +142,7 @@ class GroupNode:
         """Hand over to another node, if this one is the primary."""
         if self._senders is not None:
             self._senders.stop()
-        self._member.stop()
+        self._member.stop(has_failed=self.failed is not None)
 
     def close(self) -> None:
         """Close the store.  What is not released has not left, and is not confirmed."""
@@ -181,7 +186,7 @@ class GroupNode:
 
     def stopped(self, error: JMSException | None) -> None:
         """End the server."""
-        self.failed = self.failed or error
+        self._failed = self._failed or error
         self._told.put(None)
 
 

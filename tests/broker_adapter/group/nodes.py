@@ -57,8 +57,12 @@ def asks_to_be_admitted(engine: GroupEngine, client_id: str | None = None) -> An
     return answered
 
 
-class _Reached:
-    """A coordinator, as one node reaches it."""
+class Reached:
+    """A coordinator, as one node or all of them reach it.
+
+    Attributes:
+        is_away: they do not.
+    """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -118,7 +122,7 @@ class NodeHere(GroupNode):
     def __init__(self, others: Nodes, options: argparse.Namespace) -> None:
         self._others = others
         self.name = options.node
-        self.coordinator = _Reached(others.coordinator)
+        self.coordinator = Reached(others.coordinator)
         self.told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.restarted = threading.Event()
         self.is_away = False
@@ -194,7 +198,7 @@ class Nodes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.coordinator = MemoryCoordinator()
+        self.coordinator = Reached(MemoryCoordinator())
         self._here: dict[str, NodeHere] = {}
 
     @property

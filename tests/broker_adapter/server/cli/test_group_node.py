@@ -1,0 +1,131 @@
+"""``holdfast serve --group``: which stores and groups a node takes, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
+from broker_adapter.group import member
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import WAIT, connect, drained, eventually, payloads, send
+from tests.broker_adapter.group.nodes import Nodes, nodes
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setattr(member, "_END_SECONDS", 2.0)
+    with nodes(tmp_path) as made:
+        yield made
+
+
+def make_store(path: Path, *bodies: object) -> None:
+    """The store of a server that is of no group, with messages in ``q``."""
+    broker = Broker(EngineSettings(), str(path))
+    if bodies:
+        send(broker, connect(broker), "q", *bodies)
+    broker.close()
+
+
+def look(path: Path) -> list[bytes]:
+    """What ``q`` has, at a server that is of no group."""
+    broker = Broker(EngineSettings(), str(path))
+    try:
+        return payloads(drained(broker, connect(broker), "q"))
+    finally:
+        broker.close()
+
+
+def test_a_group_begins_with_the_store_that_a_server_had(group: Nodes) -> None:
+    make_store(group.path / "n1", "one")
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    assert first.look() == [b"one"]
+
+
+def test_the_store_of_a_node_is_refused_without_its_group(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    group.stop("n1")
+    with pytest.raises(StoreException, match="the primary of the group g"):
+        Broker(EngineSettings(), str(group.path / "n1"))
+
+
+def test_a_group_is_begun_once_and_the_store_that_was_to_begin_it_again_stays_as_it_was(group: Nodes) -> None:
+    group.start("n1", new=True)
+    make_store(group.path / "other", "one")
+    with pytest.raises(StoreException, match="there is a group 'g' already"):
+        group.start("other", new=True)
+    assert look(group.path / "other") == [b"one"]
+
+
+def test_a_store_is_not_made_that_of_a_node_while_the_coordinator_is_away(group: Nodes) -> None:
+    make_store(group.path / "n1", "one")
+    group.coordinator.is_away = True
+    with pytest.raises(ConnectionLostException, match="the coordinator is away"):
+        group.start("n1", new=True)
+    group.coordinator.is_away = False
+    assert look(group.path / "n1") == [b"one"]
+
+
+def test_a_node_joins_no_group_that_is_not_there(group: Nodes) -> None:
+    with pytest.raises(StoreException, match="there is no group 'g'"):
+        group.start("n1")
+
+
+def test_a_node_with_the_store_of_another_group_or_of_none_is_refused(group: Nodes) -> None:
+    group.start("n1", new=True)
+    make_store(group.path / "n2", "one")
+    with pytest.raises(StoreException, match="the store in .*n2' is of another group, or of none"):
+        group.start("n2")
+    assert look(group.path / "n2") == [b"one"]
+
+
+def test_a_node_that_is_forced_becomes_primary_without_being_in_sync(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    first.send("one")
+    group.start("n2")
+    group.wait_for_sync("n1", "n2")
+    group.stop("n2")
+    group.wait_for_sync("n1")
+    first.send("lost")
+    group.stop("n1")
+    second = group.start("n2", force=True)
+    eventually(lambda: second.leads)
+    assert second.look() == [b"one"]
+    first = group.start("n1")
+    group.wait_for_sync("n1", "n2")
+    second.engine.broker.request("hand_over", {"node": "n1"}, WAIT)
+    eventually(lambda: first.leads)
+    assert first.look() == [b"one"]
+
+
+def test_a_node_that_has_nothing_and_is_forced_fails_and_says_so(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    group.stop("n1")
+    second = group.start("n2", force=True)
+    assert second.told.get(timeout=WAIT) is None
+    with pytest.raises(IllegalStateException, match="n2 has nothing"):
+        raise second.failed or AssertionError
+
+
+def test_a_node_whose_engine_fails_says_why(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    broker = first.engine.broker
+    assert broker is not None
+    broker.failed = JMSException("the disk")
+    assert first.failed is broker.failed
+
+
+def test_a_process_that_starts_anew_begins_no_group_and_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from broker_adapter.server.cli import group_node
+
+    arguments = ["/usr/bin/python3", "-X", "dev", "holdfast", "serve", "--new-group", "--force", "--node", "n1"]
+    monkeypatch.setattr(group_node.sys, "orig_argv", arguments)
+    assert group_node._arguments() == ["-X", "dev", "holdfast", "serve", "--node", "n1"]
