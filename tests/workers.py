@@ -46,11 +46,13 @@ LONG: Final = (
     "broker_adapter/server/cli/test_store_commands.py",
     "broker_adapter/server/cli/test_message_commands.py",
     "broker_adapter/server/cli/test_server_commands.py",
+    "broker_adapter/server/cli/test_copy_commands.py",
     "broker_adapter/server/cli/test_program.py",
     "broker_adapter/server/test_memory.py",
     "broker_adapter/engine/test_full_disk.py",
     "broker_adapter/engine/test_damaged_pages.py",
     "crash/test_kill_server.py",
+    "crash/test_kill_copies.py",
 )
 #: Files that one worker runs, for they share a session of Spark: for each file a name of the worker's part.
 SHARED: Final = {
