@@ -218,20 +218,21 @@ class Member:
 
     def _act(self, happened: Callable[..., list[Action]], *arguments: Any) -> None:
         """Tell the rules what has happened, and carry out what they want."""
+        released = 0
         with self._lock:
-            actions = happened(*arguments, time.monotonic())
-        for each in actions:
-            match each:
-                case Release():
-                    self._released = max(self._released, each.lsn)
-                    if self._replication is not None:
-                        self._replication.release(each.lsn)
-                case Read() | Swap():
-                    self._asked.put(each)
-                case Tell():
-                    pass  # the others see it in the record, or that their connection is lost
-                case _:
-                    self._wanted.put(each)
+            for each in happened(*arguments, time.monotonic()):
+                match each:
+                    case Release():
+                        released = each.lsn
+                    case Read() | Swap():
+                        self._asked.put(each)
+                    case Tell():
+                        pass  # the others see it in the record, or that their connection is lost
+                    case _:
+                        self._wanted.put(each)  # in the order in which the rules have said it
+            self._released = max(self._released, released)
+        if self._replication is not None:
+            self._replication.release(released)
 
     def _run(self) -> None:
         """Carry out what takes time, and let time pass."""
@@ -287,7 +288,14 @@ class Member:
     # The coordinator.
 
     def _ask_coordinator(self) -> None:
-        while (wanted := self._asked.get()) is not None:
+        while True:
+            try:
+                wanted = self._asked.get(timeout=self._tick_seconds)
+            except Empty:
+                self._act(self._rules.tick)  # also while an engine starts, which may take longer than a lease lasts
+                continue
+            if wanted is None:
+                return
             try:
                 if isinstance(wanted, Read):
                     found = self._coordinator.read()

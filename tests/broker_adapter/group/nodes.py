@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any, cast
 
 from broker_adapter.amqp.management import ManagementAnswer, pack_answer, unpack_answer
 from broker_adapter.destination import queue as queue_of
+from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.queues.policies import Policies
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import ConnectionLostException, JMSException
 from broker_adapter.group.coordinators import Coordinator, Found, MemoryCoordinator, Token
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
+from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.server.cli.group_node import GroupNode
 from broker_adapter.server.listener import Listener
@@ -117,6 +121,7 @@ class NodeHere(GroupNode):
     Attributes:
         is_away: it reaches neither the other nodes nor the coordinator.
         restarted: set where its process would have been started anew.
+        takes_seconds: how long it takes to make an engine.
     """
 
     def __init__(self, others: Nodes, options: argparse.Namespace) -> None:
@@ -126,6 +131,7 @@ class NodeHere(GroupNode):
         self.told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.restarted = threading.Event()
         self.is_away = False
+        self.takes_seconds = 0.0
         self.announced: list[str] = []
         settings = EngineSettings(blocked_send_timeout_seconds=0.1)
         files = CopyFiles(options.data, settings, "the primary of the group g")
@@ -154,9 +160,19 @@ class NodeHere(GroupNode):
         """As the node's parts; this process stays."""
         self.restarted.set()
 
+    def made_engine(self, store: LmdbStore, replication: GroupReplication) -> Broker:
+        """As the node's parts."""
+        time.sleep(self.takes_seconds)
+        return super().made_engine(store, replication)
+
     def announce(self, addresses: Sequence[str]) -> None:
         """As the node's parts."""
         self.announced = list(addresses)
+
+    @property
+    def member(self) -> Member:
+        """The node at work."""
+        return self._member
 
     @property
     def is_alone(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,14 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.group import member
+from broker_adapter.group.rules import Action, RefuseSends
 from tests.broker_adapter.engine.driving import WAIT, eventually
 from tests.broker_adapter.group.nodes import LEASE, Nodes, asks_to_be_admitted, nodes
 
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(member, "_END_SECONDS", 2.0)
+    monkeypatch.setattr(member, "_END_SECONDS", 1.0)
     with nodes(tmp_path) as made:
         yield made
 
@@ -149,3 +152,41 @@ def test_a_client_that_was_held_goes_on_when_this_node_becomes_primary(group: No
     assert isinstance(admitted[leading].value(), int)
     with pytest.raises(ConnectionLostException, match=f"is {('n2', 'n3')[leading]}"):
         admitted[following].value()
+
+
+def test_a_node_stays_primary_whose_engine_takes_longer_to_start_than_the_lease_lasts(group: Nodes) -> None:
+    first, second, _ = group.start_three()
+    second.takes_seconds = 3 * LEASE
+    first.member.hand_over("n2")
+    eventually(lambda: second.leads)
+    assert group.record.term == 2
+
+
+def test_what_the_rules_say_in_several_threads_is_carried_out_in_their_order(group: Nodes) -> None:
+    class Rules:
+        """Refuse sends for another reason each time."""
+
+        record = reign = None
+        reason = ""
+
+        def committed(self, _lsn: int, _now: float) -> list[Action]:
+            self.reason = str(int(self.reason or 0) + 1)
+            return [RefuseSends(self.reason)]
+
+        def tick(self, _now: float) -> list[Action]:
+            return []
+
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    member, store = first.member, first.engine.broker.store
+    rules, member._rules = member._rules, Rules()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(100):
+                list(pool.map(lambda _: member._act(member._rules.committed, 1), range(100)))
+                eventually(lambda: store.refuses_sends == member._rules.reason and member._wanted.empty())
+    finally:
+        sys.setswitchinterval(before)
+        member._rules = rules

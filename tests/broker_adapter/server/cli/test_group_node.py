@@ -17,7 +17,7 @@ from tests.broker_adapter.group.nodes import Nodes, nodes
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(member, "_END_SECONDS", 2.0)
+    monkeypatch.setattr(member, "_END_SECONDS", 1.0)
     with nodes(tmp_path) as made:
         yield made
 
@@ -79,7 +79,7 @@ def test_a_node_joins_no_group_that_is_not_there(group: Nodes) -> None:
 def test_a_node_with_the_store_of_another_group_or_of_none_is_refused(group: Nodes) -> None:
     group.start("n1", new=True)
     make_store(group.path / "n2", "one")
-    with pytest.raises(StoreException, match="the store in .*n2' is of another group, or of none"):
+    with pytest.raises(StoreException, match=r"the store in .*n2' is of another group, or of none"):
         group.start("n2")
     assert look(group.path / "n2") == [b"one"]
 
