@@ -69,6 +69,7 @@ from broker_adapter.selectors.language import Selector, checked_property_name, p
 from broker_adapter.settings import LARGEST_WINDOW, AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
 from broker_adapter.transport import (
+    BrokerAnnounced,
     Credentials,
     Delivery,
     EventDelivery,
@@ -108,6 +109,7 @@ __all__ = [
     "unpacked_block",
     "AmqpSettings",
     "BodyKind",
+    "BrokerAnnounced",
     "BrokerStatistics",
     "BrowserInterruptedException",
     "ClientSettings",

@@ -121,6 +121,11 @@ class ClientSettings:
         100_000, "messages that a transacted session may send, and keys that it may change, before it commits", least=1
     )
     transaction_bytes: int = _option(256 * MIB, "bytes of these messages, keys and values", least=1)
+    redundancy: int = _option(
+        0,
+        "further nodes of a group of servers that are to have what is confirmed",
+        least=0,
+    )
 
 
 @attrs.frozen(kw_only=True)

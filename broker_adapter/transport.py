@@ -67,6 +67,7 @@ class Peer:
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
+    redundancy: int = 0  #: how many further nodes of its group have what our server confirms
     idle_seconds: float = 0.0  #: the idle time-out that the broker announces; 0: none
 
 
@@ -303,10 +304,14 @@ class LinkRestored:
 
 
 @attrs.frozen
-class ServersAnnounced:
-    """The broker announces a new list of addresses at which it can be reached."""
+class BrokerAnnounced:
+    """What the broker announces of itself, as the connection is there and whenever it has changed.
 
-    servers: tuple[Server, ...]
+    It is told where the options of the client ask for it.
+    """
+
+    servers: tuple[Server, ...]  #: as in ``Peer``
+    redundancy: int = 0  #: as in ``Peer``
 
 
 @attrs.frozen
@@ -317,7 +322,7 @@ class Failed:
 
 
 TransportEvent = (
-    Interrupted | Restoring | Restored | LinkLost | LinkInterrupted | LinkRestored | ServersAnnounced | Failed
+    Interrupted | Restoring | Restored | LinkLost | LinkInterrupted | LinkRestored | BrokerAnnounced | Failed
 )
 Sink = Callable[[Sequence[Delivery]], None]
 EventSink = Callable[[Sequence[EventDelivery]], None]

@@ -18,6 +18,7 @@ import attrs
 from ack_modes import AcknowledgeMode, Outcome, Settlement
 from broker_adapter import (
     PRODUCT,
+    BrokerAnnounced,
     BrokerStatistics,
     ClientSettings,
     ConnectionLostException,
@@ -579,6 +580,8 @@ class Connection:
             for session in self._sessions.values():
                 session._links.restored(event.epoch)
             self._events.restored(self._peer.store)
+        elif isinstance(event, BrokerAnnounced):
+            return
         elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
             if not self._events.came(event):
                 any(session._links.came(event, self._standing[0]) for session in sessions)

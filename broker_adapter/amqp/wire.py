@@ -11,11 +11,12 @@ from broker_adapter.destination import DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION
 
 #: Properties of ``open``: which connection this one takes the place of; the store of the engine behind our server, and
-#: its run; where else a broker can be reached.
+#: its run; where else a broker can be reached; how many further nodes of its group have what our server confirms.
 CONNECTION_TOKEN: Final = "holdfast-connection"
 STORE: Final = "holdfast-store"
 RUN: Final = "holdfast-run"
 SERVER_LIST: Final = "failover-server-list"
+REDUNDANCY: Final = "holdfast-redundancy"
 #: Most servers that are taken from what a broker announces.
 MAX_SERVERS: Final = 100
 
@@ -67,10 +68,10 @@ EXCEPTION: Final = Symbol("x-opt-holdfast-exception")
 
 #: Address of our server's request and answer nodes.
 MANAGEMENT_ADDRESS: Final = "$holdfast"
-#: Number of an unsolicited answer: the server's list of servers has changed.
+#: Number of an unsolicited answer: what the server announces, its list of servers or its redundancy, has changed.
 ANNOUNCED: Final = 0
-#: Operation by which our own client asks to be told of such changes; answered with the list.
-WATCH: Final = "watch_servers"
+#: Operation by which our own client asks to be told of such changes; answered with what is announced now.
+WATCH: Final = "watch"
 
 #: Connection capability of our own ends: several messages may go as one transfer, in the highest version of packed
 #: envelopes that both speak.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -36,6 +37,7 @@ from broker_adapter.failover.rules import Abandoned, Action, Announced, AttemptF
 from broker_adapter.failover.unanswered import Send, UnansweredSends
 from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import (
+    BrokerAnnounced,
     Credentials,
     Failed,
     Interrupted,
@@ -45,7 +47,6 @@ from broker_adapter.transport import (
     Restored,
     Restoring,
     Server,
-    ServersAnnounced,
     TransportEvent,
 )
 from broker_adapter.urls.url import FailoverURL
@@ -74,6 +75,7 @@ class Connector:
         self._refresh = refresh
         self._current = current
         self._rules = current.rules
+        self._watches = self._rules.method == "failover_exchange" or url.client.redundancy > 0
         self._links = links
         self._unanswered = unanswered
         self._reattacher = reattacher
@@ -149,22 +151,10 @@ class Connector:
             self._links.clear_closed_early()
         left = None if deadline is None else max(0.0, deadline - current.clock())
         try:
-            return inner, self._opened(inner, action, left)
+            return inner, inner.open(self._credentials, partial(self._on_event, inner), left)
         except BaseException:
             inner.close(0)
             raise
-
-    def _opened(self, inner: Inner, action: Try, left: float | None) -> Peer:
-        """Open an inner transport; returns what is known of its broker."""
-        peer = inner.open(self._credentials, partial(self._on_event, inner), left)
-        if self._rules.method == "failover_exchange":
-            try:
-                peer = attrs.evolve(peer, servers=inner.watch_servers(left) or peer.servers)
-            except JMSException as error:
-                if inner.is_lost:
-                    raise
-                _log.warning("! %s does not tell of changes of its list of servers: %s", action.address, error)
-        return peer
 
     @staticmethod
     def _refreshed(refresh: Refresh) -> tuple[str | None, str | None]:
@@ -185,11 +175,16 @@ class Connector:
                 self._announced(peer.servers)
             if event is not None:
                 current.listener(event)
+            if self._watches:
+                current.listener(BrokerAnnounced(peer.servers, peer.redundancy))
             for link, error in interrupted:
                 if link.error is error:  # else the broker has closed it again, and it is being attached again already
                     self._reattacher.reattach(inner, link, error)
         # Not under the lock of events: a send may wait for a place, which the thread that tells of events makes.
         self._unanswered.resend_late()
+        if self._watches:
+            with suppress(JMSException):  # it is lost again
+                inner.watch()
         return True
 
     def close(self, timeout: float | None) -> None:
@@ -221,10 +216,14 @@ class Connector:
             self._on_lost(inner, event.error)
         elif isinstance(event, LinkLost):
             self._reattacher.closed_by_broker(inner, event)
-        elif isinstance(event, ServersAnnounced):
-            with self._current.lock:
-                if inner is self._current.last:
+        elif isinstance(event, BrokerAnnounced):
+            current = self._current
+            with current.events_lock:
+                with current.lock:
+                    if inner is not current.connected:
+                        return
                     self._announced(event.servers)
+                current.listener(event)
 
     def _on_lost(self, inner: Inner, error: JMSException) -> None:
         current = self._current

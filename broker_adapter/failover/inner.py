@@ -15,7 +15,6 @@ from broker_adapter.transport import (
     LinkSink,
     LinkSpec,
     RemoteTransport,
-    Server,
 )
 from broker_adapter.urls.url import AmqpURL
 
@@ -42,8 +41,8 @@ class Inner(RemoteTransport, Protocol):
     def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
         """Make temporary destinations again that a lost connection had, all in one round trip."""
 
-    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Return where else the broker can be reached; changes come as ``ServersAnnounced``."""
+    def watch(self) -> None:
+        """Ask the broker to tell what it announces, and each change: by ``BrokerAnnounced``.  Returns at once."""
 
     def resolve_commit(
         self, session: int, commit_number: int, age_seconds: float, timeout: float | None

@@ -12,6 +12,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -118,8 +119,8 @@ class Parts(Protocol):
     def stopped(self, error: JMSException | None) -> None:
         """The node has ended: it was to stop, or has failed."""
 
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Have clients told where all nodes are."""
+    def announce(self, addresses: Sequence[str], redundancy: int) -> None:
+        """Have clients told where all nodes are, and how many beside the primary have what it confirms."""
 
 
 class Member:
@@ -158,7 +159,7 @@ class Member:
         self._image_rate = image_rate
         self._lock = threading.Lock()  # of the rules
         self._replication: GroupReplication | None = None
-        self._announced: list[str] = []
+        self._announced: tuple[list[str], int] = [], 0
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
         self._is_stopping = self._forces = False
@@ -240,13 +241,12 @@ class Member:
             while True:
                 self._act(self._rules.tick)
                 self._engine.tell_held()
-                self._announce()
-                try:
+                wanted = None
+                with contextlib.suppress(Empty):
                     wanted = self._wanted.get(timeout=self._tick_seconds)
-                except Empty:
-                    continue
                 if isinstance(wanted, Stopped):
                     break
+                self._announce()  # ahead of what lets clients in
                 self._carry_out(wanted)
         except JMSException as error:
             self._end(error)
@@ -257,12 +257,15 @@ class Member:
             self._end(None)
 
     def _announce(self) -> None:
-        """Tell where all nodes are, where that has changed."""
+        """Tell where all nodes are, and how many are in sync, where that has changed."""
         record = self._rules.record
-        addresses = [] if record is None else [each.address for _, each in sorted(record.nodes.items())]
-        if addresses != self._announced:
-            self._announced = addresses
-            self._parts.announce(addresses)
+        if record is None:
+            return
+        addresses = [each.address for _, each in sorted(record.nodes.items())]
+        announced = addresses, len(record.in_sync - {self._rules.name})
+        if announced != self._announced:
+            self._announced = announced
+            self._parts.announce(*announced)
 
     def _end(self, error: JMSException | None) -> None:
         self._stop_following()
@@ -314,6 +317,7 @@ class Member:
                 self._act(self._rules.no_answer)
             else:
                 self._act(self._rules.swap_won, token)
+                self._wanted.put(None)  # clients are told at once who is in sync
 
     def _force(self) -> None:
         self._forces = False

@@ -1,15 +1,17 @@
-"""Where else a server can be reached, as its clients are told: ``failover-server-list`` of the open frame.
+"""What a server tells its clients of itself: where else it can be reached, and how many nodes have what it confirms.
 
-The property is the one that JMS clients of AMQP know; our own clients are also told of changes.
+Both are properties of the open frame, the first one as JMS clients of AMQP know it; our own clients are also told of
+changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import attrs
+
 from broker_adapter.amqp.messages.values import Symbol, UInt
-from broker_adapter.amqp.wire import MAX_SERVERS
+from broker_adapter.amqp.wire import MAX_SERVERS, REDUNDANCY, SERVER_LIST
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.transport import Server
 from broker_adapter.urls.url import masked
@@ -47,17 +49,32 @@ def _shown(thing: object) -> str:
     return repr(masked(thing) if isinstance(thing, str) else thing)[:100]
 
 
-def as_property(servers: Iterable[Server]) -> list[dict[Symbol, Any]]:
-    """The list as a property of the open frame."""
-    return [
-        {Symbol(key): value for key, value in _fields(each).items()} | {Symbol("port"): UInt(each.port)}
-        for each in servers
-    ]
+@attrs.frozen
+class Announcement:
+    """What a server tells its clients of itself.
 
+    Attributes:
+        servers: where else it can be reached.
+        redundancy: how many further nodes of its group have what it confirms; None: it is of no group.
+    """
 
-def as_answer(servers: Sequence[Server]) -> list[dict[str, Any]]:
-    """The list as an answer to our own client."""
-    return [_fields(each) for each in servers]
+    servers: tuple[Server, ...] = ()
+    redundancy: int | None = None
+
+    def as_properties(self) -> dict[str, Any]:
+        """Return the properties of the open frame that say so."""
+        servers = [
+            {Symbol(key): value for key, value in _fields(each).items()} | {Symbol("port"): UInt(each.port)}
+            for each in self.servers
+        ]
+        return {
+            **({SERVER_LIST: servers} if servers else {}),
+            **({} if self.redundancy is None else {REDUNDANCY: self.redundancy}),
+        }
+
+    def as_answer(self) -> dict[str, Any]:
+        """Return an answer that says so to our own client."""
+        return {SERVER_LIST: [_fields(each) for each in self.servers], REDUNDANCY: self.redundancy}
 
 
 def _fields(server: Server) -> dict[str, Any]:

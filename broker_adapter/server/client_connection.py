@@ -335,7 +335,7 @@ class ClientConnection(asyncio.Protocol):
         return is_loopback(self.host)
 
     def announce(self) -> None:
-        """The list of servers has changed."""
+        """What the server announces has changed."""
         self._protocol.announce()
         self.write()
 

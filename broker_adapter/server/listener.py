@@ -50,7 +50,7 @@ from broker_adapter.server.access.connection_tokens import ConnectionTokens
 from broker_adapter.server.access.origins import origin_of
 from broker_adapter.server.access.password_checks import PasswordChecks
 from broker_adapter.server.access.permissions import Authorize, authorize
-from broker_adapter.server.announcements import ANNOUNCE, servers_from
+from broker_adapter.server.announcements import ANNOUNCE, Announcement, servers_from
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.links.engine_calls import ConnectionEngine, EngineCalls
 from broker_adapter.server.links.requests import Unpack
@@ -97,6 +97,7 @@ class Listener:
         authorize: checks permissions; see :mod:`broker_adapter.server.access.permissions`.
 
     Attributes:
+        announced: what clients are told of the server.
         tls: as given; connections that come later use what is assigned here.
     """
 
@@ -111,7 +112,7 @@ class Listener:
         servers: Sequence[Server] = (),
         authorize: Authorize = authorize,
     ) -> None:
-        self.servers = tuple(servers)
+        self.announced = Announcement(tuple(servers))
         self.log = LimitedLog(_log)
         self._broker = broker
         broker.learn_format(AMQP_FORMAT, decode_ahead)
@@ -356,18 +357,18 @@ class Listener:
         self._admission.opened(connection)
         self._advance()
 
-    def announce(self, servers: Sequence[Server]) -> None:
-        """Tell clients where else to connect: those that come, and those that are here and want to know."""
-        self.servers = tuple(servers)
+    def announce(self, announced: Announcement) -> None:
+        """Tell clients this of the server: those that come, and those that are here and want to know."""
+        self.announced = announced
         for connection in list(self.connections):
             connection.announce()
 
-    def announce_soon(self, servers: Sequence[Server]) -> None:
+    def announce_soon(self, announced: Announcement) -> None:
         """The same, called in any thread."""
         thread = self._thread
         if thread is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                thread.loop.call_soon_threadsafe(self.announce, servers)
+                thread.loop.call_soon_threadsafe(self.announce, announced)
 
     def request(
         self, connection: ClientConnection, operation: str, unpack: Unpack, done: Callable[[Any], None]
@@ -382,11 +383,12 @@ class Listener:
                 if not connection.is_local:
                     # All clients connect to servers that are announced, with their passwords.
                     raise JMSSecurityException("servers are announced from the server's own machine only")
-                self.announce(servers_from(unpack().get("servers")))
+                servers = servers_from(unpack().get("servers"))
+                self.announce(attrs.evolve(self.announced, servers=servers))
             except JMSException as error:
                 done(error)
             else:
-                done(len(self.servers))
+                done(len(servers))
             return
         self._request_workers.request(connection, operation, unpack, done)
 
@@ -426,7 +428,7 @@ class Listener:
             lambda action, destination: self._authorize(login.username, action, destination),
             take_over,
             admit=self._admit,
-            servers=lambda: self.servers,
+            announced=lambda: self.announced,
             log=self.log.write,
             clock=time.monotonic,
         )

@@ -45,7 +45,6 @@ from broker_adapter.amqp.wire import (
     CONNECTION_TOKEN,
     MANAGEMENT_ADDRESS,
     RUN,
-    SERVER_LIST,
     STORE,
     envelope_capabilities,
     envelope_version,
@@ -54,7 +53,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
 from broker_adapter.engine.commands.callbacks import AtOnce
 from broker_adapter.errors import InvalidDestinationException, JMSException, ResourceAllocationException
-from broker_adapter.server.announcements import as_property
+from broker_adapter.server.announcements import Announcement
 from broker_adapter.server.links.batched_consumers import BatchedConsumers
 from broker_adapter.server.links.budget import Budget
 from broker_adapter.server.links.client import Client
@@ -67,7 +66,6 @@ from broker_adapter.server.links.output import Output
 from broker_adapter.server.links.producers import Producers
 from broker_adapter.server.links.requests import Requests, RunRequest
 from broker_adapter.settings import ServerSettings
-from broker_adapter.transport import Server
 from broker_adapter.version import PRODUCT, own_version
 
 #: Time between two checks of open transactions, in milliseconds.
@@ -99,7 +97,7 @@ class ServerProtocol:
         authorize: Callable[[str, Destination | None], None],
         take_over: Callable[[str], None] = lambda _token: None,
         admit: Callable[[], None] = lambda: None,
-        servers: Callable[[], Sequence[Server]] = lambda: (),
+        announced: Callable[[], Announcement] = Announcement,
         log: Callable[..., None] = lambda kind, text, *arguments: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -115,7 +113,7 @@ class ServerProtocol:
                 :mod:`broker_adapter.server.access.permissions`.
             take_over: ends the connection of this token, whose client has reconnected on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
-            servers: where else clients are told to connect.
+            announced: what clients are told of the server.
             log: writes a warning; see :meth:`broker_adapter.limited_log.LimitedLog.write`.
             clock: a steady one, in seconds, by which conversions of messages are spread over turns.
         """
@@ -124,7 +122,7 @@ class ServerProtocol:
         self._login_output = b""  #: the end of the login, ahead of AMQP
         self._take_over = take_over
         self._admit = admit
-        self._servers = servers
+        self._announced = announced
         limits = PeerLimits(
             max_frame_bytes=settings.max_frame_bytes,
             max_message_bytes=engine.settings.max_message_bytes,
@@ -161,7 +159,7 @@ class ServerProtocol:
         self._requests = Requests(
             *(peer, calls, client, budget, output, settings.max_output_bytes),
             run_request,
-            servers,
+            announced,
             authorize,
             engine.settings.dead_letter_queue,
         )
@@ -333,7 +331,7 @@ class ServerProtocol:
         return self._requests.refusal()
 
     def announce(self) -> None:
-        """The list of servers has changed: tell a client that asked for it."""
+        """What is announced has changed: tell a client that asked for it."""
         self._requests.announce()
 
     def _process(self, waiting: Sequence[Any] = ()) -> None:
@@ -415,7 +413,7 @@ class ServerProtocol:
                 "version": own_version(),
                 STORE: self._engine.unique,
                 RUN: self._engine.run,
-                **({SERVER_LIST: as_property(servers)} if (servers := self._servers()) else {}),
+                **self._announced().as_properties(),
                 **properties,
             },
         )

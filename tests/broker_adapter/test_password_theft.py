@@ -15,6 +15,7 @@ from broker_adapter.amqp.messages.values import Described, Symbols, UByte, ULong
 from broker_adapter.amqp.sasl import PLAIN, SASL_HEADER, ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.access.users import UsersFile
+from broker_adapter.server.announcements import Announcement
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server
@@ -93,9 +94,7 @@ class Place:
         self.port = self.listener.start()[1]
 
     def announce(self, *servers: Server) -> None:
-        thread = self.listener._thread
-        assert thread is not None
-        thread.loop.call_soon_threadsafe(self.listener.announce, servers)
+        self.listener.announce_soon(Announcement(servers))
 
     def close(self) -> None:
         self.listener.stop()

@@ -42,6 +42,7 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "entries",
                 "multiplier",
                 "site",
+                "redundancy",
             ), info.name
             assert info.least is None or info.default >= info.least
             assert info.most is None or info.default <= info.most

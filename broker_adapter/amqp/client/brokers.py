@@ -18,6 +18,7 @@ from broker_adapter.amqp.wire import (
     BACK_OFF,
     BATCHES_CAPABILITY,
     MAX_SERVERS,
+    REDUNDANCY,
     RUN,
     SERVER_LIST,
     STORE,
@@ -29,7 +30,7 @@ from broker_adapter.errors import (
     JMSException,
     UnsupportedOperationException,
 )
-from broker_adapter.transport import Peer, ReceiverSpec, Server
+from broker_adapter.transport import BrokerAnnounced, Peer, ReceiverSpec, Server
 from broker_adapter.version import PRODUCT
 
 #: What ActiveMQ Artemis, ActiveMQ Classic, Qpid Broker-J and RabbitMQ call themselves in ``open``.
@@ -101,6 +102,7 @@ class BrokerTraits:
         store: names the store of our engine.
         run: names our engine until it is started again.
         servers: where else the broker says that it can be reached.
+        redundancy: how many further nodes of its group have what our server confirms.
         envelope_version: the version of packed envelopes in which messages are sent; 0: standard AMQP.
         queue_prefix: what it puts before the names of queues in addresses; None: it does not say.
         topic_prefix: the same for topics.
@@ -129,6 +131,7 @@ class BrokerTraits:
     store: str | None = None
     run: str | None = None
     servers: tuple[Server, ...] = ()
+    redundancy: int = 0
     envelope_version: int = 0
     queue_prefix: str | None = None
     topic_prefix: str | None = None
@@ -179,6 +182,7 @@ class BrokerTraits:
             store=self.store,
             run=self.run,
             servers=self.servers,
+            redundancy=self.redundancy,
             idle_seconds=self.idle_seconds,
         )
 
@@ -282,6 +286,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         store=_text(properties.get(STORE)) if is_holdfast else None,
         run=_text(properties.get(RUN)) if is_holdfast else None,
         servers=servers_of(properties.get(SERVER_LIST)),
+        redundancy=_number(properties.get(REDUNDANCY)) if is_holdfast else 0,
         envelope_version=version_spoken,
         queue_prefix=_text(properties.get("queue-prefix")),
         topic_prefix=_text(properties.get("topic-prefix")),
@@ -302,6 +307,12 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
     )
 
 
+def announced_by(answer: Any) -> BrokerAnnounced:
+    """What our own server announces in an answer, without what it cannot mean."""
+    fields = answer if isinstance(answer, dict) else {}
+    return BrokerAnnounced(servers_of(fields.get(SERVER_LIST)), _number(fields.get(REDUNDANCY)))
+
+
 def servers_of(announced: Any) -> tuple[Server, ...]:
     """The servers of a ``failover-server-list``, without what cannot be one."""
     found = []
@@ -313,6 +324,10 @@ def servers_of(announced: Any) -> tuple[Server, ...]:
             tls = None if scheme is None else scheme in ("amqps", "ssl", "tls")
             found.append(Server(host, int(port), tls, _text(fields.get("hostname"))))
     return tuple(found)
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, int) else 0
 
 
 def _text(value: Any) -> str | None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker_adapter.amqp.client.brokers import servers_of
+from broker_adapter.amqp.client.brokers import announced_by
 from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.links import Link, LinkTable, refusal
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
@@ -23,7 +23,6 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.management import ManagementRequest, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.wire import ANNOUNCED, MANAGEMENT_ADDRESS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
-from broker_adapter.transport import ServersAnnounced
 
 #: Most requests that may wait for their answer at once.
 MAX_REQUESTS: Final = 1000
@@ -96,7 +95,7 @@ class Requests:
                 self._on_broken(broken)
                 return
             if answer.number == ANNOUNCED:
-                self._table.listener(ServersAnnounced(servers_of(answer.result)))
+                self._table.listener(announced_by(answer.result))
                 continue
             done = self._waiting.pop(answer.number, None)
             if done is None:

@@ -12,6 +12,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -27,7 +28,7 @@ from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from ack_modes import Settlement
 from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
-from broker_adapter.amqp.client.brokers import servers_of
+from broker_adapter.amqp.client.brokers import announced_by
 from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.io_loop import Work as LoopWork
@@ -64,13 +65,14 @@ from broker_adapter.transport import (
     Peer,
     RegionChange,
     SenderSpec,
-    Server,
     Sink,
     TransportEvent,
 )
 from broker_adapter.urls.url import AmqpURL
 from broker_adapter.version import own_version
 from broker_adapter.wording import in_seconds
+
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 
 class Io(Protocol):
@@ -425,11 +427,17 @@ class AmqpTransport:
         for wait in [begin(each) for each in destinations]:
             wait(timeout)
 
-    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Return where else the broker can be reached; our own broker announces changes as ``ServersAnnounced``."""
-        if not self._protocol_in_use().traits.answers_requests:
-            return ()
-        return servers_of(self.request(WATCH, {}, timeout))
+    def watch(self) -> None:
+        """Ask our own broker to tell what it announces, and each change: by ``BrokerAnnounced``.  Returns at once."""
+        if self._protocol_in_use().traits.answers_requests:
+            self.begin_request(WATCH, {}, self._watched)
+
+    def _watched(self, answer: Any, error: JMSException | None) -> bool:
+        if error is None:
+            self._on_event(announced_by(answer))
+        elif not self.is_lost:
+            _log.warning("! %s:%s does not tell what changes: %s", self._url.host, self._url.port, error)
+        return True
 
     def resolve_commit(
         self, session: int, commit_number: int, age_seconds: float, timeout: float | None

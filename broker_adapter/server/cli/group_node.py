@@ -25,7 +25,7 @@ from broker_adapter.group.engine import GroupEngine
 from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
 from broker_adapter.group.rules import PARTS_OF_LEASE, Node
-from broker_adapter.server.announcements import servers_from
+from broker_adapter.server.announcements import Announcement, servers_from
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
 from broker_adapter.server.listener import Listener
@@ -179,10 +179,10 @@ class GroupNode:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *_arguments()])
 
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Have clients told where all nodes are."""
+    def announce(self, addresses: Sequence[str], redundancy: int) -> None:
+        """Have clients told where all nodes are, and how many beside the primary have what it confirms."""
         if self._listener is not None:
-            self._listener.announce_soon(servers_from(list(addresses)))
+            self._listener.announce_soon(Announcement(servers_from(list(addresses)), redundancy))
 
     def stopped(self, error: JMSException | None) -> None:
         """End the server."""

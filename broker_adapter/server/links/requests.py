@@ -30,12 +30,11 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine.operations.request import Request, argument, check_outline, request, type_of
 from broker_adapter.errors import JMSException, MessageFormatException, ResourceAllocationException
 from broker_adapter.server.access.permissions import asked_of_request
-from broker_adapter.server.announcements import ANNOUNCE, as_answer
+from broker_adapter.server.announcements import ANNOUNCE, Announcement
 from broker_adapter.server.links.budget import Budget
 from broker_adapter.server.links.client import Client
 from broker_adapter.server.links.engine_calls import EngineCalls
 from broker_adapter.server.links.output import Output
-from broker_adapter.transport import Server
 
 #: Most requests on their way to the management node.
 _CREDIT: Final = 100
@@ -50,8 +49,8 @@ _OWN: Final[dict[str, type[Request]]] = {}
 
 
 @request(operation=WATCH, table=_OWN)
-class WatchServersRequest(Request):
-    """The servers that clients are told to connect to, now and whenever they change."""
+class WatchRequest(Request):
+    """What clients are told of the server, now and whenever it changes."""
 
 
 @request(operation=ANNOUNCE, table=_OWN)
@@ -72,7 +71,7 @@ class Requests:
         output: says what waits for the client.
         most_output_bytes: bytes that may wait for the client when an answer is sent.
         run_request: carries operations out.
-        servers: where else clients are told to connect.
+        announced: what clients are told of the server.
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
         dead_letter_queue: its name.
 
@@ -89,7 +88,7 @@ class Requests:
         output: Output,
         most_output_bytes: int,
         run_request: RunRequest,
-        servers: Callable[[], Sequence[Server]],
+        announced: Callable[[], Announcement],
         authorize: Callable[[str, Destination | None], None],
         dead_letter_queue: str,
     ) -> None:
@@ -100,12 +99,12 @@ class Requests:
         self._output = output
         self._most_output_bytes = most_output_bytes
         self._run_request = run_request
-        self._servers = servers
+        self._announced = announced
         self._authorize = authorize
         self._dead_letter_queue = dead_letter_queue
         self._requesters: set[int] = set()
         self._answerers: list[int] = []
-        self._watcher: int | None = None  #: the link on which the client asked to be told of changes of the servers
+        self._watcher: int | None = None  #: the link on which the client asked to be told of changes of the server
         #: Answers that were packed, and that the budget does not count yet: link and bytes of the request, the answer.
         self._packed: deque[tuple[int, int, bytes]] = deque()
         self.answers: deque[tuple[int | None, bytes]] = deque()
@@ -169,7 +168,7 @@ class Requests:
                 continue
             if request.operation == WATCH:
                 self._watcher = event.link
-                self._answer(event.link, request.number, as_answer(self._servers()))
+                self._answer(event.link, request.number, self._announced().as_answer())
                 continue
             refusal = self.refusal()
             if refusal is not None:
@@ -210,11 +209,11 @@ class Requests:
             self._queue_answer(link, answer)
 
     def announce(self) -> None:
-        """The list of servers has changed: tell a client that asked for it."""
+        """What is announced has changed: tell a client that asked for it."""
         if self._watcher in self._requesters and not self._client.has_ended:
-            # An answer that was not sent yet is as old as the list that it has.
+            # An answer that was not sent yet is as old as what it says.
             self._drop_answers(None)
-            self._queue_answer(None, pack_answer(ManagementAnswer(ANNOUNCED, None, as_answer(self._servers()))))
+            self._queue_answer(None, pack_answer(ManagementAnswer(ANNOUNCED, None, self._announced().as_answer())))
 
     def _queue_answer(self, link: int | None, answer: bytes) -> None:
         """Have an answer sent when the client takes it; a link of None is that of the watcher."""

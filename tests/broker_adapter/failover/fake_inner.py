@@ -27,7 +27,6 @@ from broker_adapter.transport import (
     Refresh,
     RegionChange,
     SenderSpec,
-    Server,
     Sink,
     TransportEvent,
 )
@@ -59,7 +58,6 @@ class FakeInner:
         before: call → what a test does in the middle of it.
         tell: gets the events of the inner transport.
         peer: the broker that it is connected to.
-        servers: what ``watch_servers`` returns.
         answers: what messages are answered with at once, one after the other; then they have no answer.
         confirms: whether it confirms acknowledgements.
     """
@@ -76,7 +74,6 @@ class FakeInner:
         self.is_in_callback = False
         self.tell: Callable[[TransportEvent], None] = lambda _event: None
         self.peer = our_broker()
-        self.servers: tuple[Server, ...] = ()
         self.answers: list[JMSException | None] = []
         self.confirms = True
         self._next_link = 1
@@ -130,9 +127,8 @@ class FakeInner:
     def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
         self._called("restore_temporaries", list(destinations))
 
-    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        self._called("watch_servers")
-        return self.servers
+    def watch(self) -> None:
+        self._called("watch")
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         self._called("unsubscribe", name)

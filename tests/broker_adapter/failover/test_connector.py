@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
@@ -22,7 +23,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover import rules
 from broker_adapter.failover.rules import State
-from broker_adapter.transport import Failed, Interrupted, Restored, Restoring, SenderSpec, Server, ServersAnnounced
+from broker_adapter.transport import BrokerAnnounced, Failed, Interrupted, Restored, Restoring, SenderSpec, Server
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.broker_adapter.failover.fake_inner import LOST, Connection, FakeInner
@@ -348,24 +349,52 @@ def test_a_connection_that_is_closed_as_it_is_tried_is_not_tried_again() -> None
     assert len(connection.inners) == 1
 
 
-def test_the_servers_that_a_broker_announces_are_where_the_connection_is_restored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_servers_that_a_broker_announces_are_where_the_connection_is_restored() -> None:
     first, second = FakeInner(), FakeInner()
-    first.servers = (Server("other", 2, hostname="inside"), Server("h", 1))
-    second.raises["watch_servers"] = [JMSException("no such operation")]
     refusing = FakeInner()
     refusing.raises["open"] = [LOST]
     connection = Connection("&failover=failover_exchange", first, refusing, second).open()
-    connection.cut_and_restore()
+    first.tell(BrokerAnnounced((Server("other", 2, hostname="inside"), Server("h", 1))))
+    first.cut()
+    assert connection.has_told(*[BrokerAnnounced] * 2, Interrupted, Restoring, Restored, BrokerAnnounced)
     assert [each.host for each in connection.addresses] == ["h", "h", "other"]
     assert connection.addresses[-1].amqp.vhost == "inside"
-    assert "does not tell of changes of its list of servers: no such operation" in caplog.text
-    second.tell(ServersAnnounced((Server("third", 3),)))
-    first.tell(ServersAnnounced((Server("fourth", 4),)))  # of the connection before
+    second.tell(BrokerAnnounced((Server("third", 3),)))
+    first.tell(BrokerAnnounced((Server("fourth", 4),)))  # of the connection before
     hosts = {each.host for each in connection.transport._rules.addresses}
     assert "third" in hosts
     assert "fourth" not in hosts
+    connection.transport.close(5.0)
+
+
+def test_a_client_that_wants_redundancy_is_told_what_each_broker_has_in_order() -> None:
+    first, second = FakeInner(), FakeInner()
+    first.peer = attrs.evolve(first.peer, redundancy=2)
+    connection = Connection("&redundancy=2", first, second).open()
+    first.tell(BrokerAnnounced((), 1))
+    first.cut()
+    assert connection.has_told(*[BrokerAnnounced] * 2, Interrupted, Restoring, Restored, BrokerAnnounced)
+    first.tell(BrokerAnnounced((), 3))  # of the connection before
+    second.tell(BrokerAnnounced((), 2))
+    announced = [each.redundancy for each in connection.events if isinstance(each, BrokerAnnounced)]
+    assert announced == [2, 1, 0, 2]
+    assert [each.calls.count(("watch",)) for each in connection.inners] == [1, 1]
+    connection.transport.close(5.0)
+
+
+def test_a_client_that_wants_nothing_announced_asks_for_nothing() -> None:
+    connection = Connection().open()
+    assert connection.inner.calls == [("open",)]
+    assert connection.events == []
+    connection.transport.close(5.0)
+
+
+def test_a_connection_that_is_lost_as_it_asks_what_is_announced_is_restored() -> None:
+    first = FakeInner()
+    first.raises["watch"] = [LOST]
+    first.before["watch"] = first.cut
+    connection = Connection("&redundancy=1", first).open()
+    assert connection.has_told(BrokerAnnounced, Interrupted, Restoring, Restored, BrokerAnnounced)
     connection.transport.close(5.0)
 
 
@@ -392,11 +421,11 @@ def test_a_fault_behind_the_restore_leaves_the_connection_as_it_is(
     connection.transport.close(5.0)
 
 
-@pytest.mark.parametrize("step", ["open", "watch_servers", "connected"])
+@pytest.mark.parametrize("step", ["open", "connected"])
 def test_an_inner_transport_that_does_not_become_the_connection_is_closed(step: str) -> None:
     first, second = FakeInner(), FakeInner()
     if step == "connected":
-        first.before["watch_servers"] = first.cut
+        first.before["open"] = first.cut
     else:
         first.raises[step] = [LOST]
         first.before[step] = lambda: setattr(first, "is_lost", True)

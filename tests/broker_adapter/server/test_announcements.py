@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.client.brokers import servers_of
-from broker_adapter.amqp.wire import MAX_SERVERS
+from broker_adapter.amqp.client.brokers import announced_by, servers_of
+from broker_adapter.amqp.wire import MAX_SERVERS, REDUNDANCY, SERVER_LIST
 from broker_adapter.errors import MessageFormatException
-from broker_adapter.server.announcements import as_answer, as_property, server_of, servers_from
-from broker_adapter.transport import Server
+from broker_adapter.server.announcements import Announcement, server_of, servers_from
+from broker_adapter.transport import BrokerAnnounced, Server
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,15 @@ def test_a_list_has_a_limit_and_is_a_list() -> None:
 def test_what_is_said_is_what_is_understood() -> None:
     servers = servers_from(["a:1", "amqps://b:2", "amqp://c:3"])
     understood = tuple(Server(each.host, each.port, each.tls, each.host) for each in servers)
-    assert servers_of(as_property(servers)) == understood
-    assert servers_of(as_answer(servers)) == understood
+    announcement = Announcement(servers, 2)
+    assert servers_of(announcement.as_properties()[SERVER_LIST]) == understood
+    assert announced_by(announcement.as_answer()) == BrokerAnnounced(understood, 2)
+
+
+def test_a_server_of_no_group_says_nothing_of_redundancy() -> None:
+    assert Announcement().as_properties() == {}
+    assert Announcement(redundancy=0).as_properties() == {REDUNDANCY: 0}
+    assert announced_by(Announcement().as_answer()) == BrokerAnnounced((), 0)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,7 @@ def test_what_is_said_is_what_is_understood() -> None:
 )
 def test_what_is_no_list_of_servers_is_left_out(announced: Any) -> None:
     assert servers_of(announced) == ()
+    assert announced_by(announced) == BrokerAnnounced((), 0)
 
 
 def test_a_broker_announces_only_so_many_servers() -> None:

@@ -350,7 +350,7 @@ def test_servers_are_announced_from_the_own_machine_only(
         monkeypatch.setattr(ClientConnection, "is_local", False)
         with pytest.raises(JMSSecurityException, match="from the server's own machine only"):
             connection.request("announce_servers", {"servers": ["elsewhere:1"]})
-    assert [each.host for each in served.listener.servers] == ["h"]
+    assert [each.host for each in served.listener.announced.servers] == ["h"]
 
 
 def test_an_error_in_what_is_left_of_a_connection_blocks_no_other_one(

@@ -492,7 +492,7 @@ def test_another_broker_is_not_asked_what_only_ours_can_answer() -> None:
     server = BrokerServer(lambda: ScriptedBroker(holdfast=False))
     opened = Opened(server.port)
     transport = opened.transport
-    assert transport.watch_servers(WAIT) == ()
+    transport.watch()
     assert transport.resolve_commit(1, 1, 0.0, WAIT) is None
     transport.restore_temporaries([Destination("temporary-queue/1", DestinationKind.TEMPORARY_QUEUE)], WAIT)
     assert server.brokers[0].links == {}, "no link to a management node, and none of a temporary queue"

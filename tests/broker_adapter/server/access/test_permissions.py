@@ -247,7 +247,7 @@ def test_every_way_to_a_destination_asks_with_the_name_of_the_user(
     prepare(connection)
     door.taken()
     act(connection)
-    assert [each for each in door.taken() if each[0] != "watch_servers"] == asks
+    assert [each for each in door.taken() if each[0] != "watch"] == asks
 
 
 @WAYS
