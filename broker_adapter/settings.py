@@ -123,8 +123,12 @@ class ClientSettings:
     transaction_bytes: int = _option(256 * MIB, "bytes of these messages, keys and values", least=1)
     redundancy: int = _option(
         0,
-        "further nodes of a group of servers that are to have what is confirmed",
+        "further nodes of a group of servers that are to have what is confirmed; fewer: the event RedundancyLost"
+        " (docs/redundancy.md)",
         least=0,
+    )
+    require_redundancy: bool = _option(
+        False, "whether sends, commits with sends, and changes of regions are refused while there are fewer"
     )
 
 

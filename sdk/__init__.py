@@ -64,6 +64,7 @@ from sdk.messages.types import BytesMessage, MapMessage, ObjectMessage, StreamMe
 from sdk.producer import MessageProducer
 from sdk.receiving.browser import QueueBrowser
 from sdk.receiving.consumer import MessageConsumer
+from sdk.redundancy import RedundancyLost, RedundancyRestored
 from sdk.regions.cache import RegionOperation
 from sdk.regions.listener import QueryListener, RegionEvent, RegionListener, ResultPolicy
 from sdk.regions.query import ContinuousQuery, QueryState
@@ -118,6 +119,8 @@ __all__ = [
     "QueueBrowser",
     "QueueClaimedException",
     "QueueStatistics",
+    "RedundancyLost",
+    "RedundancyRestored",
     "Region",
     "RegionEvent",
     "RegionListener",

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -50,6 +51,7 @@ from sdk.checks import check_request, check_timeout
 from sdk.closing import Closing
 from sdk.finalizers import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
+from sdk.redundancy import ConnectionEvent, Redundancy, RedundancyLost
 from sdk.regions.events import EVENTS_SESSION, GIVE_CLIENT_ID, ClientEvents
 from sdk.regions.region import Region
 from sdk.regions.transacted_region import TransactedRegion
@@ -58,7 +60,7 @@ from sdk.session import TO_TELL, Session
 from sdk.session_state import SessionState, log
 
 ExceptionListener = Callable[[JMSException], object]
-EventListener = Callable[[TransportEvent], object]
+EventListener = Callable[[ConnectionEvent], object]
 
 _numbers = itertools.count(1)
 #: Those of this process, for a child that it makes by fork.
@@ -67,6 +69,8 @@ _connections: WeakSet[Connection] = WeakSet()
 _MAX_REPORTS = 1000
 #: Longest wait for what is on its way to consumers, where the handler of a signal has interrupted a close.
 _SHORT_SECONDS = 1.0
+#: Requests that are sends.
+_SENDS = ("stage", "change_keys")
 
 
 @attrs.frozen
@@ -102,6 +106,7 @@ class Connection:
         "_peer",
         "_producer_id",
         "_producer_numbers",
+        "_redundancy",
         "_reports",
         "_session_numbers",
         "_sessions",
@@ -165,7 +170,8 @@ class Connection:
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
         self._telling = threading.Lock()  #: held by the thread that tells the listeners
-        self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
+        self._reports: deque[JMSException | ConnectionEvent] = deque(maxlen=_MAX_REPORTS)
+        self._redundancy = Redundancy(settings.redundancy, is_required=settings.require_redundancy)
         self._transport = transport
         self._settings = settings
         self._shared_sessions: ReferenceType[SharedSessions] | None = None  #: of the senders, which keep them
@@ -176,11 +182,14 @@ class Connection:
             EVENTS_SESSION,
             None if durable_timeout is None else round(durable_timeout * 1000),
             weakly(self._report),
+            self._redundancy,
         )
         try:
             self._peer = transport.open(credentials, weakly(self._on_event), timeout)
             self._lost_acknowledgements.store = self._peer.store
             self._events.connected(self._peer.store)
+            if is_local:
+                self._announced(0)
         except BaseException:  # a handler of a signal may have raised: what is open by now would stay so
             transport.close(0)
             raise
@@ -236,7 +245,9 @@ class Connection:
 
         That is: ``Interrupted`` (the network was lost, and is being restored), ``Restored`` (with the address, the
         attempts and the seconds that it took), ``Failed`` (for good); ``LinkInterrupted``, ``LinkRestored`` and
-        ``LinkLost`` where the broker closes a producer or consumer of a connection that lives.
+        ``LinkLost`` where the broker closes a producer or consumer of a connection that lives; ``RedundancyLost`` where
+        fewer further nodes of a group have what is confirmed than the option ``redundancy`` says, and
+        ``RedundancyRestored``, of which a listener that comes later is told the last one.
         """
         return self._event_listener
 
@@ -246,6 +257,7 @@ class Connection:
             raise TypeError(f"event_listener={listener!r} cannot be called")
         self._lifecycle.require_usable()
         self._event_listener = listener
+        self._tell_redundancy()
 
     def create_session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
         """A new session.
@@ -276,6 +288,7 @@ class Connection:
                 lost=None if self._is_local else self._lost_acknowledgements,
                 epoch=standing[0],
                 interrupted=standing[1],
+                redundancy=self._redundancy if self._settings.require_redundancy else None,
             )
             self._sessions[id(session)] = session
             self._sinks[id(session)] = session._links.sinks
@@ -384,12 +397,15 @@ class Connection:
         Raises:
             IllegalStateException: the connection is closed.
             MessageFormatException: the operation is unknown, or an argument is not what it must be.
+            ResourceAllocationException: the operation is a send, and ``require_redundancy`` of the URL refuses it.
             ValueError: the time-out is no number of seconds.
             JMSException: the broker is not a Holdfast engine, or what the operation raises.
         """
         self._lifecycle.require_usable()
         check_request(operation, arguments)
         check_timeout(timeout, "None stands for request_timeout_seconds of the URL")
+        if operation in _SENDS:
+            self._redundancy.require()
         limit = self._settings.request_timeout_seconds if timeout is None else timeout
         return self._transport.request(operation, arguments, limit)
 
@@ -581,6 +597,7 @@ class Connection:
                 session._links.restored(event.epoch)
             self._events.restored(self._peer.store)
         elif isinstance(event, BrokerAnnounced):
+            self._announced(event.redundancy)
             return
         elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
             if not self._events.came(event):
@@ -594,6 +611,22 @@ class Connection:
         if self._event_listener is not None:
             self._report(event)
 
+    def _announced(self, redundancy: int) -> None:
+        """So many further nodes have what is confirmed."""
+        event = self._redundancy.announced(redundancy)
+        if event is None:
+            return
+        if isinstance(event, RedundancyLost):
+            log.warning("! %s: %s", self._lifecycle.name, self._redundancy)
+        else:
+            log.info("= %s: %s", self._lifecycle.name, self._redundancy)
+        self._tell_redundancy()
+
+    def _tell_redundancy(self) -> None:
+        if self._event_listener is not None:
+            with suppress(IndexError):  # it was told
+                self._report(self._redundancy.untold.pop())
+
     def _fail(self, error: JMSException) -> None:
         """Have all calls raise this."""
         self._lifecycle.fail(error)
@@ -601,7 +634,7 @@ class Connection:
             session._state.fail(error)
         self._events.failure = error
 
-    def _report(self, report: JMSException | TransportEvent) -> None:
+    def _report(self, report: JMSException | ConnectionEvent) -> None:
         """Tell the exception listener of an error, or the event listener of an event, on a thread of their own."""
         # Without a lock: the handler of a signal may have interrupted a thread here, and wait for the one that calls.
         if len(self._reports) == _MAX_REPORTS:

@@ -196,6 +196,8 @@ class Endings:
 
     def _commit_now(self) -> None:
         state = self._state
+        if state.redundancy is not None and (state.sends or state.changes.all):
+            state.redundancy.require()  # the transaction stays as it is
         limit = state.settings.request_timeout_seconds
         deadline = time.monotonic() + limit  # of the commit, and of what it gives back
         with state.settling:

@@ -218,7 +218,8 @@ class MessageProducer:
                 session's thread, in the order of the sends.  It must not close the session, commit or roll back.
 
         Raises:
-            ResourceAllocationException: a limit of the broker, or of the transaction, is reached.
+            ResourceAllocationException: a limit of the broker, or of the transaction, is reached; or
+                ``require_redundancy`` refuses it now.
             MessageFormatException: the message cannot be encoded, or is larger than the limit.
             InvalidDestinationException: no destination, or one that is refused.
             OperationTimedOutException: no answer within ``send_timeout_seconds``; it may have been sent all the same.
@@ -255,6 +256,8 @@ class MessageProducer:
                     on_sent, self._on_sent = self._on_sent, None
                     self._hand_over(envelope, on_sent)
                 elif mode is _PERSISTENT:
+                    if state.redundancy is not None:
+                        state.redundancy.require()
                     state.transport.send(self._link, envelope, None, self._time_limit)
                 else:
                     settled = partial(self._on_settled, message.message_id, envelope.destination)
@@ -436,6 +439,8 @@ class MessageProducer:
         if state.policy.transacted:
             state.keep_send(self._link, envelope, None)
             return
+        if state.redundancy is not None:
+            state.redundancy.require()
         self._sent += 1
         try:
             state.transport.send(self._link, envelope, on_settled, self._time_limit)
@@ -550,6 +555,8 @@ class MessageProducer:
                 if state.given_back:  # by the handler of a signal, in the middle of this: it will never be committed
                     state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             else:
+                if state.redundancy is not None:
+                    state.redundancy.require()
                 state.transport.send(self._link, envelope, completion, self._time_limit)
         except BaseException:
             if completion is not None and state.withdraw(completion):

@@ -46,6 +46,7 @@ from sdk.messages.message import Message
 from sdk.producer import MessageProducer
 from sdk.receiving.browser import QueueBrowser
 from sdk.receiving.consumer import MessageConsumer
+from sdk.redundancy import Redundancy
 from sdk.regions.region import Region
 from sdk.session_links import SessionLinks
 from sdk.session_state import SessionState, log, too_late
@@ -98,6 +99,7 @@ class Session(MessageFactory):
         lost: LostAcknowledgements | None = None,
         epoch: int = 0,
         interrupted: bool = False,
+        redundancy: Redundancy | None = None,
     ) -> None:
         """Made by the connection.
 
@@ -116,6 +118,7 @@ class Session(MessageFactory):
             lost: acknowledgements of the connection that were lost; None where it cannot be lost.
             epoch: what deliveries carry now.
             interrupted: whether the connection is being restored.
+            redundancy: refuses sends; None: nothing does.
         """
         self._mode = mode
         self._transport = transport
@@ -130,6 +133,7 @@ class Session(MessageFactory):
             is_holdfast=is_holdfast,
             user_id=user_id,
             lost=lost,
+            redundancy=redundancy,
         )
         state.epoch, state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
@@ -498,6 +502,8 @@ class Session(MessageFactory):
             TransactionRolledBackException: nothing was done: no room (commits do not wait for it), a refused message or
                 change, or the connection was lost meanwhile.  What was received is redelivered.
             TransactionInDoubtException: it is not known whether it was done.
+            ResourceAllocationException: it sends or changes something, which ``require_redundancy`` refuses now; the
+                transaction stays as it is, and may be committed later or rolled back.
             IllegalStateException: the session is not transacted, or closed.
         """
         self._state.in_one_call(self._endings.commit)

@@ -60,6 +60,7 @@ from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
 from sdk.held_changes import Committed, HeldChanges
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.messages.message import Message
+from sdk.redundancy import Redundancy
 
 log: Final = logging.getLogger("holdfast.sdk")
 _T = TypeVar("_T")
@@ -210,6 +211,7 @@ class SessionState:
         thread: the session's thread; None until a listener or a completion needs it.
         is_holdfast: whether the broker is ours.
         user_id: that its messages name as their sender; None: none.
+        redundancy: refuses sends while too few nodes have what is confirmed; None: none is required.
         epoch: what deliveries carry that can still be settled.
         interrupted: whether the network is away, and the connection being restored.
         lost_epoch: what deliveries carry of the connection that was lost last; -1: none was.
@@ -233,6 +235,7 @@ class SessionState:
         is_holdfast: bool = True,
         user_id: str | None = None,
         lost: LostAcknowledgements | None = None,
+        redundancy: Redundancy | None = None,
     ) -> None:
         self.number = number
         self.name = f"session {number}"
@@ -242,6 +245,7 @@ class SessionState:
         self.report = report
         self.is_holdfast = is_holdfast
         self.user_id = user_id
+        self.redundancy = redundancy
         self.confirms = settings.synchronous_acknowledge
         self.lifecycle = Lifecycle(self.name)
         self.epoch = 0

@@ -11,12 +11,13 @@ from weakref import WeakSet
 
 import sdk
 from ack_modes import AcknowledgeMode
-from broker_adapter import IllegalStateException, JMSException, Refresh, TransportEvent
+from broker_adapter import IllegalStateException, JMSException, Refresh
 from sdk.aio.loop_bridge import Attribute, Closing, Inbox, Opening, Worker, apart, in_worker
 from sdk.aio.session import Session
 from sdk.aio.turns import Places, Turns
 from sdk.connection_factory import DURABLE_TIMEOUT
 from sdk.finalizers import weakly
+from sdk.redundancy import ConnectionEvent
 from sdk.session_state import log
 
 #: Events that wait for a slow task; the oldest is dropped, and logged, beyond that.
@@ -112,8 +113,9 @@ class Connection(Closing):
         """What becomes of the connection, from now on: ``async for event in connection.events()``.
 
         It gives what the two listeners of ``sdk.Connection`` are called with: errors that no call raises, and
-        ``Interrupted``, ``Restored``, ``Failed``, ``LinkInterrupted``, ``LinkRestored`` and ``LinkLost``.  It ends with
-        the connection.  Of 1,000 that were not taken the oldest is dropped.
+        ``Interrupted``, ``Restored``, ``Failed``, ``LinkInterrupted``, ``LinkRestored``, ``LinkLost``,
+        ``RedundancyLost`` and ``RedundancyRestored``.  It ends with the connection.  Of 1,000 that
+        were not taken the oldest is dropped.
 
         Raises:
             IllegalStateException: the connection is closed.
@@ -123,11 +125,11 @@ class Connection(Closing):
         self._streams.add(stream)
         return stream
 
-    def _told(self, report: JMSException | TransportEvent) -> None:
+    def _told(self, report: JMSException | ConnectionEvent) -> None:
         """In the connection's thread for listeners, which waits: so what waits is limited."""
         self._inbox.put_and_wait(self._spread, report)
 
-    def _spread(self, report: JMSException | TransportEvent) -> None:
+    def _spread(self, report: JMSException | ConnectionEvent) -> None:
         streams = list(self._streams)
         for each in streams:
             each._put(report)
@@ -165,14 +167,14 @@ class Events:
     def __init__(self, inbox: Inbox) -> None:
         """Made by the connection."""
         self._inbox = inbox
-        self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
+        self._reports: deque[JMSException | ConnectionEvent] = deque(maxlen=_MAX_REPORTS)
         self._is_over = False
         self._changed: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Events:
         return self
 
-    async def __anext__(self) -> JMSException | TransportEvent:
+    async def __anext__(self) -> JMSException | ConnectionEvent:
         if self._changed is not None:
             raise IllegalStateException("the events are for one task at a time; call events() for each task")
         while not self._reports:
@@ -185,7 +187,7 @@ class Events:
                 self._changed = None
         return self._reports.popleft()
 
-    def _put(self, report: JMSException | TransportEvent) -> None:
+    def _put(self, report: JMSException | ConnectionEvent) -> None:
         if len(self._reports) == _MAX_REPORTS:
             log.error("! more than %d events of a connection wait for their task; the oldest is dropped", _MAX_REPORTS)
         self._reports.append(report)

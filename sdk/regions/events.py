@@ -39,6 +39,7 @@ from broker_adapter import (
     copied,
     uninterrupted,
 )
+from sdk.redundancy import Redundancy
 from sdk.regions.event_positions import EventPositions
 from sdk.regions.state import MOST_UNKNOWN, Interest, RegionState
 from sdk.session_state import log
@@ -77,6 +78,7 @@ class ClientEvents:
         session: int,
         timeout_ms: int | None,
         report: Callable[[JMSException], None],
+        redundancy: Redundancy,
     ) -> None:
         """No regions.
 
@@ -87,6 +89,7 @@ class ClientEvents:
             session: number of the session of which the link for events is.
             timeout_ms: how long the client may be away and keeps its queue; None: for ever; 0: it keeps none.
             report: tells the connection's exception listener.
+            redundancy: may refuse changes.
         """
         self.regions: dict[str, RegionState] = {}
         self.is_durable = timeout_ms != 0
@@ -97,6 +100,7 @@ class ClientEvents:
         self._transport = transport
         self._settings = settings
         self._report = report
+        self._redundancy = redundancy
         self._spec = EventsSpec(session, timeout_ms, settings.event_window_messages, settings.event_conflation)
         self._attaching = threading.RLock()  #: held while the link is attached
         self._attaching_link = threading.Lock()
@@ -170,9 +174,11 @@ class ClientEvents:
 
         Raises:
             UnconnectedException: the connection is being restored.
+            ResourceAllocationException: too few nodes have what is confirmed.
             JMSException: as requests.
         """
         self.require_connected(f"region {region!r} cannot be changed now")
+        self._redundancy.require()
         return self.ask("change_keys", {"region": region, "changes": changes})
 
     def register(

@@ -111,7 +111,7 @@ class Region:
             InvalidDestinationException: the key cannot be one.
             TypeError: the key is no string, or ``properties`` no mapping.
             MessageFormatException: the value cannot be carried, or is larger than the limit.
-            ResourceAllocationException: a limit of the engine.
+            ResourceAllocationException: a limit of the engine, or ``require_redundancy`` refuses it now.
             OperationTimedOutException: no answer within ``request_timeout_seconds``; it may have been done.
         """
         (version,) = self._put([(key, value)], properties)

@@ -23,6 +23,7 @@ from broker_adapter import (
     UnconnectedException,
 )
 from sdk import Region, RegionEvent, RegionListener, ResultPolicy
+from sdk.redundancy import Redundancy
 from sdk.regions.cache import KeyState
 from sdk.regions.events import ClientEvents
 from sdk.regions.state import ALL_KEYS, EXPRESSION, KEY, QUERY, Interest, RegionState, Registered
@@ -118,7 +119,9 @@ def reports() -> list[JMSException]:
 def events(engine: Scripted, reports: list[JMSException]) -> Iterator[ClientEvents]:
     """Those of a durable client of engine "one"."""
     settings = ClientSettings(event_acknowledge_seconds=0)
-    made = ClientEvents("c", cast(Transport, engine), settings, 1, 1000, reports.append)
+    made = ClientEvents(
+        "c", cast(Transport, engine), settings, 1, 1000, reports.append, Redundancy(0, is_required=False)
+    )
     made.connected("one")
     made.start()
     yield made
