@@ -68,6 +68,7 @@ class Peer:
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
     redundancy: int = 0  #: how many further nodes of its group have what our server confirms
+    is_group: bool = False  #: whether ``servers`` are the nodes of a group, which act as one server
     idle_seconds: float = 0.0  #: the idle time-out that the broker announces; 0: none
 
 

@@ -172,7 +172,7 @@ class Connector:
                 if not current.connect(inner, peer):
                     return False
                 interrupted = self._links.attach_restored()
-                self._announced(peer.servers)
+                self._announced(peer.servers, peer.is_group)
             if event is not None:
                 current.listener(event)
             if self._watches:
@@ -274,7 +274,7 @@ class Connector:
             send.on_settled(error)
         self._current.listener(Failed(error))
 
-    def _announced(self, servers: Sequence[Server]) -> None:
+    def _announced(self, servers: Sequence[Server], is_group: bool = False) -> None:
         """Under the lock: the broker says where it can be reached."""
         here = self._rules.address
         addresses = []
@@ -283,7 +283,7 @@ class Connector:
             tls = here.tls if each.tls is None else each.tls
             if tls or not here.tls or self._url.failover.allow_insecure_redirects:
                 addresses.append(attrs.evolve(here, host=each.host, port=each.port, tls=tls, amqp=amqp))
-        self._rules.process(Announced(addresses), self._current.clock())
+        self._rules.process(Announced(addresses, is_group), self._current.clock())
 
     def _log_redirect(self) -> None:
         """Log why a redirect failed, once for each reason."""

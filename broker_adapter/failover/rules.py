@@ -99,6 +99,7 @@ class Announced:
     """The broker says which addresses there are."""
 
     addresses: Sequence[AmqpURL]
+    is_group: bool = False  #: whether they are those of one group of servers
 
 
 @attrs.frozen
@@ -249,12 +250,13 @@ class Reconnect:
         return self._try(now + self._settings.initial_reconnect_delay_seconds, event.error)
 
     def _announced(self, event: Announced, now: float) -> Action:
-        """The list follows the broker; the address in use stays the one that is tried first."""
-        if self.method != "failover_exchange" or not event.addresses:
+        """The list follows the broker, or gets the nodes of its group; the address in use stays the first one."""
+        adds = event.is_group and self.method != "nofailover"
+        if not event.addresses or not (adds or self.method == "failover_exchange"):
             return None
         current = self.address
         announced = [self._as_named(each) for each in event.addresses]
-        known = [*self._own, *announced] if self._settings.failover_server_list == "add" else announced
+        known = [*self._own, *announced] if adds or self._settings.failover_server_list == "add" else announced
         others = [each for each in known if (each.host, each.port) != (current.host, current.port)]
         unique = list({(each.host, each.port): each for each in others}.values())
         self._addresses = [current, *self._shuffled(unique)[: MAX_ADDRESSES - 1]]

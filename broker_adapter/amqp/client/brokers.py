@@ -103,6 +103,7 @@ class BrokerTraits:
         run: names our engine until it is started again.
         servers: where else the broker says that it can be reached.
         redundancy: how many further nodes of its group have what our server confirms.
+        is_group: whether it is a node of a group.
         envelope_version: the version of packed envelopes in which messages are sent; 0: standard AMQP.
         queue_prefix: what it puts before the names of queues in addresses; None: it does not say.
         topic_prefix: the same for topics.
@@ -132,6 +133,7 @@ class BrokerTraits:
     run: str | None = None
     servers: tuple[Server, ...] = ()
     redundancy: int = 0
+    is_group: bool = False
     envelope_version: int = 0
     queue_prefix: str | None = None
     topic_prefix: str | None = None
@@ -183,6 +185,7 @@ class BrokerTraits:
             run=self.run,
             servers=self.servers,
             redundancy=self.redundancy,
+            is_group=self.is_group,
             idle_seconds=self.idle_seconds,
         )
 
@@ -287,6 +290,7 @@ def traits_of(opened: RemoteOpen, *, envelope: bool, trust: bool = False) -> Bro
         run=_text(properties.get(RUN)) if is_holdfast else None,
         servers=servers_of(properties.get(SERVER_LIST)),
         redundancy=_number(properties.get(REDUNDANCY)) if is_holdfast else 0,
+        is_group=is_holdfast and REDUNDANCY in properties,
         envelope_version=version_spoken,
         queue_prefix=_text(properties.get("queue-prefix")),
         topic_prefix=_text(properties.get("topic-prefix")),

@@ -632,6 +632,20 @@ def test_the_list_follows_what_the_broker_announces_where_that_is_wanted(options
     assert lost.address.port == 1, "the one in use comes first"
 
 
+@pytest.mark.parametrize(
+    ("url", "ports"),
+    [
+        ("amqp://h:1", [1, 8, 9]),
+        ("failover:(amqp://h:1,amqp://h:2)", [1, 2, 8, 9]),
+        ("amqp://h:1?failover=nofailover", [1]),
+    ],
+)
+def test_the_nodes_of_a_group_are_added_to_the_addresses_of_the_url(url: str, ports: list[int]) -> None:
+    rules = connected(url)
+    rules.process(Announced(addresses(1, 8, 9), is_group=True), 0.0)
+    assert [each.port for each in rules.addresses] == ports
+
+
 def test_an_announced_list_has_only_so_many_addresses() -> None:
     rules = connected("amqp://h:1?failover=failover_exchange")
     rules.process(Announced(tuple(each for port in range(2, 150) for each in addresses(port))), 0.0)

@@ -347,6 +347,7 @@ def test_what_goes_from_site_to_site_needs_a_right_of_its_own(operation: str) ->
 NAMING_NONE = frozenset(
     (
         *("kind", "subscription", "client_id", "incarnation", "run", "runs", "selector", "claim", "holder", "token"),
+        *("node", "address", "table"),
         *("transaction", "transactions", "group", "prefixes", "keep", "session", "keys", "after", "expression"),
         *("snapshot", "through", "name", "url", "state", "sender"),
     )
