@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-geode bench-kafka bench-peers interop soak soak-sites torture simulate interrupts cancellations clean preflight
+.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-group bench-geode bench-kafka bench-peers interop soak soak-sites torture simulate interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -89,6 +89,9 @@ bench: $(READY)
 
 walk: $(READY)
 	@$(BIN)/python -m benchmarks.walk
+
+bench-group: $(READY)
+	@$(BIN)/python -m benchmarks.groups $(ARGS)
 
 bench-geode: $(READY)
 	@$(BIN)/python -m benchmarks.geode $(ARGS)
