@@ -6,6 +6,7 @@ and into the place of ``data.mdb`` once it is complete.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_store import LmdbStore, make_directory
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
+
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Where an image is put.
 IMAGE_DIRECTORY: Final = "image"
@@ -172,7 +175,11 @@ class CopyFiles:
             if (self._path / DATA).exists():
                 self.store = CopyStore(self._path, settings)
             if (self._image_path / DATA).exists():
-                self.image = CopyStore(self._image_path, settings)
+                try:
+                    self.image = CopyStore(self._image_path, settings)
+                except StoreException as error:
+                    _log.warning("! what there was of an image is of no use, and begins anew: %s", error)
+                    self.drop_image()
         except BaseException:
             self.close()
             raise

@@ -17,10 +17,13 @@ from broker_adapter.engine.commands.callbacks import tell
 from broker_adapter.engine.commands.selection import Read
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, Redirect
+from broker_adapter.group.follower import NODE_CLIENT
 from broker_adapter.settings import EngineSettings
 
 #: How long a client waits for a primary, in seconds; less than ``connect_timeout_seconds``.
 HELD_SECONDS: Final = 5.0
+#: The engine's number of a client that it does not have.
+_NODE: Final = 0
 #: Clients that wait at once; one more is refused.
 MOST_HELD: Final = 10_000
 
@@ -89,7 +92,9 @@ class GroupEngine:
 
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands, or have those who ask to be admitted wait."""
-        broker = self.broker
+        broker, commands = self.broker, list(commands)
+        if broker is not None and len(commands) == 1 and _admitted_node(commands[0]):
+            return
         if broker is None:
             with self._lock:
                 broker = self.broker
@@ -136,7 +141,7 @@ class GroupEngine:
         with self._lock:
             held, self._held = self._held, []
             self.broker = broker
-        broker.submit_all([command for _, command in held])
+        broker.submit_all([command for _, command in held if not _admitted_node(command)])
 
     def follow(self, primary: tuple[str, Redirect] | None) -> None:
         """Another node is the primary, and works; None: it is not known which one."""
@@ -165,6 +170,18 @@ class GroupEngine:
         return ConnectionLostException(
             "the group of this server has no primary now: too few of its nodes are in sync, or its coordinator is away"
         )
+
+
+def _admitted_node(command: c.Command) -> bool:
+    """Let a node of the group come or go; returns whether it is one.
+
+    It is no client of the engine, and does not wait for what waits for it.
+    """
+    if isinstance(command, c.Connect) and command.client_id is not None and command.client_id.startswith(NODE_CLIENT):
+        if command.reply is not None:
+            tell(command.reply, _NODE)
+        return True
+    return isinstance(command, c.Disconnect) and command.client == _NODE
 
 
 def _redirected(name: str, where: Redirect) -> JMSException:

@@ -19,6 +19,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 _PAUSE_SECONDS: Final = 1.0
 #: Pause between two answers: what changes in this time comes in one.
 _BATCH_SECONDS: Final = 0.05
+#: How the client id of a node of a group begins, by which its primary lets it in, whatever else waits.
+NODE_CLIENT: Final = "holdfast-node-"
 #: Longest wait for an answer, in seconds: requests wait for a commit for less.
 _ANSWER_SECONDS: Final = 60.0
 #: Longest wait for the thread as it is stopped, in seconds.
@@ -111,7 +113,9 @@ class Follower:
 
         try:
             try:
-                transport.open(Credentials(), lambda _event: None, None)
+                is_node = self._standing.term is not None
+                client_id = f"{NODE_CLIENT}{self._standing.node}" if is_node else None
+                transport.open(Credentials(client_id=client_id), lambda _event: None, None)
             except JMSException as error:
                 raise NoAnswer(str(error)) from error
             # A node of a group is waited for.

@@ -167,9 +167,10 @@ class Following:
         """
         pull = _Pull(self._ask)
         writer = store.writer(after)
-        wait_ms = self._standing.wait_ms if waits else 0
-        answer = self._commits(after, writer, wait_ms=wait_ms, image=image, **self._standing.said)
         own, keys = store.keys_behind(after)
+        # What is to be taken back is on its disk still.
+        said = {} if own else {**self._standing.said, "image": image}
+        answer = self._commits(after, writer, wait_ms=self._standing.wait_ms if waits else 0, **said)
         if not own and answer["last"] == after:
             return
 

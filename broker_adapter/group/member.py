@@ -25,7 +25,7 @@ from broker_adapter.engine.operations import copies
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_tail import Tail
-from broker_adapter.errors import IllegalStateException, JMSException, Redirect
+from broker_adapter.errors import IllegalStateException, JMSException, Redirect, ResourceAllocationException
 from broker_adapter.group.coordinators import Coordinator
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
@@ -54,6 +54,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 _TICKS: Final = 16
 #: Questions of a node in a lease, at least: the primary serves while it hears from all that are in sync.
 _QUESTIONS: Final = 8
+#: Nodes of a group.
+MOST_NODES: Final = 9
 #: Longest wait for the end of a reign, in seconds.
 _END_SECONDS: Final = 10.0
 
@@ -198,6 +200,8 @@ class Member:
 
     def leave(self, name: str) -> None:
         """Take another node out of the group; see :meth:`Node.leave`."""
+        if name not in self.status().get("nodes", ()):
+            raise IllegalStateException(f"{name!r} is no node of the group")
         self._act(self._rules.leave, name)
 
     def status(self) -> dict[str, Any]:
@@ -299,25 +303,26 @@ class Member:
                 continue
             if wanted is None:
                 return
+            record, token = None, None
             try:
                 if isinstance(wanted, Read):
                     found = self._coordinator.read()
-                    self._act(self._rules.record_read, decoded(found.data), found.token)
-                    if self._forces:
-                        self._force()
-                    continue
-                token = self._coordinator.swap(wanted.token, encoded(wanted.record))
+                    record, token = decoded(found.data), found.token
+                else:
+                    token = self._coordinator.swap(wanted.token, encoded(wanted.record))
             except JMSException as error:
                 self._log.write("coordinator", "! the coordinator of the group: %s", error)
-                token = None
             except Exception:
                 _log.exception("! the coordinator of the group: unexpected error")
-                token = None
-            if token is None:
-                self._act(self._rules.no_answer)
-            else:
+            if record is not None:
+                self._act(self._rules.record_read, record, token)
+                if self._forces:
+                    self._force()
+            elif token is not None:
                 self._act(self._rules.swap_won, token)
                 self._wanted.put(None)  # clients are told at once who is in sync
+            else:
+                self._act(self._rules.no_answer)
 
     def _force(self) -> None:
         self._forces = False
@@ -349,6 +354,11 @@ class Member:
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
 
     def _asks(self, member: copies.Member, lsn: int | None) -> None:
+        nodes = self.status().get("nodes", {})
+        if member.node == self._rules.name:
+            raise IllegalStateException(f"two nodes have the name {member.node!r}: give one of them another name")
+        if member.node not in nodes and len(nodes) >= MOST_NODES:
+            raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
         node = NodeRecord(member.address, STORE_VERSION)  # it would be refused with another one
         self._act(self._rules.asked, member.node, node, member.term, lsn)
 

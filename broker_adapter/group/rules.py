@@ -253,7 +253,7 @@ class Node:
         return self.gone(name, now)
 
     def force(self, now: float) -> list[Action]:
-        """Become primary without being in sync: what only others have is lost.
+        """Become primary without being in sync, where there is none: what only others have is lost.
 
         Raises:
             IllegalStateException: it is primary, has an empty store, or has not read the record yet.
@@ -349,7 +349,7 @@ class Node:
         if record is None:
             return None
         if reign is None:
-            forced = self._deposes == record.term
+            forced = self._deposes == record.term and self._unchanged >= PARTS_OF_LEASE
             others = frozenset() if forced else record.in_sync - {record.primary}
             return self._standing(record, others) if forced or self._may_stand(record) else None
         new = attrs.evolve(record, in_sync=reign.in_sync(now), nodes=self._nodes)

@@ -51,7 +51,6 @@ from broker_adapter.amqp.wire import (
 )
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.commands.callbacks import AtOnce
 from broker_adapter.errors import InvalidDestinationException, JMSException, ResourceAllocationException
 from broker_adapter.server.announcements import Announcement
 from broker_adapter.server.links.batched_consumers import BatchedConsumers
@@ -382,7 +381,7 @@ class ServerProtocol:
         # Our own client invents a container id where the application gave no client id; that of another client names
         # its subscriptions in any case.
         client_id = event.container_id if sole or not client.is_own else None
-        calls.defer(c.Connect(client_id, sole, AtOnce(calls.reply(self._on_connected)), token))
+        calls.defer(c.Connect(client_id, sole, calls.reply(self._on_connected), token))
 
     def _on_connected(self, result: int | JMSException) -> None:
         if isinstance(result, JMSException):

@@ -29,19 +29,3 @@ def registered(listener: Callable[[Any], None], listeners: list[Callable[[Any], 
             listeners.remove(listener)
 
     return remove
-
-
-class AtOnce:
-    """A callback that waits for no release: what it is told says nothing of what the store has.
-
-    So the nodes of a group can connect while the last commits wait for them.
-    """
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[Any], None]) -> None:
-        self._callback = callback
-
-    def __call__(self, value: Any) -> None:
-        """Tell it."""
-        self._callback(value)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from broker_adapter.answers import Answer
-from broker_adapter.engine.commands.callbacks import AtOnce, tell
+from broker_adapter.engine.commands.callbacks import tell
 from broker_adapter.engine.cycle.releases import Effect, Releases
 from broker_adapter.engine.store.replication import Replication
 from broker_adapter.errors import JMSException, OperationTimedOutException, copied
@@ -69,9 +69,6 @@ class ReleaseQueue:
 
     def answer(self, reply: Callable[[Any], None], result: Any) -> None:
         """Have an answer leave with the cycle."""
-        if isinstance(reply, AtOnce):
-            tell(reply, result)
-            return
         self._made.append(Effect(reply, result, is_answer=True))
 
     def end_cycle(self) -> None:
@@ -127,6 +124,10 @@ class ReleaseQueue:
             OperationTimedOutException: it was not released in time.
             JMSException: the engine has stopped.
         """
+        if not self._replication.serves:
+            raise OperationTimedOutException(
+                "this node does not serve now: another one may be the primary of the group, or its coordinator is away"
+            )
         answer = Answer()
         with self._lock:
             if self._error is not None:

@@ -13,6 +13,7 @@ Theory of operation
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -52,10 +53,11 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
 MOST_WAIT_MS: Final = 30_000
 _LOOK_SECONDS: Final = 0.5
-#: Copies that are remembered, and those with no word from them for longer are not, in seconds.
+#: Copies that are remembered: those that have asked last.
 _MOST_COPIES: Final = 100
-_FORGOTTEN_SECONDS: Final = 7 * 24 * 3600.0
-_MOST_NAME: Final = 200
+#: The name of a copy or node, and where a node is.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ADDRESS: Final = re.compile(r"(?=.{3,255}$)(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 class FollowedEngine(Protocol):
@@ -147,10 +149,8 @@ class Copies:
         """A copy asks; see :meth:`CopyState.asks`."""
         state = self._states.get(node)
         if state is None:
-            for old in [each for each, other in self._states.items() if now - other.seen_at > _FORGOTTEN_SECONDS]:
-                del self._states[old]
             if len(self._states) >= _MOST_COPIES:
-                raise IllegalStateException(f"{_MOST_COPIES} copies follow this store; stop one of them")
+                del self._states[min(self._states, key=lambda each: self._states[each].seen_at)]
             state = self._states[node] = CopyState(lsn, now)
         state.asks(lsn, image, last, now)
 
@@ -255,8 +255,7 @@ class FollowRequest(OfCopy):
 
     def check(self) -> None:
         """Refuse what is no list of spans."""
-        if not 0 < len(self.node) <= _MOST_NAME:
-            raise MessageFormatException(f"the argument 'node' of a copy has 1 to {_MOST_NAME} characters")
+        _check_name(self.node)
         for each in self.spans:
             if not (
                 isinstance(each, list | tuple)
@@ -302,6 +301,13 @@ class ReadCommitsRequest(OfCopy):
     term: int | None = argument(None, note="of a node of the group of the server: the term that it knows")
     address: str | None = argument(None, note="of a node of the group: HOST:PORT")
 
+    def check(self) -> None:
+        """Refuse names and addresses that are none: those of nodes are told to all others."""
+        if self.node is not None:
+            _check_name(self.node)
+        if self.term is not None and (self.node is None or not _ADDRESS.fullmatch(self.address or "")):
+            raise MessageFormatException("the argument 'term' needs the arguments 'node', and 'address' as HOST:PORT")
+
     def steps(self, client: int) -> Steps:
         deadline = time.monotonic() + self.wait_ms / 1000
 
@@ -311,10 +317,10 @@ class ReadCommitsRequest(OfCopy):
                 if tail is None or not has_commit(records, self.after, self.writer):
                     return False
             if self.node is not None:
-                engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
                 if engine.copies.asked is not None and self.term is not None:
                     member = Member(self.node, self.address or "", self.term)
                     engine.copies.asked(member, self.after if self.image is None else None)
+                engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
             return True
 
         def wait(engine: FollowedEngine) -> bool:
@@ -384,6 +390,13 @@ class ReadPieceRequest(OfCopy):
         value = records.get(_known(self.table), self.key)
         piece = None if value is None else value[self.offset : self.offset + PIECE_BYTES]
         return {"lsn": lsn_of(records), "piece": piece}
+
+
+def _check_name(node: str) -> None:
+    if not _NAME.fullmatch(node):
+        raise MessageFormatException(
+            "the argument 'node' is a name of 1 to 64 letters, digits, dots, dashes and underscores"
+        )
 
 
 def _known(table: str) -> str:

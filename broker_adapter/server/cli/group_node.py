@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
@@ -29,6 +30,7 @@ from broker_adapter.server.announcements import Announcement, servers_from
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.open_files import soft_limit
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Transport
 from broker_adapter.urls.url import FailoverURL, parse_url
@@ -176,7 +178,9 @@ class GroupNode:
 
     def restart(self) -> None:
         """Start this process anew: nothing of a deposed primary's engine may be left, and nothing may leave it."""
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os.closerange(3, soft_limit())  # the file of the store, which LMDB leaves open, among others
         os.execv(sys.executable, [sys.executable, *_arguments()])
 
     def announce(self, addresses: Sequence[str], redundancy: int) -> None:
@@ -199,4 +203,4 @@ def _peer_url(text: str) -> FailoverURL:
 
 def _arguments() -> list[Any]:
     """The arguments of this process, without those of a new group or a forced reign, which hold once."""
-    return [each for each in sys.orig_argv[1:] if each not in ("--new-group", "--force")]
+    return [each for each in sys.orig_argv[1:] if not each.startswith(("--new", "--for"))]

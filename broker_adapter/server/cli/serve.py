@@ -61,6 +61,10 @@ Told = queue.SimpleQueue[int | None]
 
 def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails; with ``--follow`` keep a copy of another server's."""
+    if options.group is None and (options.new_group or options.force):
+        raise ValueError("--new-group and --force need --group")
+    if options.group is not None and options.follow is not None:
+        raise ValueError("a node of a group (--group) follows its primary by itself: leave out --follow")
     if options.follow is not None:
         return int(command("copy_commands", "follow")(options))
     host, port = _address(options.listen)

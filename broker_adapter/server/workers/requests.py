@@ -23,6 +23,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 #: What a durable client says of its events does little but wait.  What it wants takes longer, since its expressions are
 #: compiled; changes of keys wait for the disk, and to read keys may take long, by a selector.
 _WAITING_THREADS: Final = 16
+#: Each copy has a question under way that waits for the next commit.
+_FOLLOWING_THREADS: Final = 100
 THREADS: Final = {
     Threads.RESTORING: 2,
     Threads.CONFIRMING: _WAITING_THREADS,
@@ -36,7 +38,7 @@ THREADS: Final = {
     Threads.READING: 4,
     Threads.LONG: 4,
     Threads.GATEWAY: _WAITING_THREADS,
-    Threads.FOLLOWING: _WAITING_THREADS,
+    Threads.FOLLOWING: _FOLLOWING_THREADS,
 }
 #: Operations of each group that a connection may have waiting; one more is refused.
 MAX_WAITING: Final = 200
