@@ -12,7 +12,7 @@ from typing import IO
 
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.settings import EngineSettings
-from tests import forked_command
+from tests import fork_server, forked_command
 from tests.forked_command import ForkedCommand, Pipe
 
 
@@ -24,14 +24,23 @@ class ServerProcess:
         arguments: further ones for ``holdfast serve``.
         log: file that gets what the server logs; None: the standard error stream.
         new: whether it is a process that has nothing of another one, not forked by :mod:`tests.fork_server`.
+        module: what is run.
     """
 
-    def __init__(self, data: Path, *arguments: str, log: Path | None = None, new: bool = False) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *arguments: str,
+        log: Path | None = None,
+        new: bool = False,
+        module: str = fork_server.COMMAND,
+    ) -> None:
         self.data = data
         self._log = log
         self.port = 0
         self._arguments = arguments
         self._new = new
+        self._module = module
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self._output: IO[str] | None = None
 
@@ -67,7 +76,8 @@ class ServerProcess:
         with contextlib.ExitStack() as files:
             output = files.enter_context(Pipe("r"))
             log = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
-            self._process = forked_command.start(arguments, [0, output.theirs, log], new=self._new)
+            arguments = ["-m", self._module, *arguments]
+            self._process = forked_command.start_python(arguments, [0, output.theirs, log], new=self._new)
         self._output = output.file
         line = self._output.readline()
         found = re.search(r"ready on amqps?://[^:]+:(\d+)", line)

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import attrs
@@ -69,10 +69,14 @@ class Proxy:
 
     Args:
         target: the port that connections go on to; may be changed.
+        is_amqp: whether it is AMQP that goes through, with or without TLS.
+        source: says of a port of this machine who connects from there.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, is_amqp: bool = True, source: Callable[[int], str] = lambda _port: "") -> None:
         self.target = target
+        self._is_amqp = is_amqp
+        self._source = source
         self.frames = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}  #: of the last connection
         self.bytes = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}  #: the same
         self.connections = 0
@@ -81,7 +85,7 @@ class Proxy:
         self._planned: Cut | None = None
         self._refusing = False
         self._mute = False
-        self._held: set[Direction] = set()
+        self._held: dict[str | None, set[Direction]] = {}  # by source; None: of all
         self._delay = 0.0
         self._mutations: Mutations | None = None
         self._lock = threading.Lock()
@@ -134,10 +138,15 @@ class Proxy:
         """Accept new connections, and never say anything on them."""
         self._mute = yes
 
-    def hold(self, *directions: Direction) -> None:
-        """A black hole: bytes in these directions go nowhere, without an error; none: everything flows again."""
+    def hold(self, *directions: Direction, source: str | None = None) -> None:
+        """A black hole: bytes in these directions go nowhere, without an error; none: everything flows again.
+
+        Args:
+            directions: which way.
+            source: whose connections; None: all.
+        """
         with self._lock:
-            self._held = set(directions)
+            self._held[source] = set(directions)
             self._changed.notify_all()
 
     def delay(self, seconds: float) -> None:
@@ -189,6 +198,7 @@ class Proxy:
                         self._pairs.append((client, client))
                 continue
             try:
+                whose = self._source(client.getpeername()[1])
                 server = socket.create_connection(("127.0.0.1", self.target), 5)
             except OSError:
                 _end(client)
@@ -211,7 +221,7 @@ class Proxy:
             ):
                 threading.Thread(
                     target=self._pump,
-                    args=(source, sink, direction, (client, server), frames, size),
+                    args=(source, sink, direction, (client, server), frames, size, whose),
                     name=f"proxy {direction.value}",
                     daemon=True,
                 ).start()
@@ -224,13 +234,14 @@ class Proxy:
         pair: tuple[socket.socket, socket.socket],
         frames: dict[Direction, int],
         size: dict[Direction, int],
+        whose: str,
     ) -> None:
-        meter = _Meter()
+        meter = _Meter(None if self._is_amqp else True)
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
                 for piece in meter.pieces(data):
                     with self._lock:
-                        while direction in self._held and not self._closed:
+                        while self._is_held(direction, whose) and not self._closed:
                             self._changed.wait(0.2)
                         plan = self._planned
                         hit = (
@@ -256,6 +267,9 @@ class Proxy:
             known = pair in self._pairs
         if known:
             self._cut_pair(pair, counts=False)
+
+    def _is_held(self, direction: Direction, whose: str) -> bool:
+        return any(direction in self._held.get(each, ()) for each in (None, whose))
 
     def _mutated(self, piece: bytes) -> list[bytes]:
         with self._lock:

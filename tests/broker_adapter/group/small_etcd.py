@@ -36,11 +36,13 @@ class SmallEtcd:
         self.users: dict[str, str] = {}
         self.tokens: set[str] = set()
         self.revision = 1
+        self._lock = threading.Lock()
         self._values: dict[str, tuple[int, str]] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.port: int = self._server.server_port
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
@@ -98,7 +100,11 @@ class SmallEtcd:
         return Handler
 
     def carry_out(self, path: str, body: Any, token: str | None) -> tuple[int, Any]:
-        """Do what a request wants; returns status and answer."""
+        """Do what a request wants, one at a time; returns status and answer."""
+        with self._lock:
+            return self._carry_out(path, body, token)
+
+    def _carry_out(self, path: str, body: Any, token: str | None) -> tuple[int, Any]:
         if path == "/v3/auth/authenticate":
             if not self.users:
                 return 412, {"error": "etcdserver: authentication is not enabled", "code": 9}

@@ -1,0 +1,216 @@
+"""The life of a group of three servers: takeovers, nodes that come and go, and a coordinator that does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, ResourceAllocationException
+from tests import forked_command
+from tests.faults.group_servers import NAMES, GroupServers
+from tests.faults.group_soak import OPTIONS
+from tests.faults.scenarios import WAIT, wait_for
+from tests.faults.test_durable_clients import Desks, Putter, keys
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupServers]:
+    with GroupServers(tmp_path_factory.mktemp("group")) as made:
+        yield made
+
+
+@pytest.fixture
+def group(shared: GroupServers) -> Iterator[GroupServers]:
+    """All nodes are in sync, before a test and after it."""
+    shared.wait_for_sync()
+    yield shared
+    shared.wait_for_sync()
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a queue or region that no other test uses."""
+    return f"name {uuid4()}"
+
+
+@pytest.fixture
+def desks() -> Iterator[Desks]:
+    made = Desks()
+    yield made
+    made.close()
+
+
+def connected(group: GroupServers) -> Connection:
+    connection = ConnectionFactory(group.url + OPTIONS).create_connection()
+    connection.start()
+    return connection
+
+
+def send(group: GroupServers, name: str, *bodies: str) -> None:
+    with connected(group) as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue(name))
+        for body in bodies:
+            producer.send(body)
+
+
+def received(group: GroupServers, name: str, count: int) -> list[str]:
+    """So many messages, which stay where they are."""
+    with connected(group) as connection, connection.create_session(AcknowledgeMode.CLIENT) as session:
+        consumer = session.create_consumer(session.create_queue(name))
+        found = [consumer.receive(WAIT) for _ in range(count)]
+        assert consumer.receive(0.1) is None
+    return [each.body for each in found if each is not None]
+
+
+def holdfast(*arguments: str) -> Any:
+    """The answer of a command, in JSON."""
+    done = forked_command.run([*arguments, "--json"], None, dict(os.environ), WAIT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_durable_clients_get_each_event_once_over_takeovers_and_all_nodes_have_the_values(
+    group: GroupServers, name: str, desks: Desks
+) -> None:
+    desk, slow = desks(group.url, name), desks(group.url, name, window=3)
+    stop = threading.Event()
+    with contextlib.closing(Putter(group.url, name)) as put:
+
+        def work() -> None:
+            while not stop.is_set():
+                put(1)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        before = group.record
+        group.kill(before.primary)
+        group.wait_for_takeover(before)
+        group.start(before.primary)
+        group.wait_for_sync()
+        before = group.record
+        holdfast("group", "hand-over", group.others[0], "--url", group.url)
+        group.wait_for_takeover(before)
+        enough = put.put + 20
+        assert wait_for(lambda: put.put > enough)
+        stop.set()
+        worker.join(WAIT)
+        for each in (desk, slow):
+            assert each.wait_for(put.put) == keys(put.put)
+        desks.close()
+        group.wait_for_sync()
+        before = group.record
+        group.kill(before.primary)  # of another node, by which the values are read
+        group.wait_for_takeover(before)
+        with connected(group) as connection, connection.create_session() as session:
+            assert sorted(session.create_region(name).get_all(keys(put.put))) == sorted(keys(put.put))
+        group.start(before.primary)
+
+
+def test_a_group_is_shown_and_a_node_that_has_left_it_joins_again(group: GroupServers) -> None:
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = holdfast("group", "status", "--url", group.url)["group"]
+        return found
+
+    assert (shown()["primary"], shown()["in_sync"]) == (group.primary, list(NAMES))
+    left = group.others[0]
+    assert group.stop(left) == 0
+    holdfast("group", "leave", left, "--url", group.url)
+    assert wait_for(lambda: left not in shown()["nodes"])
+    group.start(left)
+    group.wait_for_sync()
+    assert sorted(shown()["nodes"]) == list(NAMES)
+
+
+def test_a_node_is_replaced_by_one_with_an_empty_directory(group: GroupServers, name: str) -> None:
+    send(group, name, "one")
+    replaced, stays = group.others
+    group.kill(replaced)
+    shutil.rmtree(group.path / replaced)
+    group.start(replaced)
+    assert wait_for((group.path / replaced / "data.mdb").exists)
+    group.wait_for_sync()
+    send(group, name, "two")
+    before = group.record
+    group.kill(before.primary, stays)
+    group.wait_for_takeover(before)
+    assert group.primary == replaced
+    assert received(group, name, 2) == ["one", "two"]
+    group.start(before.primary)
+    group.start(stays)
+
+
+def test_a_group_of_which_all_nodes_were_killed_goes_on_with_one_of_them(group: GroupServers, name: str) -> None:
+    send(group, name, "one")
+    last = group.others[0]
+    group.kill(*NAMES)
+    group.start(last)
+    assert received(group, name, 1) == ["one"]
+    send(group, name, "two")
+    for each in NAMES:
+        if each != last:
+            group.start(each)
+    group.wait_for_sync()
+    assert received(group, name, 2) == ["one", "two"]
+
+
+def test_nodes_that_were_stopped_one_after_the_other_go_on_with_the_last_one(group: GroupServers, name: str) -> None:
+    send(group, name, "one")
+    first = group.primary
+    assert group.stop(first) == 0
+    send(group, name, "two")
+    second = group.primary
+    assert second != first
+    assert group.stop(second) == 0
+    send(group, name, "three")
+    last = group.primary
+    assert group.stop(last) == 0
+    group.start(first)
+    with pytest.raises(AssertionError):  # it does not have all
+        group.wait_for_takeover(group.record, 1.5)
+    group.start(last)
+    group.start(second)
+    assert received(group, name, 3) == ["one", "two", "three"]
+
+
+def test_a_primary_goes_on_without_the_coordinator_and_a_takeover_waits_for_it(group: GroupServers, name: str) -> None:
+    before = group.record
+    with group.without_coordinator(*NAMES):
+        for number in range(3):
+            send(group, name, str(number))
+            threading.Event().wait(0.6)  # longer than the lease in all
+        group.kill(before.primary)
+        with pytest.raises(AssertionError):
+            group.wait_for_takeover(before, 1.5)
+    group.wait_for_takeover(before)
+    assert received(group, name, 3) == ["0", "1", "2"]
+    group.start(before.primary)
+
+
+def test_sends_are_refused_below_min_in_sync_and_acknowledgements_are_not(tmp_path: Path) -> None:
+    with GroupServers(tmp_path, "--option", "blocked_send_timeout_seconds=0.5", min_in_sync=2) as group:
+        send(group, "q", "one", "two")
+        others = group.others
+        group.kill(*others)
+        with connected(group) as connection, connection.create_session(AcknowledgeMode.CLIENT) as session:
+            assert wait_for(lambda: len(group.record.in_sync) == 1)
+            producer = session.create_producer(session.create_queue("q"))
+            with pytest.raises(ResourceAllocationException, match="1 of 2 nodes are in sync"):
+                producer.send("refused")
+            message = session.create_consumer(session.create_queue("q")).receive(WAIT)
+            assert message is not None
+            message.acknowledge()
+            group.start(others[0])
+            assert wait_for(lambda: len(group.record.in_sync) == 2)
+            producer.send("three")
+        assert received(group, "q", 2) == ["two", "three"]
