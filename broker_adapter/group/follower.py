@@ -23,6 +23,8 @@ _BATCH_SECONDS: Final = 0.05
 NODE_CLIENT: Final = "holdfast-node-"
 #: Longest wait for an answer, in seconds: requests wait for a commit for less.
 _ANSWER_SECONDS: Final = 60.0
+#: Longest wait for the end of a question, and for the answer that the server knows of the stop, in seconds.
+_LAST_WORD_SECONDS: Final = 1.0
 #: Longest wait for the thread as it is stopped, in seconds.
 _STOP_SECONDS: Final = 10.0
 
@@ -56,6 +58,7 @@ class Follower:
         self._heard = heard
         self._is_heard = False
         self._stopping = threading.Event()
+        self._says_so = False
         self._transport: Transport | None = None
         self._log = LimitedLog(_log)
         self._thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
@@ -67,12 +70,18 @@ class Follower:
         """Start to follow."""
         self._thread.start()
 
-    def stop(self) -> bool:
+    def stop(self, *, says_so: bool = False) -> bool:
         """End the thread; returns whether it has ended, so that it writes nothing any more.
 
         What was under way is not in the copy; nothing is half there.
+
+        Args:
+            says_so: tell the server, of whose group this is a node, that it need not be waited for.
         """
+        self._says_so = says_so
         self._stopping.set()
+        if says_so:
+            self._thread.join(_LAST_WORD_SECONDS)  # a question of a node ends by itself soon
         transport = self._transport
         if transport is not None:
             transport.close(0)
@@ -121,6 +130,8 @@ class Follower:
             # A node of a group is waited for.
             pause = _BATCH_SECONDS if self._standing.term is None else 0.0
             Following(self._files, self._standing, ask, self._image_rate, self._stopping, pause).run()
+            if self._says_so:
+                ask("stop_following", {"node": self._standing.node})
         finally:
             transport.close(0)
             self._note_heard(False)

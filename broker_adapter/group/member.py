@@ -204,6 +204,10 @@ class Member:
             raise IllegalStateException(f"{name!r} is no node of the group")
         self._act(self._rules.leave, name)
 
+    def gone(self, name: str) -> None:
+        """Wait for another node no more, which has stopped; see :meth:`Node.gone`."""
+        self._act(self._rules.gone, name)
+
     def status(self) -> dict[str, Any]:
         """What is known of the group: plain data."""
         with self._lock:
@@ -272,7 +276,7 @@ class Member:
             self._parts.announce(*announced)
 
     def _end(self, error: JMSException | None) -> None:
-        self._stop_following()
+        self._stop_following(says_so=self._is_stopping)
         self._has_stopped.set()
         self._parts.stopped(error)
 
@@ -393,9 +397,9 @@ class Member:
         )
         self._follower.start()
 
-    def _stop_following(self) -> None:
+    def _stop_following(self, *, says_so: bool = False) -> None:
         follower, self._follower = self._follower, None
-        if follower is not None and not follower.stop():
+        if follower is not None and not follower.stop(says_so=says_so):
             # What comes from an earlier primary may not be written any more.
             _log.error("! the store takes longer than expected to write what came: this node starts anew")
             self._parts.restart()

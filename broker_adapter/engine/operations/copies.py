@@ -126,6 +126,9 @@ class Group(Protocol):
     def leave(self, name: str) -> None:
         """Take another node out; raises IllegalStateException where it cannot be."""
 
+    def gone(self, name: str) -> None:
+        """Another node has stopped in good order, and is not to be waited for."""
+
 
 #: Called with a node of the group that asks, and the commit up to which it has all on its disk; None: it has an image
 #: to take.
@@ -223,6 +226,14 @@ class LeaveGroupRequest(OfGroup):
 
     def act(self, group: Group) -> None:
         group.leave(self.node)
+
+
+@request(Threads.SHORT, right="follow")
+class StopFollowingRequest(OfGroup):
+    """Nothing; the node, which asks this as it stops, is not waited for, and is in sync again once it follows again."""
+
+    def act(self, group: Group) -> None:
+        group.gone(self.node)
 
 
 @fields_of

@@ -226,7 +226,9 @@ class Nodes:
         """The node that has an address."""
         return self._here.get(address.partition(":")[0])
 
-    def start(self, name: str, *, new: bool = False, force: bool = False, min_in_sync: int = 1) -> NodeHere:
+    def start(
+        self, name: str, *, new: bool = False, force: bool = False, min_in_sync: int = 1, timeout: float = LEASE
+    ) -> NodeHere:
         """Start a node; where it is not ``new``, the group has to be there."""
         options = argparse.Namespace(
             group="g",
@@ -239,17 +241,17 @@ class Nodes:
             min_in_sync=min_in_sync,
             image_rate=None,
             lease_seconds=LEASE,
-            replication_timeout_seconds=LEASE,
+            replication_timeout_seconds=timeout,
         )
         node = self._here[name] = NodeHere(self, options)
         node.start(cast(Listener, None))
         return node
 
-    def start_three(self) -> tuple[NodeHere, NodeHere, NodeHere]:
+    def start_three(self, timeout: float = LEASE) -> tuple[NodeHere, NodeHere, NodeHere]:
         """Start three nodes, and wait until all are in sync; the first one is primary."""
-        first = self.start("n1", new=True)
+        first = self.start("n1", new=True, timeout=timeout)
         eventually(lambda: first.leads)
-        second, third = self.start("n2"), self.start("n3")
+        second, third = self.start("n2", timeout=timeout), self.start("n3", timeout=timeout)
         self.wait_for_sync("n1", "n2", "n3")
         return first, second, third
 

@@ -190,3 +190,12 @@ def test_what_the_rules_say_in_several_threads_is_carried_out_in_their_order(gro
     finally:
         sys.setswitchinterval(before)
         member._rules = rules
+
+
+def test_a_node_that_stops_in_good_order_is_not_waited_for(group: Nodes) -> None:
+    first, _, _ = group.start_three(timeout=20.0)
+    group.stop("n2")
+    began = time.monotonic()
+    first.send("one")
+    assert time.monotonic() - began < 5
+    group.wait_for_sync("n1", "n3")
