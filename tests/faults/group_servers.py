@@ -9,10 +9,12 @@ from pathlib import Path
 
 import psutil
 
+from broker_adapter.connect import transport_for
 from broker_adapter.engine.records.layout import TABLES
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Credentials
 from tests import fork_server
 from tests.broker_adapter.group.small_etcd import SmallEtcd
 from tests.faults.proxy import Direction, Proxy
@@ -197,7 +199,16 @@ class GroupServers:
 
     def differences(self) -> list[str]:
         """Where the stores of the nodes differ, once nothing is written any more; all are killed."""
+        transport = transport_for(self.url)[0]
+        transport.open(Credentials(), lambda _event: None, None)
+
+        def all_have_all() -> bool:
+            found = transport.request("copies", {}, None)["copies"]
+            return sum((each["behind"], each["image"]) == (0, None) for each in found) == len(NAMES) - 1
+
+        assert wait_for(all_have_all), "a node has not caught up"
         self.kill(*NAMES)
+        transport.close(0)
         found = {}
         for name in NAMES:
             store = LmdbStore(self.path / name, EngineSettings())

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import attrs
 from rich.console import Console
@@ -30,8 +31,11 @@ from sdk import (
     ConnectionLostException,
     JMSException,
     Message,
+    MessageProducer,
     QueueStatistics,
+    ResourceAllocationException,
     Restored,
+    Session,
 )
 from tests import fork_server
 from tests.faults.group_servers import BOTH, LEASE, NAMES, GroupServers
@@ -52,6 +56,20 @@ ENDING = (AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TR
 ONE_WAY = ((Direction.TO_SERVER,), (Direction.TO_CLIENT,))
 
 
+@attrs.frozen
+class _Insisting:
+    """A producer that sends again what is refused."""
+
+    _producer: MessageProducer
+
+    def send(self, message: Message, **options: Any) -> None:
+        while True:
+            try:
+                return self._producer.send(message, **options)
+            except ResourceAllocationException:
+                time.sleep(0.05)
+
+
 @attrs.define
 class GroupLane(QueueLane):
     """A queue with one producer and one consumer: what comes for the first time comes in its order."""
@@ -69,6 +87,17 @@ class GroupLane(QueueLane):
         self.next = max(self.next, number + 1)
         return number
 
+    def producer(self, session: Session) -> MessageProducer:
+        """See :meth:`QueueLane.producer`; what is refused, since too few nodes are in sync, is sent again."""
+        return cast(MessageProducer, _Insisting(super().producer(session)))
+
+    def _commit_some(self, session: Session, producer: MessageProducer) -> None:
+        try:
+            super()._commit_some(session, producer)
+        except ResourceAllocationException as error:
+            self.raised[type(error).__name__] += 1
+            session.rollback()
+
     def problems(self, queues: Mapping[str, QueueStatistics], faced: Faced) -> Iterable[str]:
         """See :meth:`Lane.problems`."""
         yield from super().problems(queues, faced)
@@ -81,9 +110,9 @@ class DurableGroupLane(GroupLane, DurableLane):
     """The same with a durable subscription."""
 
 
-def lanes() -> list[GroupLane]:
-    """One for each mode, two for AUTO, and a durable subscription."""
-    return [
+def lanes(min_in_sync: int = 1) -> list[GroupLane]:
+    """One for each mode, two for AUTO, a durable subscription; where sends may be refused, all wait for answers."""
+    found = [
         GroupLane("auto", mode=AcknowledgeMode.AUTO, rate=RATE),
         GroupLane("auto, listener", mode=AcknowledgeMode.AUTO, rate=RATE, listens=True, sends_later=True),
         GroupLane("dups_ok", mode=AcknowledgeMode.DUPS_OK, rate=RATE, sends_later=True),
@@ -92,6 +121,9 @@ def lanes() -> list[GroupLane]:
         GroupLane("transacted", mode=AcknowledgeMode.TRANSACTED, rate=RATE),
         DurableGroupLane("durable subscription", mode=AcknowledgeMode.CLIENT, rate=RATE),
     ]
+    for lane in found:
+        lane.sends_later = lane.sends_later and min_in_sync == 1
+    return found
 
 
 class Load:
@@ -104,7 +136,7 @@ class Load:
     """
 
     def __init__(self, group: GroupServers) -> None:
-        self.lanes = lanes()
+        self.lanes = lanes(group.record.min_in_sync)
         self.losses = 0
         self.restores: list[float] = []
         self._url = group.url + OPTIONS
@@ -356,7 +388,15 @@ def main() -> int:
     module = "tests.faults.unreleased" if options.unreleased else fork_server.COMMAND
     with contextlib.ExitStack() as stack:
         directory = options.keep or stack.enter_context(tempfile.TemporaryDirectory())
-        group = stack.enter_context(GroupServers(Path(directory), min_in_sync=options.min_in_sync, module=module))
+        group = stack.enter_context(
+            GroupServers(
+                Path(directory),
+                "--option",
+                "blocked_send_timeout_seconds=0.5",
+                min_in_sync=options.min_in_sync,
+                module=module,
+            )
+        )
         result = run(group, options.rounds, options.seed, options.only)
     load = result.load
     for lane in load.lanes:
