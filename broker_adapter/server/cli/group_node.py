@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -18,7 +20,13 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
-from broker_adapter.errors import ConnectionLostException, JMSException, Redirect, StoreException
+from broker_adapter.errors import (
+    ConnectionLostException,
+    JMSException,
+    OperationTimedOutException,
+    Redirect,
+    StoreException,
+)
 from broker_adapter.gateways.senders import Senders
 from broker_adapter.group.coordinators import Coordinator, Found
 from broker_adapter.group.copy_files import CopyFiles
@@ -27,6 +35,7 @@ from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
 from broker_adapter.group.rules import PARTS_OF_LEASE, Node
 from broker_adapter.server.announcements import Announcement, servers_from
+from broker_adapter.limited_log import LimitedLog
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
 from broker_adapter.server.listener import Listener
@@ -34,6 +43,12 @@ from broker_adapter.server.open_files import soft_limit
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Transport
 from broker_adapter.urls.url import FailoverURL, parse_url
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Pause ahead of the next question to a coordinator that is away, in seconds.
+_PAUSE_SECONDS: Final = 0.5
+_wait = time.sleep
 
 
 def node(options: argparse.Namespace, settings: EngineSettings, policies: Policies, told: Told) -> GroupNode:
@@ -88,7 +103,7 @@ class GroupNode:
         self._listener: Listener | None = None
         described = NodeRecord(options.advertise, STORE_VERSION)
         writer = secrets.token_hex(8)
-        found = coordinator.read()
+        found = coordinator.read() if options.new_group else _found(coordinator)
         if options.new_group and found.data:  # ahead of what notes in a store that it is of a group
             raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
         unique, lsn = files.known(makes=options.new_group)
@@ -192,6 +207,17 @@ class GroupNode:
         """End the server."""
         self._failed = self._failed or error
         self._told.put(None)
+
+
+def _found(coordinator: Coordinator) -> Found:
+    """Return what the coordinator has, once it answers: a deposed primary may start anew before it can."""
+    log = LimitedLog(_log)
+    while True:
+        try:
+            return coordinator.read()
+        except (ConnectionLostException, OperationTimedOutException) as error:
+            log.write("coordinator", "! waiting for the coordinator of the group: %s", error)
+        _wait(_PAUSE_SECONDS)
 
 
 def _peer_url(text: str) -> FailoverURL:

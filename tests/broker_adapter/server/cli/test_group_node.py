@@ -10,6 +10,7 @@ import pytest
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
 from broker_adapter.group import member
+from broker_adapter.server.cli import group_node
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained, eventually, payloads, send
 from tests.broker_adapter.group.nodes import Nodes, nodes
@@ -124,8 +125,24 @@ def test_a_node_whose_engine_fails_says_why(group: Nodes) -> None:
 
 
 def test_a_process_that_starts_anew_begins_no_group_and_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from broker_adapter.server.cli import group_node
-
     arguments = ["/usr/bin/python3", "-X", "dev", "holdfast", "serve", "--new-group", "--force", "--node", "n1"]
     monkeypatch.setattr(group_node.sys, "orig_argv", arguments)
     assert group_node._arguments() == ["-X", "dev", "holdfast", "serve", "--node", "n1"]
+
+
+def test_a_node_that_starts_while_the_coordinator_is_away_waits_for_it(
+    group: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    waits: list[float] = []
+
+    def come_back(seconds: float) -> None:
+        waits.append(seconds)
+        group.coordinator.is_away = len(waits) < 3
+
+    monkeypatch.setattr(group_node, "_wait", come_back)
+    group.coordinator.is_away = True
+    group.start("n2")
+    assert len(waits) == 3
+    group.wait_for_sync("n1", "n2")
