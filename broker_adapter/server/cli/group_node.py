@@ -34,8 +34,8 @@ from broker_adapter.group.engine import GroupEngine
 from broker_adapter.group.member import GroupReplication, Member
 from broker_adapter.group.record import GroupRecord, NodeRecord, check_name, decoded, encoded
 from broker_adapter.group.rules import PARTS_OF_LEASE, Node
-from broker_adapter.server.announcements import Announcement, servers_from
 from broker_adapter.limited_log import LimitedLog
+from broker_adapter.server.announcements import Announcement, servers_from
 from broker_adapter.server.cli.copy_arguments import PEER_URL
 from broker_adapter.server.cli.serve import Told
 from broker_adapter.server.listener import Listener

@@ -165,7 +165,7 @@ class NodeHere(GroupNode):
         time.sleep(self.takes_seconds)
         return super().made_engine(store, replication)
 
-    def announce(self, addresses: Sequence[str]) -> None:
+    def announce(self, addresses: Sequence[str], redundancy: int) -> None:
         """As the node's parts."""
         self.announced = list(addresses)
 
