@@ -149,25 +149,28 @@ def _beside_a_server(directory: Path, messages: int) -> Iterator[Figure]:
 def _takeover(directory: Path, lease: float, number: signal.Signals, goal: str, rounds: int) -> Figure:
     """From the signal to the first message at a client that sends and receives, three nodes."""
     times = []
-    with _Group(directory, 3, lease) as group:
-        with ConnectionFactory(group.url).create_connection() as connection, connection.create_session() as session:
-            connection.start()
-            queue = session.create_queue("takeover")
-            producer, consumer = session.create_producer(queue), session.create_consumer(queue)
-            for turn in range(rounds):
-                primary = group.wait_for(3)["primary"]
-                began = time.perf_counter()
-                group.processes[primary].send_signal(number)
-                producer.send(str(turn))
-                while True:
-                    message = consumer.receive(timeout=_WAIT)
-                    if message is None:
-                        raise TimeoutError("no message comes after the takeover")
-                    if message.body == str(turn):
-                        break
-                times.append(time.perf_counter() - began)
-                group.processes[primary].wait(_WAIT)
-                group.start(primary)
+    with (
+        _Group(directory, 3, lease) as group,
+        ConnectionFactory(group.url).create_connection() as connection,
+        connection.create_session() as session,
+    ):
+        connection.start()
+        queue = session.create_queue("takeover")
+        producer, consumer = session.create_producer(queue), session.create_consumer(queue)
+        for turn in range(rounds):
+            primary = group.wait_for(3)["primary"]
+            began = time.perf_counter()
+            group.processes[primary].send_signal(number)
+            producer.send(str(turn))
+            while True:
+                message = consumer.receive(timeout=_WAIT)
+                if message is None:
+                    raise TimeoutError("no message comes after the takeover")
+                if message.body == str(turn):
+                    break
+            times.append(time.perf_counter() - began)
+            group.processes[primary].wait(_WAIT)
+            group.start(primary)
     return Figure(
         name=f"takeover, {number.name}, lease of {lease:g} s, to the first message at a client",
         value=statistics.median(times),

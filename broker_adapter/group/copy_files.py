@@ -196,6 +196,11 @@ class CopyFiles:
     def _image_path(self) -> Path:
         return self._path / IMAGE_DIRECTORY
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the store follows what the URL names; one that was promoted does not any more."""
+        return self.store is not None and self.store.copy_of == self._url
+
     def follows(self, unique: str, version: int, *, is_known: bool) -> None:
         """Note in the store which server it follows.
 

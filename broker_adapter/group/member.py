@@ -54,6 +54,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 _TICKS: Final = 16
 #: Questions of a node in a lease, at least: the primary serves while it hears from all that are in sync.
 _QUESTIONS: Final = 8
+#: How long a primary does not serve until it starts anew, so that its clients find the next one; in seconds.
+_IDLE_SECONDS: Final = 5.0
 #: Nodes of a group.
 MOST_NODES: Final = 9
 #: Longest wait for the end of a reign, in seconds.
@@ -161,6 +163,7 @@ class Member:
         self._image_rate = image_rate
         self._lock = threading.Lock()  # of the rules
         self._replication: GroupReplication | None = None
+        self._idle_since: float | None = None  # by the clock that never goes back; None: this node serves
         self._announced: tuple[list[str], int] = [], 0
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
@@ -202,6 +205,8 @@ class Member:
         """Take another node out of the group; see :meth:`Node.leave`."""
         if name not in self.status().get("nodes", ()):
             raise IllegalStateException(f"{name!r} is no node of the group")
+        if name != self._rules.name and name in self.status()["in_sync"]:
+            raise IllegalStateException(f"{name} is in sync: stop it first, or it joins again")
         self._act(self._rules.leave, name)
 
     def gone(self, name: str) -> None:
@@ -254,6 +259,8 @@ class Member:
                     wanted = self._wanted.get(timeout=self._tick_seconds)
                 if isinstance(wanted, Stopped):
                     break
+                if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SECONDS:
+                    self._start_anew("it may not serve, and its clients should find another node")
                 self._announce()  # ahead of what lets clients in
                 self._carry_out(wanted)
         except JMSException as error:
@@ -289,6 +296,7 @@ class Member:
             case Serve():
                 if self._replication is not None and self._engine.broker is not None:
                     self._replication.serves = action.allowed
+                    self._idle_since = None if action.allowed else time.monotonic()
                     self._engine.broker.go_on()
             case RefuseSends():
                 if self._engine.broker is not None:
@@ -372,8 +380,7 @@ class Member:
         if self._is_stopping:
             return
         if self._replication is not None:
-            _log.warning("! this node is the primary no longer: it starts anew, to follow %s", action.primary or "none")
-            self._parts.restart()
+            self._start_anew(f"the primary is {action.primary or 'not known'} now")
             return
         self._stop_following()
         record = self._rules.record
@@ -401,9 +408,13 @@ class Member:
         follower, self._follower = self._follower, None
         if follower is not None and not follower.stop(says_so=says_so):
             # What comes from an earlier primary may not be written any more.
-            _log.error("! the store takes longer than expected to write what came: this node starts anew")
-            self._parts.restart()
+            self._start_anew("its store takes longer than expected to write what came")
         self._engine.follow(None)
+
+    def _start_anew(self, why: str) -> None:
+        if not self._is_stopping:
+            _log.info("= this node starts anew: %s", why)
+            self._parts.restart()
 
     def _fail(self, error: JMSException) -> None:
         """The store of a node that follows has failed."""

@@ -115,6 +115,16 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     showing = client(actions, "status", "show the nodes of a group, and the copies of a server", destination=False)
     showing.set_defaults(run=command("copy_commands", "status"), parser=showing)
+    showing.add_argument(
+        "--group", type=text_argument, metavar="NAME", help="show its record at the coordinator, where no node answers"
+    )
+    showing.add_argument(
+        "--coordinator",
+        type=text_argument,
+        default=os.environ.get(COORDINATOR_URL),
+        metavar="URL",
+        help=f"with --group: the etcd, as for holdfast serve; default: ${COORDINATOR_URL}",
+    )
     for name, text, function in (
         ("hand-over", "make another node of the group primary", "hand_over"),
         ("leave", "take another node, which is stopped, out of the group", "leave"),

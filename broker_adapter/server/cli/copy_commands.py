@@ -7,17 +7,22 @@ import json
 import platform
 import queue
 import sys
+from typing import Any, Final
 
 from broker_adapter.connect import transport_for
 from broker_adapter.errors import JMSException
 from broker_adapter.group.copy_files import CopyFiles, promoted
 from broker_adapter.group.follower import Follower
 from broker_adapter.group.following import Standing
+from broker_adapter.group.record import decoded
 from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
 from broker_adapter.transport import Transport
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
 from broker_adapter.wording import in_seconds
+
+#: Longest wait for the etcd, in seconds.
+_ETCD_SECONDS: Final = 5.0
 
 
 def follow(options: argparse.Namespace) -> int:
@@ -65,8 +70,38 @@ def promote(options: argparse.Namespace) -> int:
     return 0
 
 
+def _show_record(options: argparse.Namespace) -> int:
+    """Show the record of a group, as its coordinator has it, where no node answers."""
+    from broker_adapter.group.etcd import EtcdCoordinator, access_of  # an extra, which copies do not need
+
+    coordinator = EtcdCoordinator(access_of(options.coordinator), f"holdfast/groups/{options.group}", _ETCD_SECONDS)
+    try:
+        found = coordinator.read()
+    finally:
+        coordinator.close()
+    if not found.data:
+        raise ValueError(f"there is no group {options.group!r} there")
+    record = decoded(found.data)
+    nodes = {name: each.address for name, each in record.nodes.items()}
+    shown = {"term": record.term, "primary": record.primary, "in_sync": sorted(record.in_sync), "nodes": nodes}
+    if options.json:
+        say(json.dumps(shown))
+    else:
+        _show_nodes(shown)
+        say(f"term {record.term}; whether these nodes are there is not known here")
+    return 0
+
+
+def _show_nodes(group: dict[str, Any]) -> None:
+    for name, address in sorted(group["nodes"].items()):
+        role = "primary" if name == group["primary"] else "in sync" if name in group["in_sync"] else "not in sync"
+        say(f"{name:20} {address:28} {role}")
+
+
 def status(options: argparse.Namespace) -> int:
-    """Show the copies that follow a server."""
+    """Show the nodes of a group, and the copies that follow a server."""
+    if options.coordinator is not None and options.group is not None:
+        return _show_record(options)
     with connected(options) as (transport, _):
         found = transport.request("copies", {}, None)
     if options.json:
@@ -74,9 +109,7 @@ def status(options: argparse.Namespace) -> int:
         return 0
     copies, group = found["copies"], found["group"]
     if group is not None:
-        for name, address in group["nodes"].items():
-            role = "primary" if name == group["primary"] else "in sync" if name in group["in_sync"] else "not in sync"
-            say(f"{name:20} {address:28} {role}")
+        _show_nodes(group)
         say(f"term {group['term']}, {group['min_in_sync']} in sync needed, confirmed up to commit {group['released']}")
     if copies:
         columns = ("copy", "commit", "commits behind", "complete as of", "asked", "image")
@@ -96,7 +129,7 @@ def leave(options: argparse.Namespace) -> int:
     """Take another node, which is stopped, out of the group."""
     with connected(options) as (transport, _):
         transport.request("leave_group", {"node": options.name}, None)
-    return _done(options, f"{options.name} is of the group no longer")
+    return _done(options, f"{options.name} has left the group")
 
 
 def _done(options: argparse.Namespace, text: str) -> int:

@@ -109,14 +109,9 @@ class GroupNode:
         unique, lsn = files.known(makes=options.new_group)
         if options.new_group:
             self._make_group(options, found, described, unique)
-        elif not found.data:
-            raise StoreException(
-                f"there is no group {options.group!r} at {coordinator!r}: begin one with --new-group, at the node"
-                " that has the store"
-            )
         else:
             record = decoded(found.data)
-            if unique is not None and unique != record.store:
+            if unique is not None and (unique != record.store or not files.is_followed):
                 raise StoreException(
                     f"the store in {options.data!r} is of another group, or of none: give a directory that does not"
                     " exist, and the node gets a copy"
@@ -210,11 +205,14 @@ class GroupNode:
 
 
 def _found(coordinator: Coordinator) -> Found:
-    """Return what the coordinator has, once it answers: a deposed primary may start anew before it can."""
+    """Return the record of the group, once the coordinator has it: the nodes may be started in any order."""
     log = LimitedLog(_log)
     while True:
         try:
-            return coordinator.read()
+            found = coordinator.read()
+            if found.data:
+                return found
+            log.write("group", "! waiting for the group: the node that has the store begins it, with --new-group")
         except (ConnectionLostException, OperationTimedOutException) as error:
             log.write("coordinator", "! waiting for the coordinator of the group: %s", error)
         _wait(_PAUSE_SECONDS)

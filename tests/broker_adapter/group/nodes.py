@@ -26,7 +26,7 @@ from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.server.cli.group_node import GroupNode
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings
-from broker_adapter.transport import Transport
+from broker_adapter.transport import Credentials, Transport
 from tests.broker_adapter.engine.driving import WAIT, drained, eventually, message, payloads
 
 #: Of a record; long enough for a busy machine to renew it.
@@ -97,9 +97,9 @@ class _Link:
         self._reach = reach
         self._is_closed = threading.Event()
 
-    def open(self, *_: Any) -> None:
+    def open(self, credentials: Credentials, *_: Any) -> None:
         """The other node admits this one, or says who is primary."""
-        asks_to_be_admitted(self._reach()).value()
+        asks_to_be_admitted(self._reach(), credentials.client_id).value()
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """Ask it."""

@@ -199,3 +199,17 @@ def test_a_node_that_stops_in_good_order_is_not_waited_for(group: Nodes) -> None
     first.send("one")
     assert time.monotonic() - began < 5
     group.wait_for_sync("n1", "n3")
+
+
+def test_nodes_that_were_away_are_admitted_again_while_the_coordinator_is_away(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    for each in (first, second, third):
+        each.coordinator.is_away = True
+    time.sleep(LEASE)
+    first.send("one")
+    second.is_away = third.is_away = True
+    with pytest.raises(OperationTimedOutException):
+        first.send("two", timeout=2 * LEASE)
+    second.is_away = third.is_away = False
+    first.send("three")
+    assert first.look() == [b"one", b"two", b"three"]

@@ -482,15 +482,27 @@ def test_a_primary_whose_disk_fails_leaves_at_once() -> None:
 
 def test_who_is_forced_becomes_primary_alone_without_being_in_sync() -> None:
     made = follower("n2", attrs.evolve(RECORD, in_sync=frozenset({"n1"})))
-    record = swapped(made.force(0.1))
+    made.force(0.1)
+    assert made.record is not None
+    for now in (1.0, 2.0, 3.0):
+        made.tick(now)
+        assert of(Swap, made.record_read(made.record, "t100", now)) == []
+    made.tick(4.0)
+    record = swapped(made.record_read(made.record, "t100", 4.0))
     assert (record.term, record.primary, record.in_sync) == (6, "n2", {"n2"})
-    assert made.no_answer(0.2) == [Read()]
-    renewed = attrs.evolve(RECORD, renewed=101)
-    record = swapped(made.record_read(renewed, "t101", 0.3))
-    assert (record.in_sync, record.renewed) == ({"n2"}, 102)
-    assert of(Lead, made.swap_won("t102", 0.4)) == [Lead(6)]
+    assert of(Lead, made.swap_won("t101", 4.1)) == [Lead(6)]
     with pytest.raises(IllegalStateException, match="n2 is primary already"):
-        made.force(0.5)
+        made.force(4.2)
+
+
+def test_a_force_deposes_no_primary_that_renews_the_record() -> None:
+    made = follower("n2", attrs.evolve(RECORD, in_sync=frozenset({"n1"})))
+    made.force(0.1)
+    for renewed in range(101, 120):
+        now = float(renewed)
+        made.tick(now)
+        record = attrs.evolve(RECORD, in_sync=frozenset({"n1"}), renewed=renewed)
+        assert of(Swap, made.record_read(record, f"t{renewed}", now)) == []
 
 
 def test_a_force_is_given_up_where_another_node_has_become_primary() -> None:

@@ -103,7 +103,7 @@ def test_a_copy_is_not_served_by_anybody(tmp_path: Path) -> None:
         assert copy.stop() == 0
     refused = holdfast("serve", "--data", str(path), "--listen", "127.0.0.1:0")
     assert refused.returncode == 1
-    assert f"go on following (holdfast serve --data {path} --follow URL)" in refused.stderr
+    assert f"go on following (holdfast serve --data {path}, with --follow or --group as before)" in refused.stderr
     assert f"make it one: holdfast promote {path}" in refused.stderr
     assert "Traceback" not in refused.stderr
     with pytest.raises(JMSException, match="holdfast promote"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,9 +73,13 @@ def test_a_store_is_not_made_that_of_a_node_while_the_coordinator_is_away(group:
     assert look(group.path / "n1") == [b"one"]
 
 
-def test_a_node_joins_no_group_that_is_not_there(group: Nodes) -> None:
-    with pytest.raises(StoreException, match="there is no group 'g'"):
-        group.start("n1")
+def test_a_node_waits_for_the_group_that_another_one_begins(group: Nodes) -> None:
+    starting = threading.Thread(target=group.start, args=("n2",))
+    starting.start()
+    group.start("n1", new=True)
+    starting.join(WAIT)
+    assert not starting.is_alive()
+    group.wait_for_sync("n1", "n2")
 
 
 def test_a_node_with_the_store_of_another_group_or_of_none_is_refused(group: Nodes) -> None:
