@@ -59,7 +59,7 @@ from broker_adapter.engine.cycle.loading import Loading
 from broker_adapter.engine.cycle.message_reads import MessageReads
 from broker_adapter.engine.cycle.release_queue import RELEASE_SECONDS, ReleaseQueue, called_back
 from broker_adapter.engine.cycle.room_checks import ROOM_CHECK_MS, RoomChecks
-from broker_adapter.engine.operations.copies import Copies
+from broker_adapter.engine.operations.copy_states import Copies
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.requests import perform, request_of
 from broker_adapter.engine.operations.whole_queues import CheckRequest

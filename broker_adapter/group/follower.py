@@ -95,13 +95,20 @@ class Follower:
                     self._follow()
                 except (NoAnswer, ResourceAllocationException) as error:
                     if not self._stopping.is_set():
-                        self._log.write("failed", "! the copy is not up to date, and goes on trying: %s", error)
+                        self._tell(error)
                 self._stopping.wait(_PAUSE_SECONDS)
         except JMSException as error:
             self._ended(error)
         except Exception as error:
             _log.exception("! unexpected error")
             self._ended(JMSException(f"unexpected error {error!r}"))
+
+    def _tell(self, error: Exception) -> None:
+        if self._standing.term is None:
+            self._log.write("failed", "! the copy is not up to date, and goes on trying: %s", error)
+        else:
+            what, _, _advice = str(error).partition(";")  # the advice is for clients
+            self._log.write("failed", "! the primary is not there, and is asked again: %s", what, records=1)
 
     def _note_heard(self, is_heard: bool) -> None:
         if is_heard != self._is_heard:

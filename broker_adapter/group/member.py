@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import copies
+from broker_adapter.engine.operations.copy_states import NodeThatAsks
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_tail import Tail
@@ -170,7 +170,7 @@ class Member:
         self._is_stopping = self._forces = False
         self._has_stopped = threading.Event()
         self._wanted: SimpleQueue[Action | None] = SimpleQueue()  # what takes time; None: look at the clock
-        self._asked: SimpleQueue[Read | Swap | None] = SimpleQueue()  # of the coordinator
+        self._questions: SimpleQueue[Read | Swap | None] = SimpleQueue()  # of the coordinator
         self._log = LimitedLog(_log)
         self._thread = threading.Thread(target=self._run, name="holdfast-group", daemon=True)
         self._coordinating = threading.Thread(target=self._ask_coordinator, name="holdfast-coordinator", daemon=True)
@@ -194,7 +194,7 @@ class Member:
         self._act(lambda now: self._rules.stop(now, has_failed))
         self._has_stopped.wait(_END_SECONDS)
         self._wanted.put(Stopped())
-        self._asked.put(None)
+        self._questions.put(None)
         self._thread.join(_END_SECONDS)
 
     def hand_over(self, name: str) -> None:
@@ -239,7 +239,7 @@ class Member:
                     case Release():
                         released = each.lsn
                     case Read() | Swap():
-                        self._asked.put(each)
+                        self._questions.put(each)
                     case Tell():
                         pass  # the others see it in the record, or that their connection is lost
                     case _:
@@ -309,7 +309,7 @@ class Member:
     def _ask_coordinator(self) -> None:
         while True:
             try:
-                wanted = self._asked.get(timeout=self._tick_seconds)
+                wanted = self._questions.get(timeout=self._tick_seconds)
             except Empty:
                 self._act(self._rules.tick)  # also while an engine starts, which may take longer than a lease lasts
                 continue
@@ -365,14 +365,14 @@ class Member:
         replication.release(self._released)
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
 
-    def _asks(self, member: copies.Member, lsn: int | None) -> None:
+    def _asks(self, asks: NodeThatAsks, lsn: int | None) -> None:
         nodes = self.status().get("nodes", {})
-        if member.node == self._rules.name:
-            raise IllegalStateException(f"two nodes have the name {member.node!r}: give one of them another name")
-        if member.node not in nodes and len(nodes) >= MOST_NODES:
+        if asks.node == self._rules.name:
+            raise IllegalStateException(f"two nodes have the name {asks.node!r}: give one of them another name")
+        if asks.node not in nodes and len(nodes) >= MOST_NODES:
             raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
-        node = NodeRecord(member.address, STORE_VERSION)  # it would be refused with another one
-        self._act(self._rules.asked, member.node, node, member.term, lsn)
+        node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
+        self._act(self._rules.asked, asks.node, node, asks.term, lsn)
 
     # Another one is.
 

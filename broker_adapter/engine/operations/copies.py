@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Final
 
-import attrs
 import msgpack
 
+from broker_adapter.engine.operations.copy_states import FollowedEngine, NodeThatAsks
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Beside, Request, Steps, Threads, argument, fields_of, request
 from broker_adapter.engine.records.layout import STORE_VERSION
@@ -38,9 +38,8 @@ from broker_adapter.engine.store.deltas import (
     records_of,
     spans_of,
 )
-from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.port import StoreSnapshot
-from broker_adapter.errors import IllegalStateException, MessageFormatException, StoreCorruptException
+from broker_adapter.errors import MessageFormatException, StoreCorruptException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -53,123 +52,9 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
 MOST_WAIT_MS: Final = 30_000
 _LOOK_SECONDS: Final = 0.5
-#: Copies that are remembered: those that have asked last.
-_MOST_COPIES: Final = 100
 #: The name of a copy or node, and where a node is.
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ADDRESS: Final = re.compile(r"(?=.{3,255}$)(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
-
-
-class FollowedEngine(Protocol):
-    """What these operations need of the engine."""
-
-    @property
-    def store(self) -> LmdbStore:
-        """The store on disk."""
-
-    @property
-    def copies(self) -> Copies:
-        """Those that follow it."""
-
-
-@attrs.define
-class CopyState:
-    """What is known of a copy; times are of the monotonic clock, in seconds.
-
-    Attributes:
-        lsn: it has all commits up to this one on its disk.
-        seen_at: when it asked last.
-        complete_at: it has all that was committed by then; None: that is not known yet.
-        image: how much of an image it has, in thousandths; None: it takes none.
-    """
-
-    lsn: int
-    seen_at: float
-    complete_at: float | None = None
-    image: int | None = None
-    _asked: tuple[float, int] | None = None  #: a time, and the lsn of the store then
-
-    def behind_ms(self, last: int, now: float) -> int | None:
-        """How long ago it had everything."""
-        if self.lsn >= last:
-            return 0
-        return None if self.complete_at is None else int(1000 * (now - self.complete_at))
-
-    def asks(self, lsn: int, image: int | None, last: int, now: float) -> None:
-        """It asks, and has these commits, where the store's last one is ``last``."""
-        self.lsn, self.image, self.seen_at = lsn, image, now
-        if lsn >= last:
-            self.complete_at, self._asked = now, None
-        elif self._asked is None:
-            self._asked = now, last
-        elif lsn >= self._asked[1]:
-            self.complete_at, self._asked = self._asked[0], (now, last)
-
-
-class Member(NamedTuple):
-    """A node of the group of a server that asks."""
-
-    node: str  #: its name
-    address: str  #: HOST:PORT
-    term: int  #: that it knows
-
-
-class Group(Protocol):
-    """The group of a server, of which its node is the primary."""
-
-    def status(self) -> dict[str, Any]:
-        """What is known of it: plain data."""
-
-    def hand_over(self, name: str) -> None:
-        """Make another node primary; raises IllegalStateException where it cannot be."""
-
-    def leave(self, name: str) -> None:
-        """Take another node out; raises IllegalStateException where it cannot be."""
-
-    def gone(self, name: str) -> None:
-        """Another node has stopped in good order, and is not to be waited for."""
-
-
-#: Called with a node of the group that asks, and the commit up to which it has all on its disk; None: it has an image
-#: to take.
-Asked = Callable[[Member, int | None], None]
-
-
-class Copies:
-    """The copies that follow a store, as far as they have asked since the engine was started.
-
-    Attributes:
-        asked: is told what nodes of the group have; None: the server is of none.
-        group: of the server; None: it is of none.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[str, CopyState] = {}
-        self.asked: Asked | None = None
-        self.group: Group | None = None
-
-    def asks(self, node: str, lsn: int, image: int | None, last: int, now: float) -> None:
-        """A copy asks; see :meth:`CopyState.asks`."""
-        state = self._states.get(node)
-        if state is None:
-            if len(self._states) >= _MOST_COPIES:
-                del self._states[min(self._states, key=lambda each: self._states[each].seen_at)]
-            state = self._states[node] = CopyState(lsn, now)
-        state.asks(lsn, image, last, now)
-
-    def described(self, last: int, now: float) -> list[dict[str, Any]]:
-        """What is known of each: plain data."""
-        return [
-            {
-                "node": node,
-                "lsn": each.lsn,
-                "behind": max(0, last - each.lsn),
-                "behind_ms": each.behind_ms(last, now),
-                "seen_ms": int(1000 * (now - each.seen_at)),
-                "image": each.image,
-            }
-            for node, each in sorted(self._states.items())
-        ]
 
 
 @request(Threads.SHORT)
@@ -191,49 +76,6 @@ class CopiesRequest(Request):
             return {"lsn": last, "tail": first, "copies": copies, "group": group and group.status()}
 
         return (yield Beside(look))
-
-
-@fields_of
-class OfGroup(Request):
-    """The requests that change the group of a server."""
-
-    node: str = argument(note="the name of another node")
-
-    def steps(self, client: int) -> Steps:
-        def act(engine: FollowedEngine) -> None:
-            if engine.copies.group is None:
-                raise IllegalStateException("this server is of no group")
-            self.act(engine.copies.group)
-
-        return (yield Beside(act))
-
-    def act(self, group: Group) -> None:
-        """Carry it out."""
-        raise NotImplementedError
-
-
-@request(Threads.SHORT)
-class HandOverRequest(OfGroup):
-    """Nothing; the node becomes primary, which the connection to this one does not survive."""
-
-    def act(self, group: Group) -> None:
-        group.hand_over(self.node)
-
-
-@request(Threads.SHORT)
-class LeaveGroupRequest(OfGroup):
-    """Nothing; the node, which should be stopped, is waited for no more, and not in the group any longer."""
-
-    def act(self, group: Group) -> None:
-        group.leave(self.node)
-
-
-@request(Threads.SHORT, right="follow")
-class StopFollowingRequest(OfGroup):
-    """Nothing; the node, which asks this as it stops, is not waited for, and is in sync again once it follows again."""
-
-    def act(self, group: Group) -> None:
-        group.gone(self.node)
 
 
 @fields_of
@@ -329,8 +171,8 @@ class ReadCommitsRequest(OfCopy):
                     return False
             if self.node is not None:
                 if engine.copies.asked is not None and self.term is not None:
-                    member = Member(self.node, self.address or "", self.term)
-                    engine.copies.asked(member, self.after if self.image is None else None)
+                    asks = NodeThatAsks(self.node, self.address or "", self.term)
+                    engine.copies.asked(asks, self.after if self.image is None else None)
                 engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
             return True
 

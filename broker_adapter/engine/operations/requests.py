@@ -19,6 +19,7 @@ from broker_adapter.engine.operations import (
     gateway_batches,
     gateway_copies,
     gateways,
+    groups,
     named_messages,
     ranges,
     region_digests,
@@ -35,7 +36,7 @@ __all__ = ["REQUESTS", "RequestEngine", "perform", "request_of", "steps_of"]
 #: Each registers its requests as it is imported.
 _FILES: Final = (
     *(whole_queues, ranges, staged, named_messages, regions, region_digests, durable_clients),
-    *(gateways, gateway_batches, gateway_copies, arrivals, copies),
+    *(gateways, gateway_batches, gateway_copies, arrivals, copies, groups),
 )
 
 

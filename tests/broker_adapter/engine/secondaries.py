@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.operations import copies
-from broker_adapter.engine.operations.copies import Copies, OfCopy
+from broker_adapter.engine.operations.copies import OfCopy
+from broker_adapter.engine.operations.copy_states import Copies
 from broker_adapter.engine.operations.request import request_of
 from broker_adapter.engine.records.layout import COPY_OF, TABLES
 from broker_adapter.engine.store import deltas

@@ -11,7 +11,8 @@ import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import copies
-from broker_adapter.engine.operations.copies import MOST_SPANS, Copies, unpack_records
+from broker_adapter.engine.operations.copies import MOST_SPANS, unpack_records
+from broker_adapter.engine.operations.copy_states import Copies
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.deltas import IMAGE_TABLES
 from broker_adapter.engine.store.lmdb_store import LmdbStore
