@@ -222,4 +222,4 @@ def figures(directory: Path, share: int) -> Iterator[Figure]:
         share: 1, or by how much less is to be done.
     """
     yield from _streams(directory, 40_000 // share)
-    yield _image(directory, 10 * 2**30 // share)
+    yield _image(directory, 2 * 2**30 // share)

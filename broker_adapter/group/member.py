@@ -56,6 +56,8 @@ _TICKS: Final = 16
 _QUESTIONS: Final = 8
 #: How long a primary does not serve until it starts anew, so that its clients find the next one; in seconds.
 _IDLE_SECONDS: Final = 5.0
+#: Another node is there if it has asked within this time, in seconds.
+_HEARD_SECONDS: Final = 1.0
 #: Nodes of a group.
 MOST_NODES: Final = 9
 #: Longest wait for the end of a reign, in seconds.
@@ -165,6 +167,7 @@ class Member:
         self._replication: GroupReplication | None = None
         self._idle_since: float | None = None  # by the clock that never goes back; None: this node serves
         self._announced: tuple[list[str], int] = [], 0
+        self._heard: dict[str, float] = {}  # when other nodes have asked last
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
         self._is_stopping = self._forces = False
@@ -205,12 +208,13 @@ class Member:
         """Take another node out of the group; see :meth:`Node.leave`."""
         if name not in self.status().get("nodes", ()):
             raise IllegalStateException(f"{name!r} is no node of the group")
-        if name != self._rules.name and name in self.status()["in_sync"]:
-            raise IllegalStateException(f"{name} is in sync: stop it first, or it joins again")
+        if time.monotonic() - self._heard.get(name, 0.0) < _HEARD_SECONDS:
+            raise IllegalStateException(f"{name} follows this node: stop it first, or it joins again")
         self._act(self._rules.leave, name)
 
     def gone(self, name: str) -> None:
         """Wait for another node no more, which has stopped; see :meth:`Node.gone`."""
+        self._heard.pop(name, None)
         self._act(self._rules.gone, name)
 
     def status(self) -> dict[str, Any]:
@@ -372,6 +376,7 @@ class Member:
         if asks.node not in nodes and len(nodes) >= MOST_NODES:
             raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
         node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
+        self._heard[asks.node] = time.monotonic()
         self._act(self._rules.asked, asks.node, node, asks.term, lsn)
 
     # Another one is.

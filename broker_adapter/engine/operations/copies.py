@@ -107,17 +107,8 @@ class FollowRequest(OfCopy):
     )
 
     def check(self) -> None:
-        """Refuse what is no list of spans."""
+        """Refuse a name that is none."""
         _check_name(self.node)
-        for each in self.spans:
-            if not (
-                isinstance(each, list | tuple)
-                and len(each) == 3
-                and isinstance(each[0], bytes)
-                and len(each[0]) == WRITER_BYTES
-                and type(each[1]) is type(each[2]) is int
-            ):
-                raise MessageFormatException("the argument 'spans' is no list of [writer, first, last]")
 
     def steps(self, client: int) -> Steps:
         # What is read between two cycles waits for its release, and that of a group for this copy.
@@ -127,7 +118,7 @@ class FollowRequest(OfCopy):
 
     def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
         lsn = lsn_of(records)
-        common = common_lsn(spans_of(records), [Span(*each) for each in self.spans])
+        common = common_lsn(spans_of(records), map(_span, self.spans))
         return {
             "common": common,
             "lsn": lsn,
@@ -243,6 +234,19 @@ class ReadPieceRequest(OfCopy):
         value = records.get(_known(self.table), self.key)
         piece = None if value is None else value[self.offset : self.offset + PIECE_BYTES]
         return {"lsn": lsn_of(records), "piece": piece}
+
+
+def _span(given: Any) -> Span:
+    """A span, as a copy has sent it; raises MessageFormatException."""
+    if (
+        isinstance(given, list | tuple)
+        and len(given) == 3
+        and isinstance(given[0], bytes)
+        and len(given[0]) == WRITER_BYTES
+        and type(given[1]) is type(given[2]) is int
+    ):
+        return Span(*given)
+    raise MessageFormatException("the argument 'spans' is no list of [writer, first, last]")
 
 
 def _check_name(node: str) -> None:

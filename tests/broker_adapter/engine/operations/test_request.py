@@ -239,7 +239,7 @@ def test_a_request_names_a_bounded_number_of_messages(broker: Broker, operation:
 
 def _least(operation: str) -> dict[str, Any]:
     """What each needed argument may be."""
-    values: dict[type, Any] = {str: "q", int: 1, bool: False, list: []}
+    values: dict[type, Any] = {str: "q", int: 1, bool: False, bytes: b"x", list: []}
     return {name: values[each.kind] for name, each in REQUESTS[operation].arguments.items() if each.default is NEEDED}
 
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_a_request_is_refused_by_its_outline(operation: str, give
 @pytest.mark.parametrize("operation", sorted(REQUESTS))
 def test_the_largest_request_of_each_operation_has_as_many_members_as_it_may_have(operation: str) -> None:
     wanted = REQUESTS[operation].arguments
-    values: dict[type, Any] = {str: "q", int: 2**64 - 1, bool: True}
+    values: dict[type, Any] = {str: "q", int: 2**64 - 1, bool: True, bytes: b"x"}
     members: dict[type | None, Any] = {int: 2**64 - 1, str: "x", bytes: b"x", None: [1, ["producer", 5, 7], 3]}
     largest: dict[str, Any] = {
         name: [members[each.of]] * each.most_values if each.kind is list else values[each.kind]
