@@ -172,6 +172,8 @@ class ReadCommitsRequest(OfCopy):
             if tail is None or left <= 0 or tail.lsn > self.after:
                 return True
             tail.wait_behind(self.after, min(left, _LOOK_SECONDS))
+            if self.node is not None:
+                engine.copies.has_waited(self.node, time.monotonic())
             return tail.lsn > self.after
 
         if not (yield Beside(note)):

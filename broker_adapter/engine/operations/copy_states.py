@@ -110,6 +110,11 @@ class Copies:
             state = self._states[node] = CopyState(lsn, now)
         state.asks(lsn, image, last, now)
 
+    def has_waited(self, node: str, now: float) -> None:
+        """A copy has waited for a commit, so that it had everything."""
+        if node in self._states:
+            self._states[node].complete_at = now
+
     def described(self, last: int, now: float) -> list[dict[str, Any]]:
         """What is known of each: plain data."""
         return [
