@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import messaging as c
-from broker_adapter.engine.commands.callbacks import tell
+from broker_adapter.engine.commands.callbacks import registered, tell
 from broker_adapter.engine.commands.selection import Read
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, Redirect
@@ -82,13 +82,7 @@ class GroupEngine:
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """See :meth:`Broker.on_failure`."""
-        self._failure_listeners.append(listener)
-
-        def remove() -> None:
-            if listener in self._failure_listeners:
-                self._failure_listeners.remove(listener)
-
-        return remove
+        return registered(listener, self._failure_listeners)
 
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands, or have those who ask to be admitted wait."""
@@ -117,19 +111,12 @@ class GroupEngine:
                 left.append(each)
         return left
 
-    def request(
-        self,
-        operation: str,
-        arguments: Mapping[str, Any],
-        timeout: float | None,
-        is_cancelled: Callable[[], bool] | None = None,
-        later: Callable[[Any], None] | None = None,
-        client: int = 0,
-    ) -> Any:
-        """See :meth:`Broker.request`."""
+    @property
+    def request(self) -> Callable[..., Any]:
+        """See :meth:`Broker.request`; raises IllegalStateException where this node is not the primary."""
         if self.broker is None:
             raise IllegalStateException("this node is not the primary of its group")
-        return self.broker.request(operation, arguments, timeout, is_cancelled, later, client)
+        return self.broker.request
 
     # What the node calls.
 

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.commands.callbacks import registered
 from broker_adapter.engine.operations.copy_states import NodeThatAsks
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
@@ -89,13 +90,7 @@ class GroupReplication:
 
     def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
         """As the port."""
-        self._listeners.append(listener)
-
-        def remove() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return remove
+        return registered(listener, self._listeners)
 
     def release(self, lsn: int) -> None:
         """Let effects leave up to a commit; in any thread."""
@@ -216,6 +211,18 @@ class Member:
         """Wait for another node no more, which has stopped; see :meth:`Node.gone`."""
         self._heard.pop(name, None)
         self._act(self._rules.gone, name)
+
+    def asks(self, asks: NodeThatAsks, lsn: int | None) -> None:
+        """Note what another node has, see :meth:`Node.asked`; raises a JMSException where it may not ask."""
+        record = self._rules.record
+        nodes = {} if record is None else record.nodes
+        if asks.node == self._rules.name:
+            raise IllegalStateException(f"two nodes have the name {asks.node!r}: give one of them another name")
+        if asks.node not in nodes and len(nodes) >= MOST_NODES:
+            raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
+        node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
+        self._heard[asks.node] = time.monotonic()
+        self._act(self._rules.asked, asks.node, node, asks.term, lsn)
 
     def status(self) -> dict[str, Any]:
         """What is known of the group: plain data."""
@@ -363,21 +370,10 @@ class Member:
         self._act(self._rules.committed, tail.lsn)
         self._replication = replication
         broker = self._parts.made_engine(store, replication)
-        broker.copies.asked = self._asks
         broker.copies.group = self
         self._engine.lead(broker)
         replication.release(self._released)
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
-
-    def _asks(self, asks: NodeThatAsks, lsn: int | None) -> None:
-        nodes = self.status().get("nodes", {})
-        if asks.node == self._rules.name:
-            raise IllegalStateException(f"two nodes have the name {asks.node!r}: give one of them another name")
-        if asks.node not in nodes and len(nodes) >= MOST_NODES:
-            raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
-        node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
-        self._heard[asks.node] = time.monotonic()
-        self._act(self._rules.asked, asks.node, node, asks.term, lsn)
 
     # Another one is.
 

@@ -12,12 +12,12 @@ A node that reads a record with a higher ``version`` leaves it alone; other fiel
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
+from broker_adapter.engine.records.tail import NODE_NAME
 from broker_adapter.errors import StoreException, StoreVersionException
 
 #: Largest record, in bytes.
@@ -27,7 +27,6 @@ VERSION: Final = 1
 #: What a node may be: one that can become primary, or one that follows only.
 MEMBER: Final = "member"
 COPY: Final = "copy"
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST: Final = 2**63
 
 
@@ -92,7 +91,7 @@ def decoded(data: bytes) -> GroupRecord:
     names = [field.name for field in attrs.fields(GroupRecord)]
     _check_names(fields, ["version", *names], "it")
     in_sync, nodes = fields["in_sync"], fields["nodes"]
-    if not isinstance(nodes, dict) or not all(_NAME.fullmatch(name) for name in nodes):
+    if not isinstance(nodes, dict) or not all(NODE_NAME.fullmatch(name) for name in nodes):
         raise _damaged("its nodes are no nodes by name")
     if not isinstance(in_sync, list) or not all(isinstance(each, str) and each in nodes for each in in_sync):
         raise _damaged("its in_sync is no list of its nodes")
@@ -118,7 +117,7 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: it is not one.
     """
-    if not _NAME.fullmatch(name):
+    if not NODE_NAME.fullmatch(name):
         raise ValueError(f"{name!r:.100} is no name of a node: 1 to 64 letters, digits, dots, dashes and underscores")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 #: Calls a callback with a value, now or later.
 Tell = Callable[[Callable[[Any], None], Any], None]
+_L = TypeVar("_L", bound=Callable[..., None])
 _log = logging.getLogger(f"holdfast.{__name__}")
 
 
@@ -20,7 +21,7 @@ def tell(callback: Callable[[Any], None], value: Any) -> None:
         _log.exception("! a callback of the engine raised; it must not")
 
 
-def registered(listener: Callable[[Any], None], listeners: list[Callable[[Any], None]]) -> Callable[[], None]:
+def registered(listener: _L, listeners: list[_L]) -> Callable[[], None]:
     """Add a listener to others; returns what takes it away, which is legal twice."""
     listeners.append(listener)
 

@@ -24,7 +24,7 @@ from broker_adapter.engine.operations.copy_states import FollowedEngine, NodeTha
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Beside, Request, Steps, Threads, argument, fields_of, request
 from broker_adapter.engine.records.layout import STORE_VERSION
-from broker_adapter.engine.records.tail import WRITER_BYTES, Span, common_lsn
+from broker_adapter.engine.records.tail import NODE_NAME, WRITER_BYTES, Span, common_lsn
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import (
     IMAGE_TABLES,
@@ -52,8 +52,7 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
 MOST_WAIT_MS: Final = 30_000
 _LOOK_SECONDS: Final = 0.5
-#: The name of a copy or node, and where a node is.
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: Where a node is.
 _ADDRESS: Final = re.compile(r"(?=.{3,255}$)(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
@@ -161,9 +160,9 @@ class ReadCommitsRequest(OfCopy):
                 if tail is None or not has_commit(records, self.after, self.writer):
                     return False
             if self.node is not None:
-                if engine.copies.asked is not None and self.term is not None:
+                if engine.copies.group is not None and self.term is not None:
                     asks = NodeThatAsks(self.node, self.address or "", self.term)
-                    engine.copies.asked(asks, self.after if self.image is None else None)
+                    engine.copies.group.asks(asks, self.after if self.image is None else None)
                 engine.copies.asks(self.node, self.after, self.image, tail.lsn, time.monotonic())
             return True
 
@@ -252,7 +251,7 @@ def _span(given: Any) -> Span:
 
 
 def _check_name(node: str) -> None:
-    if not _NAME.fullmatch(node):
+    if not NODE_NAME.fullmatch(node):
         raise MessageFormatException(
             "the argument 'node' is a name of 1 to 64 letters, digits, dots, dashes and underscores"
         )

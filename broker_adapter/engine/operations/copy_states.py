@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
@@ -73,6 +72,14 @@ class Group(Protocol):
     def status(self) -> dict[str, Any]:
         """What is known of it: plain data."""
 
+    def asks(self, asks: NodeThatAsks, lsn: int | None) -> None:
+        """Note what another node has; raises a JMSException where it may not ask.
+
+        Args:
+            asks: the node.
+            lsn: the commit up to which it has all on its disk; None: it has an image to take.
+        """
+
     def hand_over(self, name: str) -> None:
         """Make another node primary; raises IllegalStateException where it cannot be."""
 
@@ -83,22 +90,15 @@ class Group(Protocol):
         """Another node has stopped in good order, and is not to be waited for."""
 
 
-#: Called with a node of the group that asks, and the commit up to which it has all on its disk; None: it has an image
-#: to take.
-Asked = Callable[[NodeThatAsks, int | None], None]
-
-
 class Copies:
     """The copies that follow a store, as far as they have asked since the engine was started.
 
     Attributes:
-        asked: is told what nodes of the group have; None: the server is of none.
         group: of the server; None: it is of none.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, CopyState] = {}
-        self.asked: Asked | None = None
         self.group: Group | None = None
 
     def asks(self, node: str, lsn: int, image: int | None, last: int, now: float) -> None:

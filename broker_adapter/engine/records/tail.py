@@ -13,6 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -23,6 +24,8 @@ import msgpack
 from broker_adapter.engine.records.layout import MESSAGE_KEY_BYTES, message_key
 from broker_adapter.errors import StoreCorruptException
 
+#: The name of a copy, or of a node of a group.
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: Bytes of the word of whoever writes.
 WRITER_BYTES: Final = 8
 _head = struct.Struct(f">I{WRITER_BYTES}s")

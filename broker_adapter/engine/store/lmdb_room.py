@@ -60,7 +60,7 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
         return None
     if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
         _keep_ballast(path, figures)
-    return room_of(attrs.evolve(figures, used_pages=_used_pages(env, tables)), plenty, str(path))
+    return room_of(attrs.evolve(figures, used_pages=used_pages(env, tables)), plenty, str(path))
 
 
 def _largest_file_bytes() -> int:
@@ -93,7 +93,7 @@ def _keep_ballast(path: Path, figures: Figures) -> None:
             os.posix_fallocate(data.fileno(), figures.file_pages * figures.page_bytes, BALLAST_BYTES)
 
 
-def _used_pages(env: Any, tables: Mapping[str, Any]) -> int:
+def used_pages(env: Any, tables: Mapping[str, Any]) -> int:
     """The pages that hold records."""
     pages = 0
     with env.begin() as txn:

@@ -74,7 +74,7 @@ from broker_adapter.engine.store.lmdb_reads import (
     run_items,
     stored_queues,
 )
-from broker_adapter.engine.store.lmdb_room import measured_room
+from broker_adapter.engine.store.lmdb_room import measured_room, used_pages
 from broker_adapter.engine.store.lmdb_tail import Tail
 from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.port import Loaded, StoredColumns, StoredQueue
@@ -437,11 +437,7 @@ class LmdbStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of the pages that all tables have."""
-        with self._env.begin() as txn:
-            stats = [txn.stat(table) for table in self._db.values()]
-        return sum(
-            each["psize"] * (each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"]) for each in stats
-        )
+        return int(used_pages(self._env, self._db) * self._env.stat()["psize"])
 
     # Writing.
 
