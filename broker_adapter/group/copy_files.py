@@ -272,19 +272,12 @@ class CopyFiles:
         self.store.write([({}, {"meta": [IMAGE]})])
         return self.store
 
-    def known(self, *, makes: bool = False) -> tuple[str | None, int | None]:
-        """What is known of the store of a node: what it is known by, and its last commit; None where there is none.
-
-        Args:
-            makes: whether it begins a group, and is made where there is none.
-        """
-        if makes:
-            self.as_primary().close()
-            self.store = CopyStore(self._path, self._settings)
-            self.store.write([(self._noted, {})])
-        if self.store is None:
-            return None, None
-        return self.store.unique, self.store.lsn or None
+    def make_store(self) -> CopyStore:
+        """Have the store that begins a group, which is made where there is none."""
+        self.as_primary().close()
+        self.store = CopyStore(self._path, self._settings)
+        self.store.write([(self._noted, {})])
+        return self.store
 
     def as_primary(self) -> LmdbStore:
         """Return the store for the engine of a primary, which closes it; this object keeps the ownership only."""

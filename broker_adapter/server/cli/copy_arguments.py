@@ -49,14 +49,7 @@ def add_group(serving: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--group", type=text_argument, metavar="NAME", help="be a node of this group of servers; docs/redundancy.md"
     )
-    serving.add_argument(
-        "--coordinator",
-        type=text_argument,
-        default=os.environ.get(COORDINATOR_URL),
-        metavar="URL",
-        help="with --group: the etcd that keeps its record, etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...], with TLS"
-        f" etcds://...?ca_file=PEM; default: ${COORDINATOR_URL}",
-    )
+    _add_coordinator(serving)
     serving.add_argument(
         "--advertise", type=text_argument, metavar="HOST:PORT", help="with --group: where clients find this node"
     )
@@ -118,13 +111,7 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
     showing.add_argument(
         "--group", type=text_argument, metavar="NAME", help="show its record at the coordinator, where no node answers"
     )
-    showing.add_argument(
-        "--coordinator",
-        type=text_argument,
-        default=os.environ.get(COORDINATOR_URL),
-        metavar="URL",
-        help=f"with --group: the etcd, as for holdfast serve; default: ${COORDINATOR_URL}",
-    )
+    _add_coordinator(showing)
     for name, text, function in (
         ("hand-over", "make another node of the group primary", "hand_over"),
         ("leave", "take another node, which is stopped, out of the group", "leave"),
@@ -143,6 +130,17 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
     promoting.add_argument("--json", action="store_true", help="what it followed, and its last commit, as JSON")
     add_option(promoting, ", as holdfast serve has them")
     promoting.set_defaults(run=command("copy_commands", "promote"))
+
+
+def _add_coordinator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--coordinator",
+        type=text_argument,
+        default=os.environ.get(COORDINATOR_URL),
+        metavar="URL",
+        help="with --group: the etcd that keeps its record, etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...], with TLS"
+        f" etcds://...?ca_file=PEM; default: ${COORDINATOR_URL}",
+    )
 
 
 def _rate(text: str) -> float:

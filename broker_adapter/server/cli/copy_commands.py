@@ -15,6 +15,7 @@ from broker_adapter.group.copy_files import CopyFiles, promoted
 from broker_adapter.group.follower import Follower
 from broker_adapter.group.following import Standing
 from broker_adapter.group.record import decoded
+from broker_adapter.server.cli.group_node import coordinator_of
 from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
 from broker_adapter.transport import Transport
@@ -72,9 +73,9 @@ def promote(options: argparse.Namespace) -> int:
 
 def _show_record(options: argparse.Namespace) -> int:
     """Show the record of a group, as its coordinator has it, where no node answers."""
-    from broker_adapter.group.etcd import EtcdCoordinator, access_of  # an extra, which copies do not need
-
-    coordinator = EtcdCoordinator(access_of(options.coordinator), f"holdfast/groups/{options.group}", _ETCD_SECONDS)
+    if options.coordinator is None:
+        raise ValueError("--group needs --coordinator, the URL of the group's etcd")
+    coordinator = coordinator_of(options.coordinator, options.group, _ETCD_SECONDS)
     try:
         found = coordinator.read()
     finally:
@@ -100,7 +101,7 @@ def _show_nodes(group: dict[str, Any]) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Show the nodes of a group, and the copies that follow a server."""
-    if options.coordinator is not None and options.group is not None:
+    if options.group is not None:
         return _show_record(options)
     with connected(options) as (transport, _):
         found = transport.request("copies", {}, None)

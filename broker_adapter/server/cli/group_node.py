@@ -62,13 +62,8 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
     host, separator, port = options.advertise.rpartition(":")
     if not separator or not host or not port.isdigit():
         raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT")
-    try:
-        from broker_adapter.group.etcd import EtcdCoordinator, access_of
-    except ImportError as error:
-        raise ValueError(f"--group needs what talks to etcd: pip install 'holdfast[group]' ({error})") from error
     # An answer that comes later than a part of the lease is of no use.
-    seconds = options.lease_seconds / PARTS_OF_LEASE
-    coordinator = EtcdCoordinator(access_of(options.coordinator), f"holdfast/groups/{options.group}", seconds)
+    coordinator = coordinator_of(options.coordinator, options.group, options.lease_seconds / PARTS_OF_LEASE)
     files = CopyFiles(options.data, settings, f"the primary of the group {options.group}")
     try:
         return GroupNode(options, settings, policies, told, coordinator, files)
@@ -76,6 +71,24 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
         files.close()
         coordinator.close()
         raise
+
+
+def coordinator_of(url: str, group: str, seconds: float) -> Coordinator:
+    """Return the etcd of a group.
+
+    Args:
+        url: of the etcd.
+        group: its name.
+        seconds: for how long a call may block.
+
+    Raises:
+        ValueError: the URL is none of an etcd, or what talks to one is not installed.
+    """
+    try:
+        from broker_adapter.group.etcd import EtcdCoordinator, access_of
+    except ImportError as error:
+        raise ValueError(f"--group needs what talks to etcd: pip install 'holdfast[group]' ({error})") from error
+    return EtcdCoordinator(access_of(url), f"holdfast/groups/{group}", seconds)
 
 
 class GroupNode:
@@ -103,29 +116,28 @@ class GroupNode:
         self._listener: Listener | None = None
         described = NodeRecord(options.advertise, STORE_VERSION)
         writer = secrets.token_hex(8)
-        found = coordinator.read() if options.new_group else _found(coordinator)
-        if options.new_group and found.data:  # ahead of what notes in a store that it is of a group
-            raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
-        unique, lsn = files.known(makes=options.new_group)
         if options.new_group:
-            self._make_group(options, found, described, unique)
+            self._make_group(options, described)
         else:
-            record = decoded(found.data)
-            if unique is not None and (unique != record.store or not files.is_followed):
+            record = decoded(_found(coordinator).data)
+            if files.store is not None and (files.store.unique != record.store or not files.is_followed):
                 raise StoreException(
                     f"the store in {options.data!r} is of another group, or of none: give a directory that does not"
                     " exist, and the node gets a copy"
                 )
+        lsn = None if files.store is None else files.store.lsn or None
         rules = Node(options.node, described, writer, lsn, options.lease_seconds, options.replication_timeout_seconds)
         self._member = Member(
             *(rules, options.advertise, coordinator, files, self.engine, self, options.lease_seconds),
             options.image_rate,
         )
 
-    def _make_group(self, options: argparse.Namespace, found: Found, node: NodeRecord, unique: str | None) -> None:
-        assert unique is not None
+    def _make_group(self, options: argparse.Namespace, node: NodeRecord) -> None:
+        found = self._coordinator.read()
+        if found.data:  # ahead of what notes in a store that it is of a group
+            raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
         record = GroupRecord(
-            store=unique,
+            store=self._files.make_store().unique,
             term=0,
             primary=options.node,
             in_sync=frozenset({options.node}),

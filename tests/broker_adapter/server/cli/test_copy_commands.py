@@ -220,3 +220,10 @@ def test_a_repaired_copy_gets_what_was_damaged_from_its_server(tmp_path: Path) -
         server.stop()
     assert differences(tmp_path / "server", path) == []
     assert check_store(path, EngineSettings()).is_sound
+
+
+def test_the_record_of_a_group_is_shown_by_its_coordinator_which_has_to_be_named() -> None:
+    refused = holdfast("group", "status", "--group", "orders")
+    assert (refused.returncode, "--group needs --coordinator" in refused.stderr) == (1, True), refused.stderr
+    refused = holdfast("group", "status", "--group", "orders", "--coordinator", "etcd://127.0.0.1:1")
+    assert (refused.returncode, "etcd at http://127.0.0.1:1" in refused.stderr) == (1, True), refused.stderr
