@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-group bench-geode bench-kafka bench-peers interop soak soak-sites torture simulate interrupts cancellations clean preflight
+.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-group bench-geode bench-kafka bench-peers interop soak soak-sites soak-group torture simulate interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -112,6 +112,9 @@ soak: $(READY)
 
 soak-sites: $(READY)
 	@$(BIN)/python -m tests.faults.soak_sites --seconds $(or $(SECONDS),600)
+
+soak-group: $(READY)
+	@$(BIN)/python -m tests.faults.group_soak --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
 
 torture: $(READY)
 	@$(BIN)/python -m tests.torture --histories $(or $(HISTORIES),10000) $(if $(SEED),--seed $(SEED))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.records.layout import COPY_OF, TABLES
@@ -19,12 +16,12 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials
 from sdk import ConnectionFactory
 from tests import forked_command
-from tests.forked_command import ForkedCommand, Pipe
+from tests.server_process import HoldfastProcess
 
 WAIT = 120.0
 
 
-class CopyProcess:
+class CopyProcess(HoldfastProcess):
     """A copy that can be killed and started again.
 
     Args:
@@ -38,13 +35,11 @@ class CopyProcess:
     def __init__(
         self, data: Path, url: str | None, *arguments: str, log: Path | None = None, **environment: str
     ) -> None:
+        super().__init__(log)
         self.data = data
         self.url = url
         self.arguments = arguments
-        self._log = log
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
-        self._output: IO[str] | None = None
 
     def __enter__(self) -> CopyProcess:
         self.start()
@@ -59,28 +54,10 @@ class CopyProcess:
         """Start, and wait for the line that says so."""
         follow = ["--follow"] if self.url is None else ["--follow", self.url]
         arguments = ["serve", "--data", str(self.data), "--node", "copy", *self.arguments, *follow]
-        with contextlib.ExitStack() as files:
-            output = files.enter_context(Pipe("r"))
-            log = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
-            environment = {**os.environ, **self._environment}
-            self._process = forked_command.start(arguments, [0, output.theirs, log], environment)
-        self._output = output.file
-        line = self._output.readline()
+        environment = {**os.environ, **self._environment}
+        line = self._spawn(lambda streams: forked_command.start(arguments, streams, environment))
         assert line.startswith("holdfast keeps a copy of amqp"), f"the copy said {line!r}"
         self.said = line
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended, by itself or by a signal."""
-        return self._process is not None and self._process.poll() is None
-
-    def kill(self) -> None:
-        """SIGKILL; legal twice."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
-        return self._end(signal.SIGTERM)
 
     def promote(self) -> None:
         """Make it a server, while it does not run."""
@@ -91,16 +68,6 @@ class CopyProcess:
         """Wait until it ends by itself."""
         assert self._process is not None
         return self._process.wait(WAIT)
-
-    def _end(self, number: int) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.send_signal(number)
-        status = process.wait(WAIT)
-        assert self._output is not None
-        self._output.close()
-        return status
 
 
 def asked(url: str, operation: str, **arguments: Any) -> Any:

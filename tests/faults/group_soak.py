@@ -39,7 +39,7 @@ from sdk import (
 )
 from tests import fork_server
 from tests.faults.group_servers import BOTH, LEASE, NAMES, GroupServers
-from tests.faults.lanes import SETTLING, Course, DurableLane, Faced, Lane, QueueLane
+from tests.faults.lanes import SETTLING, Course, DurableLane, Faced, QueueLane
 from tests.faults.proxy import Direction
 from tests.faults.scenarios import wait_for
 
@@ -145,8 +145,8 @@ class Load:
         producing, consuming = self._connections
         for lane in self.lanes:
             lane.prepare(consuming)
-        self._producers = [self._working(lane, lane.produce, producing) for lane in self.lanes]
-        self._consumers = [self._working(lane, lane.consume, consuming) for lane in self.lanes]
+        self._producers = [self._course.working(lane, lane.produce, producing) for lane in self.lanes]
+        self._consumers = [self._course.working(lane, lane.consume, consuming) for lane in self.lanes]
 
     def _connected(self, client_id: str) -> Connection:
         connection = ConnectionFactory(self._url).create_connection(client_id=client_id)
@@ -161,19 +161,6 @@ class Load:
     def _happened(self, event: object) -> None:
         if isinstance(event, Restored):
             self.restores.append(event.seconds)
-
-    def _working(
-        self, lane: Lane, work: Callable[[Connection, Course], None], connection: Connection
-    ) -> threading.Thread:
-        def run() -> None:
-            try:
-                work(connection, self._course)
-            except Exception as error:
-                lane.broken.append(f"{work.__name__} ended: {error!r}")
-
-        thread = threading.Thread(target=run, name=f"{work.__name__} {lane.name}", daemon=True)
-        thread.start()
-        return thread
 
     @property
     def confirmed(self) -> int:

@@ -52,6 +52,21 @@ class Course:
     sending: bool = True
     receiving: bool = True
 
+    def working(
+        self, lane: Lane, work: Callable[[Connection, Course], None], connection: Connection
+    ) -> threading.Thread:
+        """Start to do a lane's work in a thread; an error there breaks what the lane promises."""
+
+        def run() -> None:
+            try:
+                work(connection, self)
+            except Exception as error:
+                lane.broken.append(f"{work.__name__} ended: {error!r}")
+
+        thread = threading.Thread(target=run, name=f"{work.__name__} {lane.name}", daemon=True)
+        thread.start()
+        return thread
+
 
 @attrs.frozen
 class Faced:

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +33,7 @@ from sdk import (
     StaleAcknowledgementException,
 )
 from tests.faults.faults import OPTIONS, Faults
-from tests.faults.lanes import SETTLING, SHARED_PREFETCH, SHARERS, Course, Faced, Lane, lanes
+from tests.faults.lanes import SETTLING, SHARED_PREFETCH, SHARERS, Course, Faced, lanes
 from tests.faults.mutations import Mutations
 from tests.faults.proxy import Proxy
 from tests.faults.victim import Victim
@@ -85,8 +84,8 @@ class Soak:
         for lane in self.lanes:
             lane.prepare(consuming)
             for each in sharing if lane.consumers > 1 else (consuming,):
-                self._consumers.append(self._working(lane, lane.consume, each))
-            self._producers.append(self._working(lane, lane.produce, producing))
+                self._consumers.append(self._course.working(lane, lane.consume, each))
+            self._producers.append(self._course.working(lane, lane.produce, producing))
 
     def _connect(self, client_id: str, options: str = "") -> Connection:
         connection = ConnectionFactory(self._url + options).create_connection(client_id=client_id)
@@ -106,19 +105,6 @@ class Soak:
     def _happened(self, event: object) -> None:
         if isinstance(event, Restored):
             self.restores.append(event.seconds)
-
-    def _working(
-        self, lane: Lane, work: Callable[[Connection, Course], None], connection: Connection
-    ) -> threading.Thread:
-        def run() -> None:
-            try:
-                work(connection, self._course)
-            except Exception as error:
-                lane.broken.append(f"{work.__name__} ended: {error!r}")
-
-        thread = threading.Thread(target=run, name=f"{work.__name__} {lane.name}", daemon=True)
-        thread.start()
-        return thread
 
     # The end.
 
