@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from benchmarks import modes
-from benchmarks.report import Figure
+from benchmarks.programs import cpu_of
+from benchmarks.report import Figure, beside
 from sdk import AcknowledgeMode, ConnectionFactory
 
 _TURNS: Final = 5
@@ -37,28 +38,18 @@ def _copy(data: Path, url: str) -> Iterator[psutil.Process]:
         process.wait(30)
 
 
-def _state(url: str) -> dict[str, Any]:
-    with ConnectionFactory(url).create_connection() as connection:
-        found = connection.request("copies", {})
-    (copy,) = found["copies"] or [{"lsn": 0, "image": 0, "behind_ms": None}]
-    return {**copy, "last": found["lsn"]}
-
-
-def _wait_until_equal(url: str) -> None:
+def _wait_for_copy(url: str, *, has_all: bool = True) -> None:
+    """Wait until a copy has everything; or only its image, while more comes."""
     deadline = time.monotonic() + _WAIT
     with ConnectionFactory(url).create_connection() as connection:
         while True:
             found = connection.request("copies", {})
-            if any(each["lsn"] == found["lsn"] and each["image"] is None for each in found["copies"]):
-                return
+            for each in found["copies"]:
+                if each["image"] is None and each["lsn"] and (each["lsn"] == found["lsn"] or not has_all):
+                    return
             if time.monotonic() > deadline:
                 raise TimeoutError("the copy does not follow")
             time.sleep(0.05)
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 class _Lag:
@@ -85,12 +76,12 @@ class _Lag:
                     self.most_ms = max(self.most_ms, each["behind_ms"] or 0)
 
 
-def _end_to_end(url: str, name: str, messages: int) -> float:
-    both = modes._together(url, name, messages, AcknowledgeMode.AUTO, "receive", "send")
+def end_to_end(url: str, name: str, messages: int) -> float:
+    both = modes.together(url, name, messages, AcknowledgeMode.AUTO, "receive", "send")
     return messages / (max(times["ended"] for times in both.values()) - both["send"]["started"])
 
 
-def _times_of_sends(url: str, name: str, count: int) -> list[float]:
+def times_of_sends(url: str, name: str, count: int) -> list[float]:
     """Milliseconds that synchronous sends took."""
     found = []
     with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
@@ -116,46 +107,36 @@ def _streams(directory: Path, messages: int) -> Iterator[Figure]:
         modes.server(directory / "followed") as (followed, followed_process),
         _copy(directory / "copy", followed) as copy,
     ):
-        _wait_until_equal(followed)
+        _wait_for_copy(followed)
         servers = {"alone": (alone, alone_process), "followed": (followed, followed_process)}
         with _Lag(followed) as lag:
             for turn in range(_TURNS):
                 for name, (url, process) in servers.items():
-                    before, copied = _cpu(process), _cpu(copy)
-                    rates[name].append(_end_to_end(url, f"stream {turn}", messages))
+                    before, copied = cpu_of([process]), cpu_of([copy])
+                    rates[name].append(end_to_end(url, f"stream {turn}", messages))
                     if name == "followed":
-                        _wait_until_equal(url)
-                        costs["copy"].append((_cpu(copy) - copied) / messages * 1e6)
-                    costs[name].append((_cpu(process) - before) / messages * 1e6)
+                        _wait_for_copy(url)
+                        costs["copy"].append((cpu_of([copy]) - copied) / messages * 1e6)
+                    costs[name].append((cpu_of([process]) - before) / messages * 1e6)
         for turn in range(_TURNS):
             for name, (url, _) in servers.items():
-                medians[name].append(statistics.median(_times_of_sends(url, f"sync {turn}", _SYNCHRONOUS // 5)))
-    pairs = zip(rates["followed"], rates["alone"], strict=True)
-    yield Figure(
-        name="end to end, AUTO, of a server with a copy",
-        value=statistics.median(rates["followed"]),
-        unit="messages/s",
-        yardstick=f"without a copy {statistics.median(rates['alone']):,.0f}",
-        ratio=statistics.median(with_it / without for with_it, without in pairs),
+                medians[name].append(statistics.median(times_of_sends(url, f"sync {turn}", _SYNCHRONOUS // 5)))
+    yield beside(
+        *("end to end, AUTO, of a server with a copy", rates["followed"], rates["alone"], "messages/s"),
+        "without a copy",
+        f"us CPU a message: server {statistics.median(costs['followed']):.0f}, without a copy"
+        f" {statistics.median(costs['alone']):.0f}, copy {statistics.median(costs['copy']):.0f}; at most"
+        f" {lag.most_ms} ms behind; ",
         goal="at least 0.7; behind for less than 1 s",
         body_bytes=modes.BODY_BYTES,
         window=modes.WINDOW,
         producers=1,
         consumers=1,
-        note=f"us CPU a message: server {statistics.median(costs['followed']):.0f}, without a copy"
-        f" {statistics.median(costs['alone']):.0f}, copy {statistics.median(costs['copy']):.0f}; at most"
-        f" {lag.most_ms} ms behind; medians of {_TURNS}",
     )
-    sends = zip(medians["followed"], medians["alone"], strict=True)
-    yield Figure(
-        name="synchronous send, of a server with a copy",
-        value=statistics.median(medians["followed"]),
-        unit="ms",
-        yardstick=f"without a copy {statistics.median(medians['alone']):.2f}",
-        ratio=statistics.median(with_it / without for with_it, without in sends),
+    yield beside(
+        *("synchronous send, of a server with a copy", medians["followed"], medians["alone"], "ms", "without a copy"),
         body_bytes=modes.BODY_BYTES,
         producers=1,
-        note=f"medians of {_TURNS}",
     )
 
 
@@ -165,18 +146,18 @@ def _image(directory: Path, size: int) -> Figure:
     with modes.server(directory / "large") as (url, _):
         for part in range(10):
             modes.send(url, f"part {part}", messages // 10, AcknowledgeMode.AUTO)
-        before = _times_of_sends(url, "load", _SYNCHRONOUS)
+        before = times_of_sends(url, "load", _SYNCHRONOUS)
         stopping, during = threading.Event(), list[float]()
 
         def load() -> None:
             while not stopping.is_set():
-                during.extend(_times_of_sends(url, "load", 50))
+                during.extend(times_of_sends(url, "load", 50))
 
         thread = threading.Thread(target=load)
         began = time.perf_counter()
         with _copy(directory / "image", url):
             thread.start()
-            _wait_until_equal_once(url)
+            _wait_for_copy(url, has_all=False)
             image = time.perf_counter() - began
             stopping.set()
             thread.join()
@@ -200,18 +181,6 @@ def _image(directory: Path, size: int) -> Figure:
         note=f"sends, ms: p50 {_percentile(during, 0.5):.2f}, p99 {_percentile(during, 0.99):.2f}; before"
         f" {_percentile(before, 0.5):.2f} and {_percentile(before, 0.99):.2f}",
     )
-
-
-def _wait_until_equal_once(url: str) -> None:
-    """Wait until the image is complete, while more comes."""
-    deadline = time.monotonic() + _WAIT
-    while True:
-        found = _state(url)
-        if found["lsn"] and found["image"] is None:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError("the image does not end")
-        time.sleep(0.05)
 
 
 def figures(directory: Path, share: int) -> Iterator[Figure]:

@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks import modes
 from benchmarks.delayed_line import DelayedLine
-from benchmarks.report import Figure
+from benchmarks.report import Figure, beside
 from sdk import AcknowledgeMode, Connection, ConnectionFactory
 from tests.server_process import ServerProcess
 
@@ -136,19 +136,14 @@ def _beside(
                     if any(queue.name == name for queue in site.connection.statistics().queues):
                         site.ask("delete", destination=name)
     for variant in _VARIANTS:
-        yardstick = found[variant.yardstick]
-        pairs = zip(found[variant.name], yardstick, strict=True)
-        yield Figure(
-            name=f"{what}, to a {kind} {variant.name}",
-            value=statistics.median(found[variant.name]),
-            unit=f"{'messages' if kind == 'queue' else 'keys'}/s",
-            yardstick=f"{variant.yardstick} {statistics.median(yardstick):,.0f}",
-            ratio=statistics.median(with_it / without for with_it, without in pairs),
+        yield beside(
+            *(f"{what}, to a {kind} {variant.name}", found[variant.name], found[variant.yardstick]),
+            *(f"{'messages' if kind == 'queue' else 'keys'}/s", variant.yardstick),
+            f"us CPU of this server each: {statistics.median(costs[variant.name]):.0f}, {variant.yardstick}"
+            f" {statistics.median(costs[variant.yardstick]):.0f}; ",
             goal=variant.goal,
             body_bytes=modes.BODY_BYTES,
             producers=1,
-            note=f"us CPU of this server each: {statistics.median(costs[variant.name]):.0f}, {variant.yardstick}"
-            f" {statistics.median(costs[variant.yardstick]):.0f}; medians of {_TURNS}",
         )
 
 
@@ -211,15 +206,11 @@ def _far_away(here: Site, there: Site, messages: int) -> Figure:
             with DelayedLine(there.port, seconds) as line:
                 found.append(_catch_up(here, there, messages, line.url).rate)
             there.ask("delete", destination="backlog")
-    return Figure(
-        name=f"{messages:,} messages that waited, over a line with {_DELAY * 1000:.0f} ms each way",
-        value=statistics.median(rates[_DELAY]),
-        unit="messages/s",
-        yardstick=f"without a delay {statistics.median(rates[0.0]):,.0f}",
-        ratio=statistics.median(far / near for far, near in zip(rates[_DELAY], rates[0.0], strict=True)),
+    return beside(
+        f"{messages:,} messages that waited, over a line with {_DELAY * 1000:.0f} ms each way",
+        *(rates[_DELAY], rates[0.0], "messages/s", "without a delay"),
         goal="at least 0.8",
         body_bytes=modes.BODY_BYTES,
-        note=f"medians of {_TURNS}",
     )
 
 
@@ -234,16 +225,12 @@ def _to_a_topic(here: Site, messages: int) -> Figure:
             before = here.cpu()
             modes.send(here.url, "news", messages, AcknowledgeMode.AUTO, is_topic=kind == "topic")
             found.append((here.cpu() - before) / messages * 1e6)
-    return Figure(
-        name="CPU of the server for a message to a topic with two durable subscriptions",
-        value=statistics.median(cpu["topic"]),
-        unit="us",
-        yardstick=f"to a queue {statistics.median(cpu['queue']):.0f}",
-        ratio=statistics.median(topic / queue for topic, queue in zip(cpu["topic"], cpu["queue"], strict=True)),
+    return beside(
+        "CPU of the server for a message to a topic with two durable subscriptions",
+        *(cpu["topic"], cpu["queue"], "us", "to a queue"),
         goal="at most 1.5",
         body_bytes=modes.BODY_BYTES,
         producers=1,
-        note=f"medians of {_TURNS}",
     )
 
 

@@ -22,7 +22,8 @@ from typing import Any, Final
 import psutil
 
 from benchmarks import copies, modes
-from benchmarks.report import Figure, show
+from benchmarks.programs import cpu_of
+from benchmarks.report import Figure, beside, show
 from sdk import ConnectionFactory
 from tests.interop import install
 from tests.interop.brokers.brokers import free_port
@@ -110,39 +111,31 @@ def _beside_a_server(directory: Path, messages: int) -> Iterator[Figure]:
         places = {"single": (single, process), "group": (group.url, first)}
         for turn in range(_TURNS):
             for name, (url, server) in places.items():
-                before, before_second = copies._cpu(server), copies._cpu(second)
-                rates[name].append(copies._end_to_end(url, f"stream {turn}", messages))
-                costs[name].append((copies._cpu(server) - before) / messages * 1e6)
+                before, before_second = cpu_of([server]), cpu_of([second])
+                rates[name].append(copies.end_to_end(url, f"stream {turn}", messages))
+                costs[name].append((cpu_of([server]) - before) / messages * 1e6)
                 if name == "group":
-                    costs["second"].append((copies._cpu(second) - before_second) / messages * 1e6)
+                    costs["second"].append((cpu_of([second]) - before_second) / messages * 1e6)
         for turn in range(_TURNS):
             for name, (url, _) in places.items():
-                medians[name].append(statistics.median(copies._times_of_sends(url, f"sync {turn}", 200)))
-    yield Figure(
-        name="end to end, AUTO, one further node in sync",
-        value=statistics.median(rates["group"]),
-        unit="messages/s",
-        yardstick=f"a single server {statistics.median(rates['single']):,.0f}",
-        ratio=statistics.median(a / b for a, b in zip(rates["group"], rates["single"], strict=True)),
+                medians[name].append(statistics.median(copies.times_of_sends(url, f"sync {turn}", 200)))
+    yield beside(
+        *("end to end, AUTO, one further node in sync", rates["group"], rates["single"], "messages/s"),
+        "a single server",
+        f"us CPU a message: primary {statistics.median(costs['group']):.0f}, the other node"
+        f" {statistics.median(costs['second']):.0f}, a single server {statistics.median(costs['single']):.0f}; ",
         goal="at least 0.6",
         body_bytes=modes.BODY_BYTES,
         window=modes.WINDOW,
         producers=1,
         consumers=1,
-        note=f"us CPU a message: primary {statistics.median(costs['group']):.0f}, the other node"
-        f" {statistics.median(costs['second']):.0f}, a single server {statistics.median(costs['single']):.0f};"
-        f" medians of {_TURNS}",
     )
-    yield Figure(
-        name="synchronous send, p50, one further node in sync",
-        value=statistics.median(medians["group"]),
-        unit="ms",
-        yardstick=f"a single server {statistics.median(medians['single']):.2f}",
-        ratio=statistics.median(a / b for a, b in zip(medians["group"], medians["single"], strict=True)),
+    yield beside(
+        *("synchronous send, p50, one further node in sync", medians["group"], medians["single"], "ms"),
+        "a single server",
         goal="at most 2.5",
         body_bytes=modes.BODY_BYTES,
         producers=1,
-        note=f"medians of {_TURNS}",
     )
 
 

@@ -123,7 +123,7 @@ def _run(what: str, url: str, name: str, messages: int, mode: str, results: Any)
         results.put((what, error))
 
 
-def _together(url: str, name: str, messages: int, mode: AcknowledgeMode, *works: str) -> dict[str, dict[str, float]]:
+def together(url: str, name: str, messages: int, mode: AcknowledgeMode, *works: str) -> dict[str, dict[str, float]]:
     """Run these at once: over AMQP each in a process of its own, embedded in threads."""
     results: Any
     workers: list[Any]
@@ -152,8 +152,8 @@ def every_mode(url: str, where: str, messages: int, server_process: psutil.Proce
     """Send, receive and end to end in each mode."""
     for mode in AcknowledgeMode:
         name = f"bench.{mode.name}"
-        sent = _together(url, name, messages, mode, "send")["send"]
-        received = _together(url, name, messages, mode, "receive")["receive"]
+        sent = together(url, name, messages, mode, "send")["send"]
+        received = together(url, name, messages, mode, "receive")["receive"]
         for what, times, producers, consumers in (("send", sent, 1, 0), ("receive", received, 0, 1)):
             yield Figure(
                 name=f"{what}, {mode.name}, {where}",
@@ -166,7 +166,7 @@ def every_mode(url: str, where: str, messages: int, server_process: psutil.Proce
                 note="" if server_process is None else f"{times['cpu'] / messages * 1e6:.1f} us CPU a message",
             )
         before = server_process.cpu_times() if server_process is not None else None
-        both = _together(url, name, messages, mode, "receive", "send")
+        both = together(url, name, messages, mode, "receive", "send")
         ended = max(times["ended"] for times in both.values())
         note = ""
         if server_process is not None and before is not None:
@@ -198,7 +198,7 @@ def server_memory(directory: Path, messages: int = 1_000_000) -> Figure:
     with server(directory / "waiting") as (url, process):
         before = process.memory_info().rss
         for part in range(10):
-            _together(url, f"waiting.{part % 2}", messages // 10, AcknowledgeMode.AUTO, "send")
+            together(url, f"waiting.{part % 2}", messages // 10, AcknowledgeMode.AUTO, "send")
         after = process.memory_info().rss
         # Pages of the store that the system keeps mapped are not the server's own: it takes them back at will.
         mapped = sum(region.rss for region in process.memory_maps() if region.path.endswith("data.mdb"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from rich.console import Console
@@ -37,6 +39,32 @@ class Figure:
     producers: int = 0
     consumers: int = 0
     note: str = ""
+
+
+def beside(
+    name: str, found: Sequence[float], others: Sequence[float], unit: str, other: str, note: str = "", **more: Any
+) -> Figure:
+    """A figure that was measured in turn with another one: the medians of both, and of their ratios.
+
+    Args:
+        name: what was measured.
+        found: of each turn.
+        others: of the other one in the same turns.
+        unit: of both.
+        other: what the other one is.
+        note: anything else.
+        more: further fields of the figure.
+    """
+    yardstick = statistics.median(others)
+    return Figure(
+        name=name,
+        value=statistics.median(found),
+        unit=unit,
+        yardstick=f"{other} {yardstick:,.0f}" if yardstick >= 100 else f"{other} {yardstick:.2f}",
+        ratio=statistics.median(each / of_other for each, of_other in zip(found, others, strict=True)),
+        note=f"{note}medians of {len(found)}",
+        **more,
+    )
 
 
 def show(figures: Sequence[Figure], as_json: bool) -> None:
