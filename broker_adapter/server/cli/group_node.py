@@ -46,6 +46,8 @@ from broker_adapter.urls.url import FailoverURL, parse_url
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
+#: Highest number of an open file: a limit may be none.
+_LAST_FILE: Final = 2**31 - 1
 #: Pause ahead of the next question to a coordinator that is away, in seconds.
 _PAUSE_SECONDS: Final = 0.5
 _wait = time.sleep
@@ -202,7 +204,7 @@ class GroupNode:
         """Start this process anew: nothing of a deposed primary's engine may be left, and nothing may leave it."""
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os.closerange(3, soft_limit())  # the file of the store, which LMDB leaves open, among others
+        os.closerange(3, min(soft_limit(), _LAST_FILE))  # the store's, which LMDB leaves open, among others
         os.execv(sys.executable, [sys.executable, *_arguments()])
 
     def announce(self, addresses: Sequence[str], redundancy: int) -> None:
