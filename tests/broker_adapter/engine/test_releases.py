@@ -212,6 +212,17 @@ def test_what_is_read_is_not_answered_for_the_commits_behind_it(group: Group) ->
     assert found.get(timeout=WAIT)
 
 
+def test_nothing_is_read_for_others_while_the_node_does_not_serve(group: Group) -> None:
+    group.send(b"a")
+    group.comes_to_rest()
+    group.copies.release()
+    group.copies.serves = False
+    with pytest.raises(OperationTimedOutException, match="this node does not serve now"):
+        group.broker.request("bounds", {"destination": "q"}, WAIT)
+    group.copies.serves = True
+    assert group.broker.request("bounds", {"destination": "q"}, WAIT)
+
+
 def test_an_error_of_a_request_waits_as_its_answer_does(group: Group) -> None:
     group.send(b"a")
     group.comes_to_rest()

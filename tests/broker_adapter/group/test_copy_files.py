@@ -71,6 +71,23 @@ def test_an_image_knows_how_far_it_is_when_it_is_opened_again(tmp_path: Path) ->
     files.close()
 
 
+@pytest.mark.parametrize("content", [b"", bytes(8192), b"no image"])
+def test_an_image_that_cannot_be_opened_begins_anew_and_the_store_stays(
+    copy: Copy, primary: Primary, content: bytes
+) -> None:
+    primary.send("kept")
+    copy.follow(primary)
+    image = copy.path / "image"
+    image.mkdir()
+    (image / "data.mdb").write_bytes(content)
+    files = CopyFiles(copy.path, SETTINGS, URL)
+    assert files.image is None
+    assert files.store is not None
+    files.close()
+    assert not image.exists()
+    copy.follow(primary)
+
+
 def test_a_new_image_replaces_the_one_that_was_there_and_a_whole_one_the_store(tmp_path: Path) -> None:
     files = CopyFiles(tmp_path, SETTINGS, URL)
     files.begin_image(COMMIT).write([({"cursors": [(b"k", b"first")]}, {})])

@@ -283,6 +283,30 @@ def test_the_old_primary_follows_the_promoted_copy_and_takes_back_what_only_it_h
 
 
 @pytest.mark.usefixtures("in_pieces")
+def test_a_copy_says_how_far_it_is_only_behind_what_it_takes_back(start: Start, copy: Copy) -> None:
+    """A node of a group would be counted else with commits that no other node has still on its disk."""
+    primary = start()
+    primary.send("both")
+    copy.follow(primary)
+    primary.send("only here")
+    primary.close()
+    promoted = copy.promote()
+    promoted.send("new")
+    old = Copy(primary.path)
+    said: list[tuple[bool, list[str]]] = []
+
+    def note(operation: str, arguments: Mapping[str, Any]) -> None:
+        if operation == "read_commits":
+            said.append(("node" in arguments, list(old.asked)))
+
+    old.catch_up(promoted, note)
+    names_itself = [each for each, _ in said]
+    assert names_itself[0] is False
+    first = said[names_itself.index(True)][1]
+    assert first.index("read_records") < len(first) - 1, "the present records came first"
+    promoted.close()
+
+
 def test_what_is_taken_back_may_be_more_than_an_answer_has(start: Start, copy: Copy) -> None:
     primary = start()
     primary.send(*range(10))

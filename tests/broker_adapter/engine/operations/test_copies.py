@@ -100,6 +100,16 @@ def test_what_a_copy_asks_is_checked(broker: Broker) -> None:
     for node in ("", "x" * 201):
         with pytest.raises(MessageFormatException, match="'node' is a name of 1 to 64"):
             ask(broker, "follow", node=node, spans=[])
+    lsn, writer = last(broker)
+    for who in (
+        *({"node": "a b"}, {"node": "x" * 65}, {"term": 1}, {"term": 1, "node": "n"}),
+        *(
+            {"term": 1, "node": "n", "address": each}
+            for each in ("", "host", "host:", ":1", "a b:1", "u@h:1", "x" * 256)
+        ),
+    ):
+        with pytest.raises(MessageFormatException, match=r"the argument '(node|term)'"):
+            ask(broker, "read_commits", after=lsn, writer=writer, **who)
     for table in ("tail", "", "other"):
         for operation, more in (("read_image", {}), ("read_records", {"keys": []}), ("read_piece", {"key": b"k"})):
             with pytest.raises(MessageFormatException, match="there is no table"):
