@@ -23,7 +23,7 @@ QUICK := tests/ack_modes tests/test_holdfast.py tests/test_rooms.py \
   tests/spark_connector/spool/test_messages.py tests/spark_connector/test_options.py \
   tests/spark_connector/test_offsets.py
 
-.PHONY: setup demo demo-sites test again quick coverage check format docs bench walk bench-group bench-geode bench-kafka bench-peers interop soak soak-sites soak-group torture simulate interrupts cancellations clean preflight
+.PHONY: setup demo demo-sites demo-group test again quick coverage check format docs bench walk bench-group bench-geode bench-kafka bench-peers interop soak soak-sites soak-group torture simulate interrupts cancellations clean preflight
 
 setup: $(READY)
 
@@ -54,6 +54,9 @@ demo: $(READY)
 
 demo-sites: $(READY)
 	@$(BIN)/python -m samples.demo.sites
+
+demo-group: $(READY)
+	@$(BIN)/python -m samples.demo.group --etcd "$$($(BIN)/python -c 'from tests.interop import install; print(install.etcd())')"
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)

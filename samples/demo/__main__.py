@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,7 +27,7 @@ from rich.table import Table
 
 from samples.demo import departures
 from samples.demo.programs import forward, produce
-from samples.demo.servers import Server, console
+from samples.demo.servers import Server, check, console
 from sdk import ConnectionFactory
 
 mpl.use("Agg")
@@ -134,14 +133,6 @@ def show(delays: dict[str, tuple[float, int]]) -> None:
     axes.set_title("Departures from New York City in 2013, by carrier")
     figure.savefig(PICTURE, dpi=120)
     console.print(f"drawn in {PICTURE}")
-
-
-def check(what: str, found: Any, wanted: Any) -> bool:
-    """Compare a figure with what the file says."""
-    console.print(f"{'[green]equal[/green]' if found == wanted else '[red]DIFFERENT[/red]'}  {what}")
-    if found != wanted:
-        console.print(f"  found {found}\n  in the file {wanted}")
-    return bool(found == wanted)
 
 
 def main() -> int:

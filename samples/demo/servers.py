@@ -7,10 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from rich.console import Console
 
 console = Console()
+
+
+def check(what: str, found: Any, wanted: Any) -> bool:
+    """Compare a figure with what it should be."""
+    console.print(f"{'[green]equal[/green]' if found == wanted else '[red]DIFFERENT[/red]'}  {what}")
+    return bool(found == wanted)
 
 
 class Server:
@@ -19,12 +26,13 @@ class Server:
     Args:
         data: directory of its store.
         arguments: further ones of ``holdfast serve``.
+        port: that it listens on; 0: any.
     """
 
-    def __init__(self, data: str, *arguments: str) -> None:
+    def __init__(self, data: str, *arguments: str, port: int = 0) -> None:
         self._data = data
         self._arguments = arguments
-        self._port = 0
+        self._port = port
         self._process: subprocess.Popen[str] | None = None
         self.kills = 0
 
@@ -32,9 +40,10 @@ class Server:
     def url(self) -> str:
         return f"amqp://127.0.0.1:{self._port}"
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
+        """Start it; ``more``: arguments that hold this once."""
         command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", self._data]
-        command += ["--listen", f"127.0.0.1:{self._port}", *self._arguments]
+        command += ["--listen", f"127.0.0.1:{self._port}", *self._arguments, *more]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -24,7 +24,7 @@ import matplotlib as mpl
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from samples.demo import departures
-from samples.demo.servers import Server, console
+from samples.demo.servers import Server, check, console
 from sdk import AcknowledgeMode, ConnectionFactory, JMSException, TransactionRolledBackException
 
 mpl.use("Agg")
@@ -150,12 +150,6 @@ def draw(sites: list[Site], outages: list[tuple[float, float]]) -> None:
     axes.legend()
     figure.savefig(PICTURE, dpi=120)
     console.print(f"drawn in {PICTURE}")
-
-
-def check(what: str, found: Any, wanted: Any) -> bool:
-    """Compare a figure with what the file says."""
-    console.print(f"{'[green]equal[/green]' if found == wanted else '[red]DIFFERENT[/red]'}  {what}")
-    return bool(found == wanted)
 
 
 def main() -> int:
