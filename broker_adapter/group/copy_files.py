@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from broker_adapter.engine.records.layout import COPY_OF, IMAGE, STORE_VERSION, 
 from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
-from broker_adapter.engine.store.files import DATA, existing_store, own, sync_directory
+from broker_adapter.engine.store.files import DATA, PUT_ASIDE, existing_store, own, sync_directory
 from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_store import LmdbStore, make_directory
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
@@ -271,6 +272,18 @@ class CopyFiles:
         self.store = CopyStore(self._path, self._settings)
         self.store.write([({}, {"meta": [IMAGE]})])
         return self.store
+
+    @property
+    def has_put_aside(self) -> bool:
+        """Whether there is a store that was put aside."""
+        return any(self._path.glob(f"{DATA}{PUT_ASIDE}*"))
+
+    def put_aside(self) -> None:
+        """Give the store that an engine has, or had, another name: there is none any more, and an image is needed."""
+        aside = f"{DATA}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
+        os.replace(self._path / DATA, self._path / aside)
+        sync_directory(self._path)
+        _log.error("! the damaged store is %s now; once it is started again, this node takes an image", aside)
 
     def make_store(self) -> CopyStore:
         """Have the store that begins a group, which is made where there is none."""

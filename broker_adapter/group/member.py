@@ -195,6 +195,14 @@ class Member:
         self._questions.put(None)
         self._thread.join(_END_SECONDS)
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another node is primary, or becomes it: it has all that was confirmed."""
+        record = self._rules.record
+        return record is not None and (
+            record.primary != self._rules.name or (record.leaves and len(record.in_sync) > 1)
+        )
+
     def hand_over(self, name: str) -> None:
         """Make another node primary; see :meth:`Node.hand_over`."""
         self._act(self._rules.hand_over, name)
@@ -363,6 +371,7 @@ class Member:
         began = time.monotonic()
         self._stop_following()
         store = self._files.as_primary()
+        store.gives_way = self._gives_way
         tail = store.tail
         assert tail is not None
         replication = GroupReplication(tail)
@@ -374,6 +383,16 @@ class Member:
         self._engine.lead(broker)
         replication.release(self._released)
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
+
+    def _gives_way(self) -> bool:
+        """Whether another node in sync, which is there, goes on where a record of this one's store is damaged.
+
+        Once only, until what was put aside is removed: what is damaged at all nodes would be passed on for ever.
+        """
+        record = self._rules.record
+        others = frozenset() if record is None else record.in_sync - {self._rules.name}
+        since = time.monotonic() - _HEARD_SECONDS
+        return not self._files.has_put_aside and any(self._heard.get(each, 0.0) > since for each in others)
 
     # Another one is.
 

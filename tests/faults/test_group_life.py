@@ -16,6 +16,7 @@ import pytest
 
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, ResourceAllocationException
 from tests import forked_command
+from tests.broker_adapter.engine.damaging import Tables, Txn, damage, flipped
 from tests.faults.group_servers import NAMES, GroupServers
 from tests.faults.group_soak import OPTIONS
 from tests.faults.scenarios import WAIT, wait_for
@@ -214,3 +215,29 @@ def test_sends_are_refused_below_min_in_sync_and_acknowledgements_are_not(tmp_pa
             assert wait_for(lambda: len(group.record.in_sync) == 2)
             producer.send("three")
         assert received(group, "q", 2) == ["two", "three"]
+
+
+def test_a_primary_whose_disk_has_damaged_records_gives_way_and_no_message_is_lost(tmp_path: Path) -> None:
+    bodies = [str(number) for number in range(40)]
+
+    def flip(txn: Txn, tables: Tables) -> None:
+        with txn.cursor(db=tables["messages"]) as cursor:
+            found = list(cursor)
+        for key, value in found[::2]:
+            txn.put(key, flipped(value), db=tables["messages"])
+
+    with GroupServers(tmp_path) as group:
+        send(group, "q", *bodies)
+        group.kill("n1")
+        group.wait_for_sync("n2", "n3")
+        damage(group.path / "n1", flip)
+        group.start("n1")
+        group.wait_for_sync()
+        holdfast("group", "hand-over", "n1", "--url", group.url)
+        assert received(group, "q", len(bodies)) == bodies
+        assert wait_for(lambda: not group.servers["n1"].is_running)
+        assert "another node of the group takes over" in group.log("n1")
+        group.kill("n1")
+        group.start("n1")
+        group.wait_for_sync()
+        assert group.differences() == []

@@ -17,6 +17,8 @@ from broker_adapter.errors import StoreCorruptException, StoreException, StoreLo
 
 #: The name of the file that has the records.
 DATA: Final = "data.mdb"
+#: Between its name and the time of a damaged file that is kept beside.
+PUT_ASIDE: Final = ".damaged-"
 #: Bytes of LMDB's lock file with its 126 places for readers.
 _LOCK_BYTES: Final = 8192
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, starmap
 from operator import itemgetter
@@ -56,7 +56,7 @@ from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import number_of, with_gaps
 from broker_adapter.engine.records.tail import is_sound
 from broker_adapter.engine.store.changes import Changes, by_table, changes_of
-from broker_adapter.engine.store.files import DATA, allocate_lock, check_size, own, sync_directory
+from broker_adapter.engine.store.files import DATA, PUT_ASIDE, allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store.lmdb_columns import columns_between
 from broker_adapter.engine.store.lmdb_errors import (
     STORE_ERRORS,
@@ -148,6 +148,8 @@ class LmdbStore:
         errors: what a call raises where the disk, or what is on it, has failed.
         repaired_version: what stood where the version is noted, if that was damaged and is repaired.
         refuses_sends: why no messages are taken, as on a full disk; empty: they are.
+        gives_way: asked where a record is damaged; whether another node is to go on with its own store, and this one
+            fails.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -169,6 +171,7 @@ class LmdbStore:
         self.errors: tuple[type[Exception], ...] = STORE_ERRORS
         self.repaired_version: bytes | None = None
         self.refuses_sends = ""
+        self.gives_way: Callable[[], bool] = lambda: False
         self._settings = settings
         self._is_checked = is_checked
         self._is_kept = is_kept
@@ -201,7 +204,7 @@ class LmdbStore:
 
     def _open_files(self) -> None:
         is_new = not (self.path / DATA).exists()
-        left = sorted(each.name for each in self.path.glob("data.mdb.damaged-*")) if is_new else []
+        left = sorted(each.name for each in self.path.glob(f"{DATA}{PUT_ASIDE}*")) if is_new else []
         if left:
             raise StoreException(
                 f"the store in {str(self.path)!r} has no file data.mdb, only {left[-1]}: restore data.mdb from a copy,"
@@ -479,6 +482,12 @@ class LmdbStore:
         ]
         if not moved:
             return []
+        if self.gives_way():
+            table, key, _ = moved[0]
+            raise StoreException(
+                f"record {key.hex()} of table {table} is damaged in the store in {str(self.path)!r}, or its message is:"
+                " another node of the group takes over, and this one takes an image when it is started again"
+            )
         try:
             self._writes.write(by_table(chain.from_iterable(starmap(to_quarantine, moved))))
         except ResourceAllocationException as meaning:

@@ -43,7 +43,7 @@ from broker_adapter.engine.records.layout import (
 )
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import SKIPPED_RUNS, next_run, number_of
-from broker_adapter.engine.store.files import DATA, existing_store, own, reader_of, sync_directory
+from broker_adapter.engine.store.files import DATA, PUT_ASIDE, existing_store, own, reader_of, sync_directory
 from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_reads import run_items
 from broker_adapter.engine.store.lmdb_store import LmdbStore, map_bytes
@@ -362,7 +362,7 @@ def _take_up(store: LmdbStore, report: Report) -> bool:
 
 def _put_beside(data: Path) -> Path:
     """Give a damaged file one more name, of its own."""
-    stem = f"{data.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{data.name}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
     for name in (stem, *(f"{stem}-{number}" for number in range(2, _MOST_NAMES))):
         try:
             os.link(data, data.with_name(name))

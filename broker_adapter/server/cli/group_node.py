@@ -174,6 +174,8 @@ class GroupNode:
         """Close the store.  What is not released has not left, and is not confirmed."""
         if self._broker is not None:
             self._broker.abandon(ConnectionLostException("this server is stopping; what was under way is not known"))
+            if self._broker.failed is not None and self._member.is_replaced:
+                self._files.put_aside()
         self._files.close()
         self._coordinator.close()
 

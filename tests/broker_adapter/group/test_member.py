@@ -16,9 +16,11 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     Redirect,
     ResourceAllocationException,
+    StoreException,
 )
 from broker_adapter.group import member
 from broker_adapter.group.rules import Action, RefuseSends
+from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, eventually
 from tests.broker_adapter.group.nodes import LEASE, Nodes, asks_to_be_admitted, nodes
 
@@ -213,3 +215,42 @@ def test_nodes_that_were_away_are_admitted_again_while_the_coordinator_is_away(g
     second.is_away = third.is_away = False
     first.send("three")
     assert first.look() == [b"one", b"two", b"three"]
+
+
+def test_a_primary_with_a_damaged_message_gives_way_and_takes_an_image_when_it_is_started_again(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    first.send("one", "two", "three")
+    broker = first.engine.broker
+    assert broker is not None
+    tail, broker.store._writes.tail = broker.store._writes.tail, None  # the disk's own doing, which no commit names
+    damage_body(broker, b"two")
+    broker.store._writes.tail = tail
+    with pytest.raises(StoreException, match="another node of the group takes over"):
+        first.look()
+    group.stop("n1")
+    eventually(lambda: second.leads or third.leads)
+    assert group.primary().look() == [b"one", b"two", b"three"]
+    group.start("n1")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert len(list((group.path / "n1").glob("data.mdb.damaged-*"))) == 1
+
+
+def test_what_is_damaged_at_all_nodes_is_passed_on_once_by_each_and_then_goes_into_quarantine(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    first.send("one", "two", "three")
+    assert first.engine.broker is not None
+    damage_body(first.engine.broker, b"two")  # with a commit that the others follow
+    gave_way = []
+    while True:
+        primary = group.primary()
+        try:
+            found = primary.look()
+            break
+        except StoreException:
+            gave_way.append(primary.name)
+        group.stop(primary.name)
+        eventually(lambda: group.record.primary != gave_way[-1] and group.primary().leads)
+        group.start(primary.name)
+        group.wait_for_sync("n1", "n2", "n3")
+    assert found == [b"one", b"three"]
+    assert len(gave_way) == len(set(gave_way)) >= 2
