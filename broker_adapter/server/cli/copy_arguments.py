@@ -76,13 +76,7 @@ def add_group(serving: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --new-group: nodes that must be in sync, else sends are refused; default 1; 2 for three nodes",
     )
-    serving.add_argument(
-        "--lease-seconds",
-        type=seconds_argument,
-        default=2.0,
-        metavar="SECONDS",
-        help="with --group: a primary that is not heard of for so long is replaced; default 2",
-    )
+    _add_lease(serving)
     serving.add_argument(
         "--replication-timeout-seconds",
         type=seconds_argument,
@@ -120,6 +114,18 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
         action.add_argument("name", type=text_argument, metavar="NODE", help="name of the other node")
         action.set_defaults(run=command("copy_commands", function), parser=action)
 
+    dissolving = actions.add_parser(
+        "dissolve",
+        help="end a group, whose nodes are stopped",
+        description="Remove the record of a group whose nodes are stopped.  holdfast promote then makes the store of"
+        " one that was in sync that of a single server.",
+    )
+    dissolving.add_argument("--group", type=text_argument, required=True, metavar="NAME", help="its name")
+    _add_coordinator(dissolving)
+    _add_lease(dissolving)
+    dissolving.add_argument("--json", action="store_true", help="which nodes were in sync, as JSON")
+    dissolving.set_defaults(run=command("copy_commands", "dissolve"), parser=dissolving)
+
     promoting = commands.add_parser(
         "promote",
         help="make a copy of a server a server",
@@ -130,6 +136,16 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
     promoting.add_argument("--json", action="store_true", help="what it followed, and its last commit, as JSON")
     add_option(promoting, ", as holdfast serve has them")
     promoting.set_defaults(run=command("copy_commands", "promote"))
+
+
+def _add_lease(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lease-seconds",
+        type=seconds_argument,
+        default=2.0,
+        metavar="SECONDS",
+        help="with --group: a primary that is not heard of for so long is replaced; default 2",
+    )
 
 
 def _add_coordinator(parser: argparse.ArgumentParser) -> None:

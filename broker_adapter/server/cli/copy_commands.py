@@ -1,4 +1,4 @@
-"""The commands of a copy of a server: ``holdfast serve --follow``, ``promote``, and ``group status``."""
+"""The commands of copies and groups: ``holdfast serve --follow``, ``promote``, ``group status``, ``dissolve`` ..."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import json
 import platform
 import queue
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from broker_adapter.connect import transport_for
-from broker_adapter.errors import JMSException
+from broker_adapter.errors import IllegalStateException, JMSException
+from broker_adapter.group.coordinators import Coordinator, Token
 from broker_adapter.group.copy_files import CopyFiles, promoted
 from broker_adapter.group.follower import Follower
 from broker_adapter.group.following import Standing
-from broker_adapter.group.record import decoded
+from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.server.cli.group_node import coordinator_of
 from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
@@ -71,18 +75,43 @@ def promote(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_record(options: argparse.Namespace) -> int:
-    """Show the record of a group, as its coordinator has it, where no node answers."""
+def dissolve(options: argparse.Namespace) -> int:
+    """Remove the record of a group whose nodes are stopped."""
+    with _coordinator(options) as coordinator:
+        token, record = _read(options, coordinator)
+        time.sleep(options.lease_seconds)
+        if coordinator.read().token != token or coordinator.swap(token, b"") is None:
+            raise IllegalStateException(f"the group {options.group!r} has a primary, {record.primary}: stop its nodes")
+    names = sorted(record.in_sync)
+    if options.json:
+        say(json.dumps({"in_sync": names}))
+    else:
+        say(f"the group is dissolved; in sync: {', '.join(names)}; make one a server: holdfast promote DIR")
+    return 0
+
+
+@contextmanager
+def _coordinator(options: argparse.Namespace) -> Iterator[Coordinator]:
     if options.coordinator is None:
         raise ValueError("--group needs --coordinator, the URL of the group's etcd")
     coordinator = coordinator_of(options.coordinator, options.group, _ETCD_SECONDS)
     try:
-        found = coordinator.read()
+        yield coordinator
     finally:
         coordinator.close()
+
+
+def _read(options: argparse.Namespace, coordinator: Coordinator) -> tuple[Token, GroupRecord]:
+    found = coordinator.read()
     if not found.data:
         raise ValueError(f"there is no group {options.group!r} there")
-    record = decoded(found.data)
+    return found.token, decoded(found.data)
+
+
+def _show_record(options: argparse.Namespace) -> int:
+    """Show the record of a group, as its coordinator has it, where no node answers."""
+    with _coordinator(options) as coordinator:
+        _, record = _read(options, coordinator)
     nodes = {name: each.address for name, each in record.nodes.items()}
     shown = {"term": record.term, "primary": record.primary, "in_sync": sorted(record.in_sync), "nodes": nodes}
     if options.json:

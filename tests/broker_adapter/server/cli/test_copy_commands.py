@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from broker_adapter.engine.store.maintenance import check_store
+from broker_adapter.group.etcd import EtcdCoordinator, access_of
+from broker_adapter.group.record import GroupRecord, NodeRecord, encoded
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory, JMSException
 from tests.broker_adapter.engine.driving import eventually
 from tests.broker_adapter.engine.storing import damage
+from tests.broker_adapter.group.small_etcd import SmallEtcd
 from tests.broker_adapter.server.cli.running import done, holdfast
 from tests.broker_adapter.server.cli.test_serve import make_certificate
 from tests.copy_process import CopyProcess, caught_up, differences, records
@@ -227,3 +232,32 @@ def test_the_record_of_a_group_is_shown_by_its_coordinator_which_has_to_be_named
     assert (refused.returncode, "--group needs --coordinator" in refused.stderr) == (1, True), refused.stderr
     refused = holdfast("group", "status", "--group", "orders", "--coordinator", "etcd://127.0.0.1:1")
     assert (refused.returncode, "etcd at http://127.0.0.1:1" in refused.stderr) == (1, True), refused.stderr
+
+
+def test_a_group_is_dissolved_only_while_nobody_renews_its_record() -> None:
+    node = NodeRecord("host:5672", 11)
+    record = GroupRecord("unique", 1, "n1", frozenset({"n1"}), {"n1": node}, 1, "writer", 11, 1)
+    stop = threading.Event()
+    with closing(SmallEtcd()) as etcd:
+        url = f"etcd://127.0.0.1:{etcd.port}"
+        dissolve = ("group", "dissolve", "--group", "g", "--coordinator", url, "--lease-seconds", "0.5")
+        refused = holdfast(*dissolve)
+        assert (refused.returncode, "there is no group 'g'" in refused.stderr) == (1, True), refused.stderr
+        with closing(EtcdCoordinator(access_of(url), "holdfast/groups/g", 5.0)) as coordinator:
+            first = coordinator.swap(0, encoded(record))
+            assert first is not None
+
+            def renew(token: int | None) -> None:
+                while token is not None and not stop.wait(0.1):
+                    token = coordinator.swap(token, encoded(record))
+
+            primary = threading.Thread(target=renew, args=(first,))
+            primary.start()
+            refused = holdfast(*dissolve)
+            stop.set()
+            primary.join()
+            assert (refused.returncode, "has a primary, n1: stop its nodes" in refused.stderr) == (1, True), (
+                refused.stderr
+            )
+            assert json.loads(done(*dissolve, "--json")) == {"in_sync": ["n1"]}
+            assert coordinator.read().data == b""
