@@ -30,8 +30,10 @@ from broker_adapter.engine.store.deltas import (
     IMAGE_TABLES,
     Answer,
     Rest,
+    changed_behind,
     changes_behind,
     chunk_behind,
+    digest_behind,
     has_commit,
     last_key,
     lsn_of,
@@ -235,6 +237,30 @@ class ReadPieceRequest(OfCopy):
         value = records.get(_known(self.table), self.key)
         piece = None if value is None else value[self.offset : self.offset + PIECE_BYTES]
         return {"lsn": lsn_of(records), "piece": piece}
+
+
+@request(Threads.FOLLOWING, right="follow")
+class ReadDigestRequest(OfCopy):
+    """What the records of a table behind a key are known by, but for those that commits behind one have changed:
+    ``records``, how many, and their ``digest``; ``changed``: the keys of the others, as far as the records were read;
+    ``last``: the last key that was read, None: that was all of the table.  None: the store does not have that commit,
+    or no longer, or too much has changed.
+    """
+
+    commit: int = argument(note="the last commit of the copy")
+    writer: bytes = argument(note="who wrote that commit")
+    table: str = argument()
+    after: bytes = argument(b"", note="a key; empty: from the first one on")
+    most_bytes: int = argument(ANSWER_BYTES, most=ANSWER_BYTES, note="of the records that are read, about")
+
+    def read(self, engine: FollowedEngine, records: StoreSnapshot) -> Any:
+        table = _known(self.table)
+        if not has_commit(records, self.commit, self.writer):
+            return None
+        changed = changed_behind(records, self.commit, table)
+        found = digest_behind(records, table, self.after, changed, most_bytes=self.most_bytes)
+        keys = [key for key in changed if key > self.after and (found.last is None or key <= found.last)]
+        return None if len(keys) > MOST_KEYS else {**found._asdict(), "changed": keys}
 
 
 def _span(given: Any) -> Span:

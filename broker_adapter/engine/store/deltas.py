@@ -15,11 +15,12 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from hashlib import blake2b
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from broker_adapter.engine.records.layout import TABLES
+from broker_adapter.engine.records.layout import COPY_OF, IMAGE, TABLES
 from broker_adapter.engine.records.tail import Keys, Span, decode_commit, lsn_key, spans, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.port import StoreSnapshot
@@ -35,6 +36,8 @@ _SHARE: Final = 4
 _RECORD_BYTES: Final = 16
 #: The tables of an image, in order.  The tail is none: a copy has the commits since its image began.
 IMAGE_TABLES: Final = tuple(table for table in TABLES if table != "tail")
+#: What a store notes of itself in the table ``meta``.
+_OWN: Final = frozenset({COPY_OF, IMAGE})
 _LAST_KEY: Final = b"\xff" * 9  #: behind all keys of the tail
 
 
@@ -48,6 +51,14 @@ class Answer(NamedTuple):
     lsn: int  #: of the snapshot
     changes: Changes
     rest: Rest
+
+
+class Digest(NamedTuple):
+    """What some records of a table in the order of their keys are known by."""
+
+    records: int
+    digest: bytes
+    last: bytes | None  #: the last key that was read; None: nothing is behind these
 
 
 class Chunk(NamedTuple):
@@ -139,6 +150,46 @@ def chunk_behind(records: StoreSnapshot, table: str, after: bytes, until: bytes,
         if reads.bytes > most_bytes and key < until:
             return Chunk(reads.answer(), key)
     return Chunk(reads.answer(), None)
+
+
+def changed_behind(records: StoreSnapshot, lsn: int, table: str) -> set[bytes]:
+    """The keys of a table that the commits behind one have changed; raises StoreCorruptException."""
+    found: set[bytes] = set()
+    for key, value in records.items_from("tail", lsn_key(lsn + 1)):
+        found.update(decode_commit(key, value).keys.get(table, ()))
+    return found
+
+
+def digest_behind(
+    records: StoreSnapshot,
+    table: str,
+    after: bytes,
+    without: Container[bytes],
+    *,
+    until: bytes | None = None,
+    most_bytes: int | None = None,
+) -> Digest:
+    """What the records of a table behind a key are known by, but for what each store notes of itself.
+
+    Args:
+        records: of the store.
+        table: its name.
+        after: a key; empty: from the first one on.
+        without: keys that do not count.
+        until: the last key that counts; None: there is none.
+        most_bytes: about; one record at least is read.
+    """
+    digest, count, size = blake2b(digest_size=16), 0, 0
+    for key, value in records.items_from(table, after + b"\0" if after else b""):
+        if until is not None and key > until:
+            break
+        if key not in without and not (table == "meta" and key in _OWN):
+            digest.update(b"%d %d " % (len(key), len(value)) + key + value)
+            count += 1
+        size += len(key) + len(value) + _RECORD_BYTES
+        if most_bytes is not None and size > most_bytes:
+            return Digest(count, digest.digest(), key)
+    return Digest(count, digest.digest(), None)
 
 
 def last_key(records: StoreSnapshot, table: str) -> bytes:

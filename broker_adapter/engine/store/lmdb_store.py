@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, groupby, starmap
 from operator import itemgetter
 from pathlib import Path
@@ -56,7 +56,15 @@ from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import number_of, with_gaps
 from broker_adapter.engine.records.tail import is_sound
 from broker_adapter.engine.store.changes import Changes, by_table, changes_of
-from broker_adapter.engine.store.files import DATA, PUT_ASIDE, allocate_lock, check_size, own, sync_directory
+from broker_adapter.engine.store.files import (
+    DATA,
+    PUT_ASIDE,
+    allocate_lock,
+    check_size,
+    existing_store,
+    own,
+    sync_directory,
+)
 from broker_adapter.engine.store.lmdb_columns import columns_between
 from broker_adapter.engine.store.lmdb_errors import (
     STORE_ERRORS,
@@ -130,6 +138,25 @@ def make_directory(path: Path) -> None:
 def map_bytes(settings: EngineSettings) -> int:
     """Most bytes that the file of a store may have."""
     return settings.max_store_bytes + max(_MAP_RESERVE_BYTES, settings.max_store_bytes // 4)
+
+
+@contextmanager
+def beside(path: Path, settings: EngineSettings) -> Iterator[Callable[[], Snapshot]]:
+    """Read a store that another process may have; gives what makes a snapshot.
+
+    Raises:
+        StoreException: there is none, or it cannot be opened.
+    """
+    existing_store(path)
+    try:
+        env = lmdb.open(str(path), map_size=map_bytes(settings), max_dbs=len(TABLES), max_readers=126, readonly=True)
+    except lmdb.Error as error:
+        raise opening_failed(path, error) from error
+    try:
+        tables = {table: env.open_db(table.encode(), create=False) for table in TABLES}
+        yield lambda: Snapshot(env.begin(), tables, is_own=True)
+    finally:
+        env.close()
 
 
 class LmdbStore:

@@ -114,6 +114,15 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
         action.add_argument("name", type=text_argument, metavar="NODE", help="name of the other node")
         action.set_defaults(run=command("copy_commands", function), parser=action)
 
+    verifying = client(
+        actions,
+        "verify",
+        "compare the store of a node that follows, or of a copy, with that of its server; both may work",
+        destination=False,
+    )
+    verifying.add_argument("data", metavar="DIR", help="directory of the node or the copy")
+    add_option(verifying, ", as holdfast serve has them")
+    verifying.set_defaults(run=command("copy_commands", "verify"), parser=verifying)
     dissolving = actions.add_parser(
         "dissolve",
         help="end a group, whose nodes are stopped",

@@ -10,10 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from broker_adapter.connect import transport_for
+from broker_adapter.engine.store.deltas import IMAGE_TABLES
+from broker_adapter.engine.store.lmdb_store import beside
 from broker_adapter.errors import IllegalStateException, JMSException
+from broker_adapter.group.comparing import MOST_DIFFERENCES, Comparison
 from broker_adapter.group.coordinators import Coordinator, Token
 from broker_adapter.group.copy_files import CopyFiles, promoted
 from broker_adapter.group.follower import Follower
@@ -21,6 +26,7 @@ from broker_adapter.group.following import Standing
 from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.server.cli.group_node import coordinator_of
 from broker_adapter.server.cli.serve import Told, ignore_signals, say_line, tell_signals, wait_for_end
+from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.tools import connected, say, settings_of, table
 from broker_adapter.transport import Transport
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
@@ -73,6 +79,28 @@ def promote(options: argparse.Namespace) -> int:
         command = f"holdfast serve --data {options.data}"
         say(f"{options.data} was a copy of {found.copy_of}, up to commit {found.lsn}; serve it: {command}")
     return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Compare the store of a copy, or of a node that follows, with that of the server; both may work meanwhile."""
+    engine_settings, _ = settings_of(options.option)
+    shown = progress()
+    with connected(options) as (transport, _), beside(Path(options.data), engine_settings) as snapshot:
+        comparison = Comparison(lambda operation, given: transport.request(operation, given, None), snapshot)
+
+        def show(table: str) -> None:
+            shown(f"{table}", IMAGE_TABLES.index(table) + 1, len(IMAGE_TABLES))
+
+        found = list(islice(comparison.differences(show), MOST_DIFFERENCES))
+    if options.json:
+        differences = [{"table": each.table, "key": each.key.hex()} for each in found]
+        say(json.dumps({"records": comparison.records, "commit": comparison.commit, "differences": differences}))
+    else:
+        for each in found:
+            say(f"table {each.table}, key {each.key.hex()}: not as at the server")
+        end = f"differ{'' if len(found) < MOST_DIFFERENCES else ', at least'}: {len(found)}" if found else "all equal"
+        say(f"{comparison.records} records compared, commit {comparison.commit}; {end}")
+    return 1 if found else 0
 
 
 def dissolve(options: argparse.Namespace) -> int:

@@ -30,7 +30,9 @@ from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_writes import Writes
 from broker_adapter.engine.store.maintenance import check_records
-from broker_adapter.group import following
+from broker_adapter.errors import IllegalStateException
+from broker_adapter.group import comparing, following
+from broker_adapter.group.comparing import Comparison, Difference
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.following import Following, NoAnswer, Standing
 from broker_adapter.settings import EngineSettings
@@ -95,6 +97,11 @@ class Secondary:
         with self.store.snapshot() as records:
             return request.read(self, records)
 
+    @property
+    def follows(self) -> bool:
+        """Whether it has a whole state."""
+        return self._files.store is not None
+
     def answer(self) -> None:
         """Let it have one answer, and do what it does with it."""
         if self._error is None:
@@ -134,6 +141,23 @@ class Secondary:
                     there = {key: value for key, value in there.items() if key >= min(here)}
                 found += [f"{table} {key!r}" for key in here.keys() | there.keys() if here.get(key) != there.get(key)]
         return found
+
+    def compared(self) -> list[Difference]:
+        """What a comparison finds of a copy that follows, however far it is."""
+        assert self._files.store is not None
+
+        def ask(operation: str, arguments: Mapping[str, Any]) -> Any:
+            request = request_of(operation, arguments)
+            assert isinstance(request, OfCopy)
+            with self.store.snapshot() as records:
+                return request.read(self, records)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(comparing, "_PAUSE_SECONDS", 0.0)
+            try:
+                return list(Comparison(ask, self._files.store._store.snapshot).differences())
+            except IllegalStateException:
+                return []  # it has commits of its own, or is being replaced
 
     def findings(self) -> list[str]:
         assert self._files.store is not None
@@ -210,6 +234,8 @@ class Followers:
 
     def _compare(self, copy: Secondary) -> None:
         self.compared += 1
+        if copy.follows:
+            self.wrong += [f"{copy.path.name} of {self.of[0]} compared: {each}" for each in copy.compared()]
         copy.catch_up()
         found = copy.differences()
         if found:

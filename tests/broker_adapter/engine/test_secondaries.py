@@ -36,6 +36,6 @@ def write_past(path: Path) -> None:
 
 
 def test_a_write_past_what_is_followed_is_found(tmp_path: Path) -> None:
-    wrong = "of .* after 1 commits: 1 differ"
+    wrong = "of .* compared: Difference"
     with pytest.raises(AssertionError, match=wrong), followed():
         write_past(tmp_path / "store")

@@ -103,6 +103,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "node": st.sampled_from(["n", "", "x" * 600]),
     "spans": st.lists(st.tuples(st.just(b"writer w") | VALUES, NUMBERS, NUMBERS), max_size=2),
     "writer": st.just(b"writer w") | VALUES,
+    "commit": NUMBERS,
     "wait_ms": st.just(0),
     "image": st.none() | NUMBERS,
     "term": st.none() | NUMBERS,
@@ -114,7 +115,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(
         ["clean", "forget", "each", "group_transaction_events", "batch_conflation", "fetches"], st.booleans()
     ),
-    **dict.fromkeys(["batch_messages", "batch_bytes", "batch_ms", "alert_ms", "max_messages"], NUMBERS),
+    **dict.fromkeys(["batch_messages", "batch_bytes", "batch_ms", "alert_ms", "max_messages", "most_bytes"], NUMBERS),
 }
 _GATEWAYS = st.sampled_from(["g", "g", "other", "x" * 600])
 _GATEWAY_REQUESTS = (
@@ -137,7 +138,7 @@ _LIKELY_OF = {
     **dict.fromkeys([(name, "name") for name in _GATEWAY_REQUESTS], _GATEWAYS),
     **dict.fromkeys([(name, "after") for name in ("read_gateway", "apply_batch")], _POSITIONS),
     ("read_commits", "after"): _POSITIONS,
-    ("read_image", "after"): st.just(b"") | st.just(b"key"),
+    **dict.fromkeys([(name, "after") for name in ("read_image", "read_digest")], st.just(b"") | st.just(b"key")),
     ("read_records", "keys"): st.lists(st.sampled_from([b"key", b"", b"x" * 600]), max_size=3),
     ("copy_to_gateway", "region"): st.sampled_from([None, None, "r", "other"]),
     ("copy_to_gateway", "queue"): st.sampled_from([None, None, "target", "other"]),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.engine.store.lmdb_store import beside
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.group.etcd import EtcdCoordinator, access_of
 from broker_adapter.group.record import GroupRecord, NodeRecord, encoded
@@ -261,3 +262,38 @@ def test_a_group_is_dissolved_only_while_nobody_renews_its_record() -> None:
             )
             assert json.loads(done(*dissolve, "--json")) == {"in_sync": ["n1"]}
             assert coordinator.read().data == b""
+
+
+@pytest.mark.damages
+def test_a_copy_is_compared_with_its_server_while_both_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    stop = threading.Event()
+    with ServerProcess(tmp_path / "server") as server:
+
+        def work() -> None:
+            with (
+                ConnectionFactory(server.url).create_connection() as connection,
+                connection.create_session() as session,
+            ):
+                connection.start()
+                producer = session.create_producer(session.create_queue("busy"))
+                consumer = session.create_consumer(session.create_queue("busy"))
+                while not stop.is_set():
+                    producer.send_all([str(number) for number in range(10)])
+                    consumer.receive(timeout=60)
+
+        done("send", "q", "one", "two", "three", "--url", server.url)
+        with CopyProcess(path, server.url):
+            caught_up(server.url)
+            worker = threading.Thread(target=work)
+            worker.start()
+            said = done("group", "verify", str(path), "--url", server.url)
+            assert re.fullmatch(r"\d+ records compared, commit \d+; all equal\n", said)
+            with beside(path, EngineSettings()) as snapshot, snapshot() as tables:
+                damaged, _ = next(tables.items("messages"))
+            damage(path, "messages", damaged)
+            found = holdfast("group", "verify", str(path), "--url", server.url, "--json")
+            stop.set()
+            worker.join()
+    assert found.returncode == 1
+    assert json.loads(found.stdout)["differences"] == [{"table": "messages", "key": damaged.hex()}]
