@@ -1,102 +1,32 @@
 """A group of servers: what it costs the clients of one, and how long a takeover takes.
 
-``make bench-group``, or ``python -m benchmarks.groups [--json] [--quick]``.  Fetches an etcd where there is none.
+``make bench-group``, or ``python -m benchmarks.groups [--json] [--quick] [--only NAME]``.  Fetches what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
-from benchmarks import copies, modes
+from benchmarks import artemis_pair, copies, modes
+from benchmarks.nodes import Group
 from benchmarks.programs import cpu_of
 from benchmarks.report import Figure, beside, show
 from sdk import ConnectionFactory
-from tests.interop import install
-from tests.interop.brokers.brokers import free_port
 
 _TURNS: Final = 5
 _WAIT: Final = 60.0
-
-
-class _Group:
-    """Nodes, in processes of their own, and an etcd.
-
-    Args:
-        directory: for the stores.
-        nodes: how many.
-        lease: seconds.
-    """
-
-    def __init__(self, directory: Path, nodes: int, lease: float = 2.0) -> None:
-        self._directory = directory
-        self._lease = lease
-        directory.mkdir()
-        client, peer = free_port(), free_port()
-        self._coordinator = f"etcd://127.0.0.1:{client}"
-        etcd = [str(install.etcd()), "--data-dir", str(directory / "etcd")]
-        etcd += ["--listen-client-urls", f"http://127.0.0.1:{client}"]
-        etcd += ["--advertise-client-urls", f"http://127.0.0.1:{client}"]
-        etcd += ["--listen-peer-urls", f"http://127.0.0.1:{peer}"]
-        self._etcd = subprocess.Popen(etcd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(2)
-        self.ports = {f"n{number}": free_port() for number in range(1, nodes + 1)}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.start("n1", "--new-group")
-        self.wait_for(1)
-        for name in list(self.ports)[1:]:
-            self.start(name)
-        self.wait_for(nodes)
-
-    def __enter__(self) -> _Group:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (*self.processes.values(), self._etcd):
-            each.kill()
-            each.wait()
-
-    @property
-    def url(self) -> str:
-        return f"failover:({','.join(f'amqp://127.0.0.1:{port}' for port in self.ports.values())})"
-
-    def start(self, name: str, *more: str) -> None:
-        address = f"127.0.0.1:{self.ports[name]}"
-        command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(self._directory / name)]
-        command += ["--group", "bench", "--node", name, "--coordinator", self._coordinator, "--advertise", address]
-        command += ["--listen", address, "--lease-seconds", str(self._lease), *more]
-        self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def status(self) -> dict[str, Any]:
-        with ConnectionFactory(self.url).create_connection() as connection:
-            found: dict[str, Any] = connection.request("copies", {})["group"]
-        return found
-
-    def wait_for(self, nodes: int) -> dict[str, Any]:
-        """Wait until so many nodes are in sync."""
-        deadline = time.monotonic() + _WAIT
-        while True:
-            try:
-                found = self.status()
-                if len(found["in_sync"]) >= nodes:
-                    return found
-            except Exception:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
 
 
 def _beside_a_server(directory: Path, messages: int) -> Iterator[Figure]:
@@ -106,7 +36,7 @@ def _beside_a_server(directory: Path, messages: int) -> Iterator[Figure]:
     medians: dict[str, list[float]] = {"single": [], "group": []}
     with ExitStack() as stack:
         single, process = stack.enter_context(modes.server(directory / "single"))
-        group = stack.enter_context(_Group(directory / "group", 2))
+        group = stack.enter_context(Group(directory / "group", 2))
         first, second = (psutil.Process(each.pid) for each in group.processes.values())
         places = {"single": (single, process), "group": (group.url, first)}
         for turn in range(_TURNS):
@@ -143,7 +73,7 @@ def _takeover(directory: Path, lease: float, number: signal.Signals, goal: str, 
     """From the signal to the first message at a client that sends and receives, three nodes."""
     times = []
     with (
-        _Group(directory, 3, lease) as group,
+        Group(directory, 3, lease) as group,
         ConnectionFactory(group.url).create_connection() as connection,
         connection.create_session() as session,
     ):
@@ -173,18 +103,21 @@ def _takeover(directory: Path, lease: float, number: signal.Signals, goal: str, 
     )
 
 
-def figures(directory: Path, share: int) -> Iterator[Figure]:
-    """All of them.
-
-    Args:
-        directory: for the stores.
-        share: 1, or by how much less is to be done.
-    """
-    yield from _beside_a_server(directory, 40_000 // share)
+def _takeovers(directory: Path, share: int) -> Iterator[Figure]:
     rounds = max(3, 30 // share)
     yield _takeover(directory / "kill", 2.0, signal.SIGKILL, "below 3 s", rounds)
     yield _takeover(directory / "short", 0.5, signal.SIGKILL, "below 1 s", rounds)
     yield _takeover(directory / "stop", 2.0, signal.SIGTERM, "below 0.3 s", rounds)
+
+
+#: What ``--only`` takes; those beside Artemis take half an hour, and are run where they are named.
+PARTS: Final[dict[str, Callable[[Path, int], Iterator[Figure]]]] = {
+    "server": lambda directory, share: _beside_a_server(directory, 40_000 // share),
+    "takeover": _takeovers,
+    "artemis": lambda directory, share: artemis_pair.rates(directory, 20_000 // share, 5),
+    "artemis-kills": lambda directory, share: artemis_pair.kills(directory, max(3, 50 // share)),
+}
+_BY_DEFAULT: Final = ("server", "takeover")
 
 
 def main() -> int:
@@ -192,13 +125,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.groups", description=__doc__)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="a tenth of it: to see that it runs")
+    parser.add_argument("--only", metavar="NAME", choices=PARTS, help=f"only this part: {', '.join(PARTS)}")
     options = parser.parse_args()
     logging.disable(logging.ERROR)  # servers are killed here
-    directory = Path(tempfile.mkdtemp())
-    try:
-        show(list(figures(directory, 10 if options.quick else 1)), options.json)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    found: list[Figure] = []
+    for name in _BY_DEFAULT if options.only is None else (options.only,):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            found += PARTS[name](Path(directory), 10 if options.quick else 1)
+    show(found, options.json)
     return 0
 
 

@@ -174,11 +174,22 @@ def start_artemis_pair(place: Path) -> tuple[Broker, Broker]:
 
 def _artemis(instance: Path, port: int, ready: str, *more: str) -> Process:
     """A node of Artemis, created and started."""
+    small = ("--no-autotune", "--nio", "--java-options", "-Xmx512m")
+    return Process(create_artemis(instance, port, *small, *more), {}, ready)
+
+
+def create_artemis(instance: Path, port: int, *more: str) -> list[str]:
+    """A node of Artemis, created; returns what starts it.
+
+    Args:
+        instance: a folder that does not exist.
+        port: where it listens.
+        more: further options of ``artemis create``.
+    """
     home = install.artemis()
     create = [
         *(str(home / "bin" / "artemis"), "create", str(instance), "--silent", "--user", "ada", "--password", "secret"),
-        *("--require-login", "--no-web", "--no-autotune", "--nio", "--host", "127.0.0.1"),
-        *("--default-port", str(port), "--java-options", "-Xmx512m"),
+        *("--require-login", "--no-web", "--host", "127.0.0.1", "--default-port", str(port)),
         *("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acceptor", "--no-stomp-acceptor"),
         *more,
     ]
@@ -188,7 +199,7 @@ def _artemis(instance: Path, port: int, ready: str, *more: str) -> Process:
     # Delivery counts and the order of redelivery as JMS has them; a message larger than the default is no exception.
     text = text.replace("<max-disk-usage>90<", "<max-disk-usage>-1<")
     settings.write_text(text)
-    return Process([str(instance / "bin" / "artemis"), "run"], {}, ready)
+    return [str(instance / "bin" / "artemis"), "run"]
 
 
 # Apache ActiveMQ Classic.
