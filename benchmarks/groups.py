@@ -114,7 +114,7 @@ def _takeovers(directory: Path, share: int) -> Iterator[Figure]:
 PARTS: Final[dict[str, Callable[[Path, int], Iterator[Figure]]]] = {
     "server": lambda directory, share: _beside_a_server(directory, 40_000 // share),
     "takeover": _takeovers,
-    "artemis": lambda directory, share: artemis_pair.rates(directory, 20_000 // share, 5),
+    "artemis": lambda directory, share: artemis_pair.rates(directory, 40_000 // share, 5),
     "artemis-kills": lambda directory, share: artemis_pair.kills(directory, max(3, 50 // share)),
 }
 _BY_DEFAULT: Final = ("server", "takeover")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -75,11 +76,11 @@ class Group:
         """Wait until so many nodes are in sync."""
         deadline = time.monotonic() + _WAIT
         while True:
-            try:
+            found: dict[str, Any] = {"in_sync": []}
+            with contextlib.suppress(Exception):
                 found = self.status()
-                if len(found["in_sync"]) >= nodes:
-                    return found
-            except Exception:
-                if time.monotonic() > deadline:
-                    raise
+            if len(found["in_sync"]) >= nodes:
+                return found
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{nodes} nodes do not get in sync: {found}")
             time.sleep(0.05)
