@@ -3,7 +3,7 @@
 A producer sends one message after the other, and waits for each confirmation; a consumer receives them in transactions.
 Meanwhile the primary is killed and started again, then cut off from the clients, the other nodes and the coordinator at
 once, and the last primary hands over.  The picture has how long each send took, and how many messages came and went.
-At the end each message that was sent has been received once.
+At the end no message that was confirmed is lost, and none was received twice.
 
 ``make demo-group``, or ``python -m samples.demo.group --etcd PROGRAM``, or ``--coordinator URL`` of an etcd that runs.
 """
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ QUEUE = "orders"
 NAMES = ("n1", "n2", "n3")
 #: Clients give up a node that says nothing for so long, in seconds.
 OPTIONS = "idle_timeout_seconds=2&connect_timeout_seconds=2"
-#: For how long a node is away, and the longest wait, in seconds.
-AWAY, LONGEST = 5.0, 60.0
+#: The longest wait, in seconds.
+LONGEST = 60.0
 #: Most messages of a transaction.
 BATCH = 20
 
@@ -124,12 +124,14 @@ class Load:
     def __init__(self, url: str) -> None:
         self._url = url
         self._began = time.monotonic()
-        self._is_over = threading.Event()
+        self._is_over, self._all_sent = threading.Event(), threading.Event()
         self.sends: list[tuple[float, float]] = []  #: when each began, and how long it took
         self.received: list[tuple[float, int]] = []  #: when each was committed, and its number
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._send, self._receive)]
-        for each in self._threads:
-            each.start()
+        self.ended: list[str] = []  #: which of the two have done all, without an error
+        self._producer = threading.Thread(target=self._send, daemon=True)
+        self._consumer = threading.Thread(target=self._receive, daemon=True)
+        self._producer.start()
+        self._consumer.start()
 
     @property
     def now(self) -> float:
@@ -138,8 +140,9 @@ class Load:
     def end(self) -> None:
         """Send no more, and wait until all was received."""
         self._is_over.set()
-        for each in self._threads:
-            each.join(LONGEST)
+        self._producer.join(LONGEST)
+        self._all_sent.set()  # behind the last confirmation, which the consumer would not know of else
+        self._consumer.join(LONGEST)
 
     def _connect(self) -> Connection:
         return ConnectionFactory(self._url).create_connection()
@@ -151,6 +154,7 @@ class Load:
                 began = self.now
                 producer.send(str(len(self.sends)))
                 self.sends.append((began, self.now - began))
+        self.ended.append("producer")
 
     def _receive(self) -> None:
         with (
@@ -159,9 +163,10 @@ class Load:
             session.create_consumer(session.create_queue(QUEUE)) as consumer,
         ):
             connection.start()
-            while not self._is_over.is_set() or len(self.received) < len(self.sends):
+            numbers: list[int] = []
+            while numbers or not self._all_sent.is_set() or len(self.received) < len(self.sends):
                 try:
-                    numbers: list[int] = []
+                    numbers = []
                     while len(numbers) < BATCH and (message := consumer.receive(timeout=0.05)) is not None:
                         numbers.append(int(message.body))
                     session.commit()
@@ -169,6 +174,7 @@ class Load:
                     continue  # the messages come again
                 now = self.now
                 self.received += [(now, number) for number in numbers]
+        self.ended.append("consumer")
 
 
 class Group:
@@ -198,7 +204,13 @@ class Group:
             time.sleep(0.1)
 
 
-def run(group: Group, load: Load, calm: float) -> list[tuple[float, float, str]]:
+def lost_and_doubled(confirmed: int, received: Iterable[int]) -> tuple[int, int]:
+    """Return how many of the messages that were confirmed were not received, and how many came once more."""
+    times = Counter(received)
+    return len(set(range(confirmed)) - set(times)), times.total() - len(times)
+
+
+def run(group: Group, load: Load, calm: float, away: float) -> list[tuple[float, float, str]]:
     """Have the primary lost in three ways, with some seconds in between; returns from when until when, and what."""
     outages: list[tuple[float, float, str]] = []
 
@@ -210,7 +222,7 @@ def run(group: Group, load: Load, calm: float) -> list[tuple[float, float, str]]
         began = load.now
         begin(primary)
         if end is not None:
-            time.sleep(AWAY)
+            time.sleep(away)
             end(primary)
         outages.append((began, load.now, what))
         console.print(f"{group.wait_for_sync()} is the primary now, and all nodes are in sync")
@@ -274,6 +286,7 @@ def main() -> int:
     parser.add_argument("--etcd", metavar="PROGRAM", help="the program of an etcd; else that on the PATH")
     parser.add_argument("--coordinator", metavar="URL", help="an etcd on this machine that runs already")
     parser.add_argument("--calm", metavar="SECONDS", type=float, default=4.0, help="between two losses; default 4")
+    parser.add_argument("--away", metavar="SECONDS", type=float, default=5.0, help="of a node that is lost; default 5")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # servers are lost here
     with tempfile.TemporaryDirectory() as directory, etcd(options.etcd, options.coordinator, directory) as coordinator:
@@ -284,17 +297,21 @@ def main() -> int:
             group.wait_for_sync()
             console.print("three nodes are in sync")
             load = Load(group.url)
-            outages = run(group, load, options.calm)
+            outages = run(group, load, options.calm, options.away)
             load.end()
         finally:
             for node in group.nodes.values():
                 node.server.stop()
     draw(load, outages)
     for first, last, what in outages:
-        longest = max(took for when, took in load.sends if first - 1.0 <= when <= last + 1.0)
-        console.print(f"{what}: the longest send took {longest:.2f} s")
-    numbers = Counter(number for _, number in load.received)
-    return 0 if check("each message was received once", numbers, Counter(range(len(load.sends)))) else 1
+        during = [took for when, took in load.sends if first - 1.0 <= when <= last + 1.0]
+        console.print(f"{what}: the longest send took {max(during, default=float('nan')):.2f} s")
+    lost, doubled = lost_and_doubled(len(load.sends), (number for _, number in load.received))
+    results = [
+        check("producer and consumer have done all", load.ended, ["producer", "consumer"]),
+        check(f"{len(load.sends)} confirmed: {lost} lost, {doubled} doubled", (lost, doubled), (0, 0)),
+    ]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":
