@@ -110,7 +110,7 @@ def _takeovers(directory: Path, share: int) -> Iterator[Figure]:
     yield _takeover(directory / "stop", 2.0, signal.SIGTERM, "below 0.3 s", rounds)
 
 
-#: What ``--only`` takes; those beside Artemis take half an hour, and are run where they are named.
+#: What ``--only`` takes; those beside Artemis take 20 minutes, and are run where they are named.
 PARTS: Final[dict[str, Callable[[Path, int], Iterator[Figure]]]] = {
     "server": lambda directory, share: _beside_a_server(directory, 40_000 // share),
     "takeover": _takeovers,
