@@ -9,12 +9,20 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, ResourceAllocationException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    RedundancyLost,
+    RedundancyRestored,
+    ResourceAllocationException,
+)
 from tests import forked_command
 from tests.broker_adapter.engine.damaging import Tables, Txn, damage, flipped
 from tests.faults.group_servers import NAMES, GroupServers
@@ -215,6 +223,44 @@ def test_sends_are_refused_below_min_in_sync_and_acknowledgements_are_not(tmp_pa
             assert wait_for(lambda: len(group.record.in_sync) == 2)
             producer.send("three")
         assert received(group, "q", 2) == ["two", "three"]
+
+
+def test_a_client_is_told_when_too_few_nodes_have_what_is_confirmed_and_when_they_have_it_again(
+    group: GroupServers,
+) -> None:
+    events: SimpleQueue[object] = SimpleQueue()
+    url = f"{group.url}{OPTIONS}&redundancy=2"
+    with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
+        connection.event_listener = events.put
+        producer = session.create_producer(session.create_queue("redundant"))
+        lost = group.others[0]
+        group.kill(lost)
+        producer.send("waits until the node is left out")
+        assert events.get(timeout=WAIT) == RedundancyLost(2, 1)
+        group.start(lost)
+        assert events.get(timeout=WAIT) == RedundancyRestored(2, 2)
+
+
+def test_a_takeover_delivers_what_is_delayed_once_and_restores_a_temporary_queue(
+    group: GroupServers, name: str
+) -> None:
+    with connected(group) as connection, connection.create_session() as session:
+        answers = session.create_temporary_queue()
+        waiting = session.create_consumer(answers)
+        delayed = session.create_consumer(session.create_queue(name))
+        producer = session.create_producer(session.create_queue(name))
+        producer.delivery_delay = 3
+        producer.send("later")
+        before = group.record
+        group.kill(before.primary)
+        group.wait_for_takeover(before)
+        session.create_producer(answers).send("answer")
+        for consumer, body in ((waiting, "answer"), (delayed, "later")):
+            message = consumer.receive(WAIT)
+            assert message is not None
+            assert message.body == body
+            assert consumer.receive(0.2) is None
+        group.start(before.primary)
 
 
 def test_a_primary_whose_disk_has_damaged_records_gives_way_and_no_message_is_lost(tmp_path: Path) -> None:
