@@ -281,8 +281,12 @@ class CopyFiles:
     def put_aside(self) -> None:
         """Give the store that an engine has, or had, another name: there is none any more, and an image is needed."""
         aside = f"{DATA}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
-        os.replace(self._path / DATA, self._path / aside)
-        sync_directory(self._path)
+        try:
+            os.replace(self._path / DATA, self._path / aside)
+            sync_directory(self._path)
+        except OSError as error:  # of a disk that has failed
+            _log.error("! the damaged store stays where it is: %s", error)
+            return
         _log.error("! the damaged store is %s now; once it is started again, this node takes an image", aside)
 
     def make_store(self) -> CopyStore:

@@ -173,8 +173,9 @@ class GroupNode:
     def close(self) -> None:
         """Close the store.  What is not released has not left, and is not confirmed."""
         if self._broker is not None:
+            has_failed = self._broker.failed is not None  # ahead of the end, which is noted there as well
             self._broker.abandon(ConnectionLostException("this server is stopping; what was under way is not known"))
-            if self._broker.failed is not None and self._member.is_replaced:
+            if has_failed and self._member.is_replaced:
                 self._files.put_aside()
         self._files.close()
         self._coordinator.close()

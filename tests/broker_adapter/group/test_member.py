@@ -235,6 +235,15 @@ def test_a_primary_with_a_damaged_message_gives_way_and_takes_an_image_when_it_i
     assert len(list((group.path / "n1").glob("data.mdb.damaged-*"))) == 1
 
 
+def test_a_primary_that_is_stopped_keeps_its_store(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    first.send("one")
+    group.stop("n1")
+    eventually(lambda: second.leads or third.leads)
+    assert (group.path / "n1" / "data.mdb").exists()
+    assert not list((group.path / "n1").glob("data.mdb.damaged-*"))
+
+
 def test_what_is_damaged_at_all_nodes_is_passed_on_once_by_each_and_then_goes_into_quarantine(group: Nodes) -> None:
     first, _, _ = group.start_three()
     first.send("one", "two", "three")
