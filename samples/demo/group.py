@@ -28,7 +28,14 @@ from typing import Any
 import matplotlib as mpl
 
 from samples.demo.servers import Server, check, console
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, TransactionRolledBackException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    ConnectionLostException,
+    JMSException,
+    TransactionRolledBackException,
+)
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -191,6 +198,11 @@ class Group:
         with ConnectionFactory(self.url).create_connection() as connection:
             return connection.request(operation, arguments)
 
+    def hand_over(self, primary: str) -> None:
+        """Have another node be primary; this one may do so ahead of its answer."""
+        with contextlib.suppress(ConnectionLostException):
+            self.ask("hand_over", node=next(each for each in NAMES if each != primary))
+
     def wait_for_sync(self) -> str:
         """Wait until all nodes are in sync; returns which one is primary."""
         deadline = time.monotonic() + LONGEST
@@ -229,7 +241,7 @@ def run(group: Group, load: Load, calm: float, away: float) -> list[tuple[float,
 
     lose("is killed", lambda it: group.nodes[it].server.kill(), lambda it: group.nodes[it].server.start())
     lose("is cut off", lambda it: group.nodes[it].cut_off(), lambda it: group.nodes[it].mend())
-    lose("hands over", lambda it: group.ask("hand_over", node=next(each for each in NAMES if each != it)), None)
+    lose("hands over", group.hand_over, None)
     time.sleep(calm)
     return outages
 

@@ -9,7 +9,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.store.deltas import IMAGE_TABLES
 from broker_adapter.engine.store.lmdb_store import beside
-from broker_adapter.errors import IllegalStateException, JMSException
+from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.group.comparing import MOST_DIFFERENCES, Comparison
 from broker_adapter.group.coordinators import Coordinator, Token
 from broker_adapter.group.copy_files import CopyFiles, promoted
@@ -178,7 +178,8 @@ def status(options: argparse.Namespace) -> int:
 
 def hand_over(options: argparse.Namespace) -> int:
     """Make another node of the group primary."""
-    with connected(options) as (transport, _):
+    # It may have handed over ahead of its answer, which its end cuts off.
+    with connected(options) as (transport, _), suppress(ConnectionLostException):
         transport.request("hand_over", {"node": options.name}, None)
     return _done(options, f"handing over to {options.name}")
 
