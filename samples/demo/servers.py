@@ -17,6 +17,8 @@ console = Console()
 def check(what: str, found: Any, wanted: Any) -> bool:
     """Compare a figure with what it should be."""
     console.print(f"{'[green]equal[/green]' if found == wanted else '[red]DIFFERENT[/red]'}  {what}")
+    if found != wanted:
+        console.print(f"  found {found}\n  wanted {wanted}")
     return bool(found == wanted)
 
 
