@@ -244,7 +244,7 @@ class ReadDigestRequest(OfCopy):
     """What the records of a table behind a key are known by, but for those that commits behind one have changed:
     ``records``, how many, and their ``digest``; ``changed``: the keys of the others, as far as the records were read;
     ``last``: the last key that was read, None: that was all of the table.  None: the store does not have that commit,
-    or no longer, or too much has changed.
+    or no longer, or more than 10,000 keys have changed.
     """
 
     commit: int = argument(note="the last commit of the copy")
@@ -257,10 +257,12 @@ class ReadDigestRequest(OfCopy):
         table = _known(self.table)
         if not has_commit(records, self.commit, self.writer):
             return None
-        changed = changed_behind(records, self.commit, table)
+        changed = changed_behind(records, self.commit, table, MOST_KEYS)
+        if changed is None:
+            return None
         found = digest_behind(records, table, self.after, changed, most_bytes=self.most_bytes)
         keys = [key for key in changed if key > self.after and (found.last is None or key <= found.last)]
-        return None if len(keys) > MOST_KEYS else {**found._asdict(), "changed": keys}
+        return {**found._asdict(), "changed": keys}
 
 
 def _span(given: Any) -> Span:

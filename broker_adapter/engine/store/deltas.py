@@ -152,11 +152,25 @@ def chunk_behind(records: StoreSnapshot, table: str, after: bytes, until: bytes,
     return Chunk(reads.answer(), None)
 
 
-def changed_behind(records: StoreSnapshot, lsn: int, table: str) -> set[bytes]:
-    """The keys of a table that the commits behind one have changed; raises StoreCorruptException."""
+def changed_behind(records: StoreSnapshot, lsn: int, table: str, most_keys: int) -> set[bytes] | None:
+    """The keys of a table that the commits behind one have changed.
+
+    Args:
+        records: of the store.
+        lsn: of the commit.
+        table: its name.
+        most_keys: of all tables that these commits may have; None is returned where they have more.
+
+    Raises:
+        StoreCorruptException: a record of the tail is damaged.
+    """
     found: set[bytes] = set()
     for key, value in records.items_from("tail", lsn_key(lsn + 1)):
-        found.update(decode_commit(key, value).keys.get(table, ()))
+        keys = decode_commit(key, value).keys
+        most_keys -= sum(map(len, keys.values()))
+        if most_keys < 0:
+            return None
+        found.update(keys.get(table, ()))
     return found
 
 

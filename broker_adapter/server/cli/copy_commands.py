@@ -34,6 +34,8 @@ from broker_adapter.wording import in_seconds
 
 #: Longest wait for the etcd, in seconds.
 _ETCD_SECONDS: Final = 5.0
+#: Longest wait for the digest of a range, in seconds: pages of the copy are kept meanwhile.
+_ANSWER_SECONDS: Final = 10.0
 
 
 def follow(options: argparse.Namespace) -> int:
@@ -86,10 +88,10 @@ def verify(options: argparse.Namespace) -> int:
     engine_settings, _ = settings_of(options.option)
     shown = progress()
     with connected(options) as (transport, _), beside(Path(options.data), engine_settings) as snapshot:
-        comparison = Comparison(lambda operation, given: transport.request(operation, given, None), snapshot)
+        comparison = Comparison(lambda operation, given: transport.request(operation, given, _ANSWER_SECONDS), snapshot)
 
         def show(table: str) -> None:
-            shown(f"{table}", IMAGE_TABLES.index(table) + 1, len(IMAGE_TABLES))
+            shown(table, IMAGE_TABLES.index(table) + 1, len(IMAGE_TABLES))
 
         found = list(islice(comparison.differences(show), MOST_DIFFERENCES))
     if options.json:
