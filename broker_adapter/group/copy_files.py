@@ -6,6 +6,7 @@ and into the place of ``data.mdb`` once it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -18,7 +19,7 @@ from broker_adapter.engine.records.layout import COPY_OF, IMAGE, STORE_VERSION, 
 from broker_adapter.engine.records.tail import Keys, Span, lsn_key, writer_of
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import IMAGE_TABLES, lsn_of, spans_of, tail_keys
-from broker_adapter.engine.store.files import DATA, PUT_ASIDE, existing_store, own, sync_directory
+from broker_adapter.engine.store.files import DATA, LOCK, PUT_ASIDE, existing_store, own, put_in_place, sync_directory
 from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_store import LmdbStore, make_directory
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
@@ -28,6 +29,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Where an image is put.
 IMAGE_DIRECTORY: Final = "image"
+#: Is there where the store was found to be damaged.
+DISTRUSTED: Final = "distrusted"
 
 
 class ImagePlace:
@@ -266,28 +269,39 @@ class CopyFiles:
         if self.store is not None:
             self.store.close()
             self.store = None
-        os.replace(self._image_path / DATA, self._path / DATA)  # at no moment is there none
-        sync_directory(self._path)
+        put_in_place(self._image_path / DATA, self._path)
         shutil.rmtree(self._image_path, ignore_errors=True)
         self.store = CopyStore(self._path, self._settings)
         self.store.write([({}, {"meta": [IMAGE]})])
         return self.store
 
     @property
+    def is_distrusted(self) -> bool:
+        """Whether the store was found to be damaged."""
+        return (self._path / DISTRUSTED).exists()
+
+    @property
     def has_put_aside(self) -> bool:
         """Whether there is a store that was put aside."""
         return any(self._path.glob(f"{DATA}{PUT_ASIDE}*"))
 
-    def put_aside(self) -> None:
-        """Give the store that an engine has, or had, another name: there is none any more, and an image is needed."""
-        aside = f"{DATA}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
-            os.replace(self._path / DATA, self._path / aside)
+    def distrust(self) -> None:
+        """Note that the store is damaged, whoever has it open."""
+        with contextlib.suppress(OSError):  # of a disk that has failed
+            (self._path / DISTRUSTED).touch()
             sync_directory(self._path)
-        except OSError as error:  # of a disk that has failed
-            _log.error("! the damaged store stays where it is: %s", error)
-            return
-        _log.error("! the damaged store is %s now; once it is started again, this node takes an image", aside)
+
+    def put_aside(self) -> None:
+        """Give the store, which is damaged, another name: there is none any more, and an image is needed."""
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+        aside = f"{DATA}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
+        os.replace(self._path / DATA, self._path / aside)
+        (self._path / LOCK).unlink(missing_ok=True)
+        (self._path / DISTRUSTED).unlink()
+        sync_directory(self._path)
+        _log.error("! the damaged store is %s now, and this node takes an image", aside)
 
     def make_store(self) -> CopyStore:
         """Have the store that begins a group, which is made where there is none."""

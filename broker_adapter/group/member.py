@@ -26,7 +26,13 @@ from broker_adapter.engine.operations.copy_states import NodeThatAsks
 from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_tail import Tail
-from broker_adapter.errors import IllegalStateException, JMSException, Redirect, ResourceAllocationException
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    Redirect,
+    ResourceAllocationException,
+    StoreException,
+)
 from broker_adapter.group.coordinators import Coordinator
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
@@ -195,14 +201,6 @@ class Member:
         self._questions.put(None)
         self._thread.join(_END_SECONDS)
 
-    @property
-    def is_replaced(self) -> bool:
-        """Whether another node is primary, or becomes it: it has all that was confirmed."""
-        record = self._rules.record
-        return record is not None and (
-            record.primary != self._rules.name or (record.leaves and len(record.in_sync) > 1)
-        )
-
     def hand_over(self, name: str) -> None:
         """Make another node primary; see :meth:`Node.hand_over`."""
         self._act(self._rules.hand_over, name)
@@ -338,6 +336,9 @@ class Member:
             try:
                 if isinstance(wanted, Read):
                     found = self._coordinator.read()
+                    if found.token and not found.data:
+                        self._parts.stopped(IllegalStateException("the group is dissolved"))
+                        return
                     record, token = decoded(found.data), found.token
                 else:
                     token = self._coordinator.swap(wanted.token, encoded(wanted.record))
@@ -378,21 +379,30 @@ class Member:
         tail.on_commit = lambda lsn: self._act(self._rules.committed, lsn)
         self._act(self._rules.committed, tail.lsn)
         self._replication = replication
-        broker = self._parts.made_engine(store, replication)
+        try:
+            broker = self._parts.made_engine(store, replication)
+        except StoreException as error:  # it goes on, to hand over
+            store.close()
+            self._parts.stopped(error)
+            return
         broker.copies.group = self
         self._engine.lead(broker)
         replication.release(self._released)
         _log.info("= primary of term %d, %.0f ms after it was elected", term, 1000 * (time.monotonic() - began))
 
     def _gives_way(self) -> bool:
-        """Whether another node in sync, which is there, goes on where a record of this one's store is damaged.
+        """Whether another node in sync goes on where a record of this one's store is damaged, which is noted.
 
         Once only, until what was put aside is removed: what is damaged at all nodes would be passed on for ever.
         """
         record = self._rules.record
         others = frozenset() if record is None else record.in_sync - {self._rules.name}
         since = time.monotonic() - _HEARD_SECONDS
-        return not self._files.has_put_aside and any(self._heard.get(each, 0.0) > since for each in others)
+        are_there = not self._heard or any(self._heard.get(each, 0.0) > since for each in others)  # or it has begun
+        if not (others and are_there) or self._files.is_distrusted or self._files.has_put_aside:
+            return False
+        self._files.distrust()
+        return True
 
     # Another one is.
 

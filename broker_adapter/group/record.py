@@ -54,6 +54,10 @@ class GroupRecord:
     min_in_sync: int  #: nodes that must be in sync for sends
     leaves: bool = False  #: the primary ends: another node that is in sync may stand at once
 
+    def goes_on_without(self, name: str) -> bool:
+        """Return whether another node has all that was confirmed, and is primary or may stand at once."""
+        return self.primary != name or (self.leaves and len(self.in_sync) > 1)
+
 
 def encoded(record: GroupRecord) -> bytes:
     """Return the bytes of a record.

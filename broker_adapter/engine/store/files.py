@@ -17,7 +17,9 @@ from broker_adapter.errors import StoreCorruptException, StoreException, StoreLo
 
 #: The name of the file that has the records.
 DATA: Final = "data.mdb"
-#: Between its name and the time of a damaged file that is kept beside.
+#: That of LMDB's own.
+LOCK: Final = "lock.mdb"
+#: Between the name of the first and the time of a damaged file that is kept beside.
 PUT_ASIDE: Final = ".damaged-"
 #: Bytes of LMDB's lock file with its 126 places for readers.
 _LOCK_BYTES: Final = 8192
@@ -106,6 +108,17 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def put_in_place(made: Path, directory: Path) -> None:
+    """Put a whole file into the place of the records of a store that no process writes; at no moment is there none.
+
+    LMDB's lock file knows the last transaction of the file that it was made for.  A reader of another process keeps it
+    open; the next opening makes its own.
+    """
+    os.replace(made, directory / DATA)
+    (directory / LOCK).unlink(missing_ok=True)
+    sync_directory(directory)
 
 
 def own(path: Path) -> IO[str]:

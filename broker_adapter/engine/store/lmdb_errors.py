@@ -88,6 +88,11 @@ def without_room(path: str | os.PathLike[str], error: Exception) -> str | None:
     return said
 
 
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether a failure is that of a file that is damaged."""
+    return error is not None and isinstance(error.__cause__, _DAMAGED)
+
+
 def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
     """Return what an error means that was raised while a store was opened: it is damaged, or the system has failed."""
     name = os.fspath(path)

@@ -58,6 +58,7 @@ from broker_adapter.engine.records.tail import is_sound
 from broker_adapter.engine.store.changes import Changes, by_table, changes_of
 from broker_adapter.engine.store.files import (
     DATA,
+    LOCK,
     PUT_ASIDE,
     allocate_lock,
     check_size,
@@ -150,11 +151,19 @@ def beside(path: Path, settings: EngineSettings) -> Iterator[Callable[[], Snapsh
     existing_store(path)
     try:
         env = lmdb.open(str(path), map_size=map_bytes(settings), max_dbs=len(TABLES), max_readers=126, readonly=True)
+        env.reader_check()  # one that was killed would keep pages from being used again
     except lmdb.Error as error:
         raise opening_failed(path, error) from error
     try:
         tables = {table: env.open_db(table.encode(), create=False) for table in TABLES}
-        yield lambda: Snapshot(env.begin(), tables, is_own=True)
+        opened = (path / DATA).stat().st_ino
+
+        def snapshot() -> Snapshot:
+            if (path / DATA).stat().st_ino != opened:
+                raise StoreException(f"the store in {str(path)!r} was replaced by an image meanwhile: begin again")
+            return Snapshot(env.begin(), tables, is_own=True)
+
+        yield snapshot
     finally:
         env.close()
 
@@ -238,7 +247,7 @@ class LmdbStore:
                 f" or rename that one and run: holdfast check {str(self.path)!r} --repair"
             )
         check_size(self.path / DATA)
-        allocate_lock(self.path / "lock.mdb")
+        allocate_lock(self.path / LOCK)
         try:
             self._env = lmdb.open(
                 str(self.path),

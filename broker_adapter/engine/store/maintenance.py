@@ -43,7 +43,15 @@ from broker_adapter.engine.records.layout import (
 )
 from broker_adapter.engine.records.sequences import in_parts
 from broker_adapter.engine.records.start_numbers import SKIPPED_RUNS, next_run, number_of
-from broker_adapter.engine.store.files import DATA, PUT_ASIDE, existing_store, own, reader_of, sync_directory
+from broker_adapter.engine.store.files import (
+    DATA,
+    PUT_ASIDE,
+    existing_store,
+    own,
+    put_in_place,
+    reader_of,
+    sync_directory,
+)
 from broker_adapter.engine.store.lmdb_errors import without_room
 from broker_adapter.engine.store.lmdb_reads import run_items
 from broker_adapter.engine.store.lmdb_store import LmdbStore, map_bytes
@@ -311,11 +319,8 @@ def _rebuild(
     finally:
         env.close()
     sync_directory(directory)
-    os.replace(target / DATA, directory / DATA)  # at no moment is there none
+    put_in_place(target / DATA, directory)
     shutil.rmtree(target, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(directory / "lock.mdb")
-    sync_directory(directory)
 
 
 def _skip_runs(txn: Any, meta: Any) -> None:
@@ -500,11 +505,8 @@ def compact_store(
         with open(target / DATA, "rb") as data:
             os.fchmod(data.fileno(), 0o600)
             os.fsync(data.fileno())
-        os.replace(target / DATA, directory / DATA)
+        put_in_place(target / DATA, directory)
         shutil.rmtree(target, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(directory / "lock.mdb")
-        sync_directory(directory)
         progress("compacting", 1, 1)
         return before, (directory / DATA).stat().st_size
 

@@ -19,6 +19,7 @@ from broker_adapter.connect import transport_for, transport_to_site
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.store.lmdb_errors import is_damage
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -122,6 +123,8 @@ class GroupNode:
             self._make_group(options, described)
         else:
             record = decoded(_found(coordinator).data)
+            if files.is_distrusted and record.goes_on_without(options.node):
+                files.put_aside()
             if files.store is not None and (files.store.unique != record.store or not files.is_followed):
                 raise StoreException(
                     f"the store in {options.data!r} is of another group, or of none: give a directory that does not"
@@ -168,15 +171,14 @@ class GroupNode:
         """Hand over to another node, if this one is the primary."""
         if self._senders is not None:
             self._senders.stop()
+        if is_damage(self.failed):
+            self._files.distrust()
         self._member.stop(has_failed=self.failed is not None)
 
     def close(self) -> None:
         """Close the store.  What is not released has not left, and is not confirmed."""
         if self._broker is not None:
-            has_failed = self._broker.failed is not None  # ahead of the end, which is noted there as well
             self._broker.abandon(ConnectionLostException("this server is stopping; what was under way is not known"))
-            if has_failed and self._member.is_replaced:
-                self._files.put_aside()
         self._files.close()
         self._coordinator.close()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, cast
 
 import pytest
@@ -11,8 +14,9 @@ import pytest
 from broker_adapter.engine.operations.copies import OfCopy
 from broker_adapter.engine.operations.copy_states import FollowedEngine
 from broker_adapter.engine.operations.request import request_of
+from broker_adapter.engine.store.files import put_in_place
 from broker_adapter.engine.store.lmdb_store import LmdbStore, beside
-from broker_adapter.errors import IllegalStateException
+from broker_adapter.errors import IllegalStateException, StoreException
 from broker_adapter.group import comparing
 from broker_adapter.group.comparing import Comparison, Difference
 from broker_adapter.settings import EngineSettings
@@ -89,3 +93,44 @@ def test_a_store_that_is_no_copy_is_an_error(
     damage(copy, lambda txn, tables: txn.drop(tables["tail"], delete=False))
     with pytest.raises(IllegalStateException, match="it is no copy of it, or is too far behind"):
         compare()
+
+
+def test_a_copy_that_an_image_replaces_meanwhile_is_an_error(copy: Path, server: LmdbStore) -> None:
+    with beside(copy, EngineSettings()) as snapshot:
+        (copy / "made").mkdir()
+        server.copy(copy / "made")
+        put_in_place(copy / "made" / "data.mdb", copy)
+        with pytest.raises(StoreException, match="was replaced by an image meanwhile"):
+            snapshot()
+
+
+_READER = """
+import sys
+from pathlib import Path
+from broker_adapter.engine.store.lmdb_store import beside
+from broker_adapter.settings import EngineSettings
+with beside(Path(sys.argv[1]), EngineSettings()) as snapshot, snapshot():
+    print("reads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_store_that_is_put_in_place_beside_a_reader_has_its_own_last_commit(copy: Path, server: LmdbStore) -> None:
+    for number in range(12):
+        server.apply([("cursors", b"later", b"%d" % number)])
+    (copy / "made").mkdir()
+    made = LmdbStore(copy / "made", EngineSettings())
+    made.apply([("cursors", b"later", b"first")])
+    made.apply([("cursors", b"later", b"last")])
+    made.close()
+    with subprocess.Popen([sys.executable, "-c", _READER, str(copy)], stdin=PIPE, stdout=PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reads\n"
+        put_in_place(copy / "made" / "data.mdb", copy)
+        for wanted in (b"last", b"changed", b"changed"):
+            store = LmdbStore(copy, EngineSettings())
+            with store.snapshot() as records:
+                assert records.get("cursors", b"later") == wanted
+            store.apply([("cursors", b"later", b"changed")])
+            store.close()
+        reader.kill()

@@ -384,7 +384,7 @@ def test_a_kill_as_an_image_is_put_into_its_place_leaves_one_that_is_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"broker_adapter.group.copy_files.{killed_at}", killed)
+        patch.setattr(f"broker_adapter.engine.store.files.{killed_at}", killed)
         with pytest.raises(KeyboardInterrupt):
             copy.catch_up(primary)
     copy.follow(primary)

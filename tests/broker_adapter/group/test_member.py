@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from broker_adapter.errors import (
@@ -21,6 +22,7 @@ from broker_adapter.errors import (
 from broker_adapter.group import member
 from broker_adapter.group.rules import Action, RefuseSends
 from tests.broker_adapter.engine.asking import damage_body
+from tests.broker_adapter.engine.damaging import damage
 from tests.broker_adapter.engine.driving import WAIT, eventually
 from tests.broker_adapter.group.nodes import LEASE, Nodes, asks_to_be_admitted, nodes
 
@@ -263,3 +265,57 @@ def test_what_is_damaged_at_all_nodes_is_passed_on_once_by_each_and_then_goes_in
         group.wait_for_sync("n1", "n2", "n3")
     assert found == [b"one", b"three"]
     assert len(gave_way) == len(set(gave_way)) >= 2
+
+
+def test_a_node_whose_store_is_damaged_where_its_engine_starts_gives_way(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    first.send("one")
+    group.stop("n2")
+    group.wait_for_sync("n1", "n3")
+    damage(group.path / "n2", lambda txn, tables: txn.put(b"\xff" * 9, b"no message", db=tables["messages"]))
+    second = group.start("n2")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert first.engine.broker is not None
+    first.engine.broker.request("hand_over", {"node": "n2"}, WAIT)
+    assert second.told.get(timeout=WAIT) is None
+    assert "another node of the group takes over" in str(second.failed)
+    group.stop("n1")
+    group.stop("n2")
+    eventually(lambda: third.leads)
+    assert third.look() == [b"one"]
+    group.start("n2")
+    group.wait_for_sync("n2", "n3")
+    assert len(list((group.path / "n2").glob("data.mdb.damaged-*"))) == 1
+
+
+def test_a_node_that_fails_otherwise_keeps_its_store(group: Nodes) -> None:
+    first, second, third = group.start_three()
+    assert first.engine.broker is not None
+    first.engine.broker._fail(RuntimeError("a fault of the software"), (), None)
+    group.stop("n1")
+    eventually(lambda: second.leads or third.leads)
+    group.start("n1")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert not list((group.path / "n1").glob("data.mdb.damaged-*"))
+
+
+def test_a_node_with_damaged_pages_takes_an_image_when_it_is_started_again(group: Nodes) -> None:
+    _, second, _ = group.start_three()
+    try:
+        raise StoreException("the store failed") from lmdb.CorruptedError("a page")
+    except StoreException as error:
+        second.stopped(error)
+    group.stop("n2")
+    group.start("n2")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert len(list((group.path / "n2").glob("data.mdb.damaged-*"))) == 1
+
+
+def test_all_nodes_of_a_group_that_is_dissolved_end(group: Nodes) -> None:
+    nodes_here = group.start_three()
+    while group.coordinator.swap(group.coordinator.read().token, b"") is None:
+        pass
+    for each in nodes_here:
+        assert each.told.get(timeout=WAIT) is None
+        assert str(each.failed) == "the group is dissolved"
+        group.stop(each.name)
