@@ -57,6 +57,19 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def wait_for(port: int) -> None:
+    """Wait until something listens on a port."""
+    deadline = time.monotonic() + LONGEST
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 class Wire:
     """A way to a port that can be cut: what is sent meanwhile is held back, and no end hears of it."""
 
@@ -286,6 +299,7 @@ def etcd(program: str | None, url: str | None, directory: str) -> Iterator[int]:
         command += [f"--{each}-client-urls", f"http://127.0.0.1:{port}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        wait_for(port)
         yield port
     finally:
         process.kill()
