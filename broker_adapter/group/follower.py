@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from broker_adapter.transport import Credentials, Transport
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Pause after a failure, in seconds.
+#: Pause after a connection that did not last so long, in seconds.
 _PAUSE_SECONDS: Final = 1.0
 #: Pause between two answers: what changes in this time comes in one.
 _BATCH_SECONDS: Final = 0.05
@@ -39,6 +40,7 @@ class Follower:
         image_rate: bytes of an image a second, at most; None: as fast as it comes.
         ended: called with the error when nothing more is done, since the store of the copy has failed, or is none.
         heard: called with True when the server has answered, and with False when it does no longer.
+        refused: called when nothing listens where the server was.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Follower:
         image_rate: float | None,
         ended: Callable[[JMSException], None],
         heard: Callable[[bool], None] = lambda _is_heard: None,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._files = files
         self._standing = standing
@@ -56,6 +59,7 @@ class Follower:
         self._image_rate = image_rate
         self._ended = ended
         self._heard = heard
+        self._refused = refused
         self._is_heard = False
         self._stopping = threading.Event()
         self._says_so = False
@@ -91,12 +95,14 @@ class Follower:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
+                began = time.monotonic()
                 try:
                     self._follow()
                 except (NoAnswer, ResourceAllocationException) as error:
                     if not self._stopping.is_set():
                         self._tell(error)
-                self._stopping.wait(_PAUSE_SECONDS)
+                if time.monotonic() - began < _PAUSE_SECONDS:  # else at once: is the server there still?
+                    self._stopping.wait(_PAUSE_SECONDS)
         except JMSException as error:
             self._ended(error)
         except Exception as error:
@@ -133,6 +139,8 @@ class Follower:
                 client_id = f"{NODE_CLIENT}{self._standing.node}" if is_node else None
                 transport.open(Credentials(client_id=client_id), lambda _event: None, None)
             except JMSException as error:
+                if isinstance(error.__cause__, ConnectionRefusedError):
+                    self._refused()
                 raise NoAnswer(str(error)) from error
             # A node of a group is waited for.
             pause = _BATCH_SECONDS if self._standing.term is None else 0.0

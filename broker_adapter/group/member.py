@@ -429,8 +429,12 @@ class Member:
             if not is_heard:
                 self._act(self._rules.told)
 
+        def refused() -> None:
+            self._act(self._rules.refused, action.term)
+
         self._follower = Follower(
-            self._files, standing, lambda: self._parts.connect(node.address), self._image_rate, self._fail, heard
+            *(self._files, standing, lambda: self._parts.connect(node.address), self._image_rate),
+            *(self._fail, heard, refused),
         )
         self._follower.start()
 

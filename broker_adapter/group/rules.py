@@ -15,17 +15,18 @@ Theory of operation
     which fails, it cannot be passed over.
 
     **The others** read the record each quarter of ``lease_seconds``, and follow the primary that it names.  A node may
-    stand if it is in sync, for all those have what was ever confirmed.  It does so at once where the primary leaves, or
-    where the record names itself by another process: it was started again, or another one hands over to it.  Else it
-    stands when it has read the same record four more times, a quarter of ``lease_seconds`` apart.  So a process that
-    was stopped does not stand as it wakes, and a coordinator that was away for a while deposes nobody.  The first swap
-    wins: the next term, without the primary before.  Who has most does not matter: the others take back what they have
-    beyond it.
+    stand if it is in sync, for all those have what was ever confirmed.  It does so at once where the primary leaves,
+    where nothing listens at the primary's address, or where the record names itself by another process: it was started
+    again, or another one hands over to it.  Else it stands when it has read the same record four more times, a quarter
+    of ``lease_seconds`` apart.  So a process that was stopped does not stand as it wakes, and a coordinator that was
+    away for a while deposes nobody.  The first swap wins: the next term, without the primary before.  Who has most does
+    not matter: the others take back what they have beyond it.
 
     **Serving** (commands are taken, messages are delivered) stops when the lease may have run out, unless all others in
     sync have asked within half of it: then none of them was primary.  So a group goes on whose coordinator is away, and
-    one whose only node in sync is the primary.  It stops too while a hand-over is under way, so that the successor can
-    get all that is committed.
+    one whose only node in sync is the primary.  (A primary that lives where a firewall refuses in its place may deliver
+    until then; what it was told of that is not confirmed.)  It stops too while a hand-over is under way, so that the
+    successor can get all that is committed.
 
     **Whoever drives this** takes an answer only to the last request that it has made, of the coordinator or of another
     node; finishes what is being written, and says so by ``committed``, before it leads; and makes one transaction of
@@ -141,6 +142,7 @@ class Node:
         self._gives_up_at = 0.0  # to hand over
         self._ending = False
         self._deposes: int | None = None  # the term that an administrator ends by force
+        self._refused: int | None = None  # the term whose primary does not listen any more
         self._levels: dict[type[Action], Action] = {}  # what was said last
         self.reign: Reign | None = None
         self.record: GroupRecord | None = None
@@ -203,6 +205,11 @@ class Node:
             self._nodes[name] = node
             if self.reign.record.nodes.get(name) == node:
                 self.reign.asked(name, lsn, now)
+        return self._act(now)
+
+    def refused(self, term: int, now: float) -> list[Action]:
+        """Note that nothing listens at the address of the primary of a term: its process has ended."""
+        self._refused = term
         return self._act(now)
 
     def gone(self, name: str, now: float) -> list[Action]:
@@ -361,12 +368,9 @@ class Node:
         return new if new != record or now >= self._due else None
 
     def _may_stand(self, record: GroupRecord) -> bool:
-        return (
-            self.name in record.in_sync
-            and self._lsn is not None
-            and not self._ending
-            and (record.leaves or record.primary == self.name or self._unchanged >= PARTS_OF_LEASE)
-        )
+        may_be_primary = self.name in record.in_sync and self._lsn is not None and not self._ending
+        has_gone = record.leaves or record.primary == self.name or record.term == self._refused
+        return may_be_primary and (has_gone or self._unchanged >= PARTS_OF_LEASE)
 
     def _standing(self, record: GroupRecord, others: frozenset[str]) -> GroupRecord:
         """Return the record of the next term, with this node as primary."""

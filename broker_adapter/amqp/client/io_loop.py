@@ -296,6 +296,7 @@ class SocketConnection(Connection, asyncio.Protocol):
         except OSError as error:
             reason = str(error.strerror or error)
             if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason:
+                error = ConnectionRefusedError(*error.args)  # also of a name with several addresses
                 command = f"holdfast serve --data DIR --listen {where}"
                 reason = f"nothing listens there; correct host and port, or start: {command}"
             self._fail(f"no connection to {where}: {reason}", error)

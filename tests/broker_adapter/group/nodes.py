@@ -150,8 +150,10 @@ class NodeHere(GroupNode):
 
         def reach() -> GroupEngine:
             other = self._others.at(address)
-            if other is None or other.is_away or self.is_away:
+            if self.is_away or (other is not None and other.is_away):
                 raise ConnectionLostException(f"there is no way to {address}")
+            if other is None:
+                raise ConnectionLostException(f"nothing listens at {address}") from ConnectionRefusedError()
             return other.engine
 
         return cast(Transport, _Link(reach))

@@ -79,6 +79,8 @@ class Process:
             self._called_at = None
             self.do(self.rules.no_answer(now))
         self.do(self.rules.tick(now))
+        if self._primary and self.world.refuses(self.name, self._primary):
+            self.do(self.rules.refused(self.term, now))
         if self._primary and self._asked_at is not None and now - self._asked_at > LEASE / 2:
             self._ask()
         for name, (number, since) in [*self._waiting.items()]:
@@ -308,6 +310,12 @@ class Simulation:
                 self.after(delay, call, *args)
             else:
                 self.after(delay, self._arrive, self.machines[target], call, args)
+
+    def refuses(self, source: str, target: str) -> bool:
+        """Whether a node finds that nothing listens at another one; now and then something between says so."""
+        if (source, target) in self._cut:
+            return False
+        return self.machines[target].process is None or (not self._is_healthy and self.chance(0.005))
 
     def _arrive(self, machine: Machine, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         if machine.process:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -71,9 +73,13 @@ class Kept:
         self.ended: list[JMSException] = []
         self.has_ended = threading.Event()
         self.heard: list[bool] = []
+        self.refused = threading.Event()
         self._lines = list(lines)
         self._files = CopyFiles(copy.path, copy.settings, URL)
-        self.follower = Follower(self._files, Standing("copy"), self._connect, None, self._end, self.heard.append)
+        self.follower = Follower(
+            *(self._files, Standing("copy"), self._connect, None),
+            *(self._end, self.heard.append, self.refused.set),
+        )
 
     def _connect(self) -> Transport:
         made = self._lines[min(len(self.made), len(self._lines) - 1)]()
@@ -137,6 +143,18 @@ def test_it_connects_again_whenever_the_connection_is_lost(
     assert kept.heard == [True, False] * 10
     assert "the copy is not up to date, and goes on trying: the connection is lost" in caplog.text
     assert copy.differences(primary) == []
+
+
+def test_a_connection_that_has_held_is_restored_at_once_and_it_says_where_nothing_listens_any_more(
+    primary: Primary, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(follower, "time", SimpleNamespace(monotonic=count(step=1001.0).__next__))
+    no_listener = ConnectionLostException("nothing listens there")
+    no_listener.__cause__ = ConnectionRefusedError()
+    with Kept(copy, lambda: Line(primary, lost_after=5), lambda: Line(primary, no_listener), primary=primary) as kept:
+        assert kept.refused.wait(WAIT)
+    assert kept.heard == [True, False]
 
 
 def test_it_goes_on_trying_where_a_login_is_refused(
