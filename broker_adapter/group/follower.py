@@ -16,8 +16,10 @@ from broker_adapter.transport import Credentials, Transport
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Pause after a connection that did not last so long, in seconds.
-_PAUSE_SECONDS: Final = 1.0
+#: Pause after a failure, in seconds; it is doubled up to the longest, which is also for how long a connection has to
+#: last to begin anew.
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Pause between two answers: what changes in this time comes in one.
 _BATCH_SECONDS: Final = 0.05
 #: How the client id of a node of a group begins, by which its primary lets it in, whatever else waits.
@@ -94,6 +96,7 @@ class Follower:
 
     def _run(self) -> None:
         try:
+            pause = _FIRST_PAUSE_SECONDS
             while not self._stopping.is_set():
                 began = time.monotonic()
                 try:
@@ -101,8 +104,10 @@ class Follower:
                 except (NoAnswer, ResourceAllocationException) as error:
                     if not self._stopping.is_set():
                         self._tell(error)
-                if time.monotonic() - began < _PAUSE_SECONDS:  # else at once: is the server there still?
-                    self._stopping.wait(_PAUSE_SECONDS)
+                if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
+                    pause = _FIRST_PAUSE_SECONDS
+                self._stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         except JMSException as error:
             self._ended(error)
         except Exception as error:
