@@ -220,7 +220,10 @@ class Outliner:
 
     def value(self) -> Any:
         """The next value; :class:`Unread` in place of a list, a map, an extension, and what is long."""
-        start, kind = self._unpacker.tell(), _kind_of(self._code())
+        start, code = self._unpacker.tell(), self._code()
+        if code < 0x80 or 0xA0 <= code < 0xC4 or 0xCA <= code < 0xD4 or code >= 0xE0:
+            return self._unpacker.unpack()  # a number or a short text
+        kind = _kind_of(code)
         self._unpacker.skip()
         data = bytes(self._data[start : min(self._unpacker.tell(), start + self._most_bytes + 1)])
         if kind in _UNITS:

@@ -94,11 +94,13 @@ class CopyStore:
         assert value is not None
         return writer_of(value)
 
-    def keys_behind(self, lsn: int) -> tuple[list[bytes], Keys]:
-        """See :func:`broker_adapter.engine.store.deltas.tail_keys`; without that of what a copy alone has."""
+    def behind(self, lsn: int) -> tuple[bytes, list[bytes], Keys]:
+        """Who wrote a commit, and what ``tail_keys`` finds behind it, without what a copy alone has."""
         with self._store.snapshot() as records:
+            value = records.get("tail", lsn_key(lsn))
             own, keys = tail_keys(records, lsn)
-        return own, {table: [key for key in some if key != COPY_OF] for table, some in keys.items()}
+        assert value is not None
+        return writer_of(value), own, {table: [key for key in some if key != COPY_OF] for table, some in keys.items()}
 
     def place(self) -> ImagePlace | None:
         """How far it is, of an image; None: that is not known."""

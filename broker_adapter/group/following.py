@@ -119,9 +119,10 @@ class Following:
         while not self._stopping.is_set():
             try:
                 store = self._joined() or self._image()
-                self._standing.wrote(store.lsn)
+                lsn = store.lsn
+                self._standing.wrote(lsn)
                 while not self._stopping.is_set():
-                    self._advance(store, store.lsn)
+                    lsn = self._advance(store, lsn)
                     self._stopping.wait(self._pause)
             except NotFollowed:
                 _log.info("= the server has begun anew: looking for what is in common")
@@ -156,7 +157,7 @@ class Following:
         self._image_bytes = found["bytes"]
         return found
 
-    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, image: int | None = None) -> None:
+    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, image: int | None = None) -> int:
         """Bring a store to a state of the server that has one commit more at least, or wait for one for a while.
 
         Args:
@@ -164,15 +165,17 @@ class Following:
             after: a commit that both have; what the store has behind it is taken back.
             waits: whether to wait where there is nothing yet.
             image: how much of an image the store has, in thousandths; None: it is none.
+
+        Returns:
+            The last commit that it has then.
         """
         pull = _Pull(self._ask)
-        writer = store.writer(after)
-        own, keys = store.keys_behind(after)
+        writer, own, keys = store.behind(after)
         # What is to be taken back is on its disk still.
         said = {} if own else {**self._standing.said, "image": image}
         answer = self._commits(after, writer, wait_ms=self._standing.wait_ms if waits else 0, **said)
         if not own and answer["last"] == after:
-            return
+            return after
 
         def parts() -> Iterator[Changes]:
             if own:
@@ -182,8 +185,10 @@ class Following:
             yield from self._until_seen(pull, answer, after)
 
         store.write(parts())
+        lsn = store.lsn
         if image is None:
-            self._standing.wrote(store.lsn)
+            self._standing.wrote(lsn)
+        return lsn
 
     def _commits(self, after: int, writer: bytes, **said: Any) -> Mapping[str, Any]:
         """What is behind a commit; raises NotFollowed where the server does not have that one.

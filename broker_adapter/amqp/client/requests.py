@@ -49,6 +49,7 @@ class Requests:
         self._on_broken = on_broken
         self._links: tuple[RequestLink, AnswerLink] | None = None
         self._credit = 0
+        self._uncredited = 0  # answers that came since the server got credit for more
         self.most_bytes: int | None = None
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, Done] = {}
@@ -85,7 +86,10 @@ class Requests:
     def on_answers(self, event: Transfers) -> None:
         """Answers came in; one that cannot be decoded ends the connection."""
         self._peer.settle(event.link, [each.number for each in event.deliveries], ACCEPTED_STATE)
-        self._peer.credit(event.link, len(event.deliveries))
+        self._uncredited += len(event.deliveries)
+        if self._uncredited >= MAX_REQUESTS:
+            self._peer.credit(event.link, self._uncredited)
+            self._uncredited = 0
         for each in event.deliveries:
             try:
                 answer = unpack_answer(each.payload)
@@ -117,7 +121,7 @@ class Requests:
         waiting, self._waiting = self._waiting, {}
         self._queue.clear()
         self._links = None
-        self._credit = 0
+        self._credit = self._uncredited = 0
         self._next_number = 1
         for done in waiting.values():
             done(None, error)
@@ -129,7 +133,7 @@ class Requests:
         sender = peer.attach_sender(session, f"{name}:requests", Terminus(name), node)
         receiver = peer.attach_receiver(session, f"{name}:answers", node, Terminus(name))
         links = RequestLink(table, sender, self), AnswerLink(table, receiver, self)
-        peer.credit(receiver, MAX_REQUESTS)
+        peer.credit(receiver, 2 * MAX_REQUESTS)  # for what is uncredited, too
         return links
 
     def _flush(self) -> None:

@@ -70,6 +70,16 @@ def test_requests_need_our_own_server() -> None:
         wired.ask(wired.client.request, "one", {})
 
 
+def test_requests_go_on_for_longer_than_the_credit_for_answers_lasts(wired: Wired) -> None:
+    manager = Manager(wired)
+    for number in range(1, 3 * MAX_REQUESTS):
+        asked = Result()
+        wired.client.request("one", {}, asked)
+        wired.pump()
+        manager.answer(ManagementAnswer(number, None, number))
+        assert asked.value == number
+
+
 def test_requests_that_wait_have_a_limit(wired: Wired) -> None:
     wired.broker.accepts = False
     waiting = [Result() for _ in range(MAX_REQUESTS)]
