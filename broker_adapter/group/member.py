@@ -50,7 +50,6 @@ from broker_adapter.group.rules import (
     Serve,
     Stopped,
     Swap,
-    Tell,
 )
 from broker_adapter.limited_log import LimitedLog
 from broker_adapter.transport import Transport
@@ -257,8 +256,6 @@ class Member:
                         released = each.lsn
                     case Read() | Swap():
                         self._questions.put(each)
-                    case Tell():
-                        pass  # the others see it in the record, or that their connection is lost
                     case _:
                         self._wanted.put(each)  # in the order in which the rules have said it
             self._released = max(self._released, released)

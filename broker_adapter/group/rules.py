@@ -92,15 +92,11 @@ class RefuseSends(NamedTuple):
     reason: str
 
 
-class Tell(NamedTuple):
-    """Tell all nodes to look at the record now."""
-
-
 class Stopped(NamedTuple):
     """The node may end."""
 
 
-Action = Read | Swap | Lead | Follow | Release | Serve | RefuseSends | Tell | Stopped
+Action = Read | Swap | Lead | Follow | Release | Serve | RefuseSends | Stopped
 
 
 class Node:
@@ -177,10 +173,8 @@ class Node:
         """Note that the ``Swap`` under way was carried out, and what its record is to be swapped by."""
         swap, self._under_way = self._under_way, None
         assert isinstance(swap, Swap)
-        renewed = self.record and attrs.evolve(self.record, renewed=swap.record.renewed)
         self._take(swap.record, token, now)
-        news: list[Action] = [] if renewed == swap.record else [Tell()]
-        return news + self._act(now)
+        return self._act(now)
 
     def no_answer(self, now: float) -> list[Action]:
         """Note that the request under way has failed, was lost, or has lost: read again."""

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from broker_adapter.errors import IllegalStateException
 from broker_adapter.group.record import COPY, MEMBER, GroupRecord, NodeRecord
-from broker_adapter.group.rules import Action, Follow, Lead, Node, Read, Release, Serve, Stopped, Swap, Tell
+from broker_adapter.group.rules import Action, Follow, Lead, Node, Read, Release, Serve, Stopped, Swap
 
 LEASE = 1.0
 TIMEOUT = 1.5
@@ -112,10 +112,6 @@ class Process:
                 self._ask()
             elif isinstance(action, Serve):
                 self.serves = action.allowed
-            elif isinstance(action, Tell):
-                for name in self.world.machines:
-                    if name != self.name:
-                        self.world.send(self.name, name, lambda other: other.do(other.rules.told(other.now)))
             elif isinstance(action, Stopped):
                 for name in self.world.machines:
                     self.world.send(self.name, name, Process.left, self.name)

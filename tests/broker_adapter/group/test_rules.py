@@ -20,7 +20,6 @@ from broker_adapter.group.rules import (
     Serve,
     Stopped,
     Swap,
-    Tell,
 )
 
 NODES = {name: NodeRecord(name, 1) for name in ("n1", "n2", "n3")}
@@ -205,7 +204,6 @@ def test_a_new_primary_releases_nothing_before_the_others_in_sync_have_what_it_h
     made, actions = primary()
     assert of(Lead, actions) == [Lead(6)]
     assert of(Release, actions) == [Release(-1)]
-    assert of(Tell, actions) == [Tell()]
     assert of(Release, ask(made, "n2", 10, 0.1)) == []
     assert of(Release, ask(made, "n3", 8, 0.1)) == [Release(8)]
     assert of(Release, ask(made, "n3", 10, 0.2)) == [Release(10)]
@@ -434,7 +432,7 @@ def test_a_hand_over_waits_until_the_successor_has_everything() -> None:
     actions = ask(made, "n3", 11, 0.2)
     record = swapped(actions)
     assert (record.term, record.primary, record.in_sync) == (6, "n3", RECORD.in_sync)
-    assert answer(made, actions, 0.3) == [Tell(), Follow(6, "n3")]
+    assert answer(made, actions, 0.3) == [Follow(6, "n3")]
     successor = node("n3")
     successor.tick(0.3)
     assert swapped(successor.record_read(record, "t", 0.3)).term == 7
@@ -478,7 +476,7 @@ def test_a_primary_that_stops_leaves_when_another_one_has_everything() -> None:
     actions = ask(made, "n2", 11, 0.3)
     record = swapped(actions)
     assert (record.primary, record.leaves, record.in_sync) == ("n1", True, RECORD.in_sync)
-    assert answer(made, actions, 0.4) == [Tell(), Follow(6, ""), Stopped()]
+    assert answer(made, actions, 0.4) == [Follow(6, ""), Stopped()]
 
 
 def test_one_that_is_in_sync_alone_or_follows_stops_at_once() -> None:
