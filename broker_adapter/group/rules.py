@@ -213,7 +213,7 @@ class Node:
         return self._act(now)
 
     def told(self, now: float) -> list[Action]:
-        """Note that another node says that the record has changed, or that it is not the primary."""
+        """Note that the primary does not answer any more: the record is read now."""
         if self.reign is None:
             self._due = min(self._due, now)
             self._told = self._under_way is not None
