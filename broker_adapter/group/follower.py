@@ -115,8 +115,10 @@ class Follower:
             self._ended(JMSException(f"unexpected error {error!r}"))
 
     def _tell(self, error: Exception) -> None:
-        if self._standing.term is None:
-            self._log.write("failed", "! the copy is not up to date, and goes on trying: %s", error)
+        is_copy = self._standing.term is None
+        if is_copy or isinstance(error, ResourceAllocationException):
+            who = "the copy" if is_copy else "this node"
+            self._log.write("failed", "! %s is not up to date, and goes on trying: %s", who, error)
         else:
             what, _, _advice = str(error).partition(";")  # the advice is for clients
             self._log.write("failed", "! the primary is not there, and is asked again: %s", what, records=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,18 @@ class GroupServers:
             yield
         finally:
             self.servers[name].signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def without_room(self, name: str) -> Iterator[None]:
+        """The files of a node cannot grow, as on a full disk; also where its process starts anew."""
+        pid, limit = self.servers[name].pid, resource.RLIMIT_FSIZE
+        before = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, ((self.path / name / "data.mdb").stat().st_size, before[1]))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, limit, before)
 
     @contextlib.contextmanager
     def without_coordinator(self, *names: str, directions: tuple[Direction, ...] = BOTH) -> Iterator[None]:

@@ -57,12 +57,12 @@ ONE_WAY = ((Direction.TO_SERVER,), (Direction.TO_CLIENT,))
 
 
 @attrs.frozen
-class _Insisting:
+class Insisting:
     """A producer that sends again what is refused."""
 
     _producer: MessageProducer
 
-    def send(self, message: Message, **options: Any) -> None:
+    def send(self, message: object, **options: Any) -> None:
         while True:
             try:
                 return self._producer.send(message, **options)
@@ -89,7 +89,7 @@ class GroupLane(QueueLane):
 
     def producer(self, session: Session) -> MessageProducer:
         """See :meth:`QueueLane.producer`; what is refused, since too few nodes are in sync, is sent again."""
-        return cast(MessageProducer, _Insisting(super().producer(session)))
+        return cast(MessageProducer, Insisting(super().producer(session)))
 
     def _commit_some(self, session: Session, producer: MessageProducer) -> None:
         try:

@@ -26,7 +26,7 @@ from sdk import (
 from tests import forked_command
 from tests.broker_adapter.engine.damaging import Tables, Txn, damage, flipped
 from tests.faults.group_servers import NAMES, GroupServers
-from tests.faults.group_soak import OPTIONS
+from tests.faults.group_soak import OPTIONS, Insisting
 from tests.faults.scenarios import WAIT, wait_for
 from tests.faults.test_durable_clients import Desks, Putter, keys
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupServers]:
-    with GroupServers(tmp_path_factory.mktemp("group")) as made:
+    with GroupServers(tmp_path_factory.mktemp("group"), "--option", "blocked_send_timeout_seconds=0.5") as made:
         yield made
 
 
@@ -223,6 +223,41 @@ def test_sends_are_refused_below_min_in_sync_and_acknowledgements_are_not(tmp_pa
             assert wait_for(lambda: len(group.record.in_sync) == 2)
             producer.send("three")
         assert received(group, "q", 2) == ["two", "three"]
+
+
+def test_a_node_whose_disk_is_full_is_left_out_until_it_has_room(group: GroupServers, name: str) -> None:
+    before, full = group.record, group.others[0]
+    bodies: list[str] = []
+    with group.without_room(full), connected(group) as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue(name))
+        while full in group.record.in_sync:
+            bodies.append(f"{len(bodies)} {'x' * 100_000}")
+            producer.send(bodies[-1])
+    group.wait_for_sync()
+    assert received(group, name, len(bodies)) == bodies
+    assert "this node is not up to date, and goes on trying" in group.log(full)
+    assert (group.record.term, group.record.primary) == (before.term, before.primary)
+
+
+def test_a_primary_whose_disk_is_full_stays_primary_until_it_is_stopped_and_nothing_is_lost(
+    group: GroupServers, name: str
+) -> None:
+    before, full = group.record, group.primary
+    bodies = [f"{number} {'x' * 100_000}" for number in range(20)]
+    with connected(group) as connection, connection.create_session() as session:
+        producer = Insisting(session.create_producer(session.create_queue(name)))
+        worker = threading.Thread(target=lambda: [producer.send(each) for each in bodies])
+        with group.without_room(full):
+            worker.start()
+            worker.join(1.5)  # longer than the lease
+            assert worker.is_alive()
+            assert (group.record.term, group.record.in_sync) == (before.term, before.in_sync)
+            assert group.stop(full) == 0
+        worker.join(WAIT)
+        assert not worker.is_alive()
+    group.start(full)
+    assert received(group, name, len(bodies)) == bodies
+    assert group.record.term == before.term + 1
 
 
 def test_a_client_is_told_when_too_few_nodes_have_what_is_confirmed_and_when_they_have_it_again(

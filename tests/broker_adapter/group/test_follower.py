@@ -24,6 +24,8 @@ from broker_adapter.transport import Transport
 from tests.broker_adapter.engine.driving import WAIT, eventually
 from tests.broker_adapter.group.copying import URL, Copy, Primary
 
+COPY = Standing("copy")
+
 
 class Line:
     """A connection to an engine in this process.
@@ -62,9 +64,11 @@ class Kept:
     Args:
         copy: its directory.
         lines: what it connects by, one after the other; the last one again and again.
+        primary: that it follows.
+        standing: what it is to that one.
     """
 
-    def __init__(self, copy: Copy, *lines: Callable[[], Line], primary: Primary) -> None:
+    def __init__(self, copy: Copy, *lines: Callable[[], Line], primary: Primary, standing: Standing = COPY) -> None:
         self.copy = copy
         self.primary = primary
         self.made: list[Line] = []
@@ -75,7 +79,7 @@ class Kept:
         self._lines = list(lines)
         self._files = CopyFiles(copy.path, copy.settings, URL)
         self.follower = Follower(
-            *(self._files, Standing("copy"), self._connect, None),
+            *(self._files, standing, self._connect, None),
             *(self._end, self.heard.append, self.refused.set),
         )
 
@@ -161,22 +165,24 @@ def test_it_goes_on_trying_where_a_login_is_refused(
     assert kept.ended == []
 
 
+@pytest.mark.parametrize("standing", [COPY, Standing("n2", 1, "host:5672")], ids=["copy", "node"])
 def test_it_goes_on_trying_where_there_is_no_room(
-    primary: Primary, copy: Copy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    primary: Primary, copy: Copy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, standing: Standing
 ) -> None:
-    with Kept(copy, lambda: Line(primary), primary=primary) as kept:
+    with Kept(copy, lambda: Line(primary), primary=primary, standing=standing) as kept:
         eventually(kept.has_everything)
         with monkeypatch.context() as patch:
 
             def full(*_arguments: object) -> None:
-                raise ResourceAllocationException("the disk is full")
+                raise ResourceAllocationException("the disk is full; make room on it")
 
             patch.setattr("broker_adapter.engine.store.lmdb_writes.Writes.copy", full)
             primary.send("behind")
             eventually(lambda: len(kept.made) > 3)
             assert not kept.has_everything()
         eventually(kept.has_everything)
-    assert "goes on trying: the disk is full" in caplog.text
+    who = "the copy" if standing.term is None else "this node"
+    assert f"{who} is not up to date, and goes on trying: the disk is full; make room on it" in caplog.text
     assert copy.differences(primary) == []
 
 
