@@ -223,6 +223,8 @@ class Member:
         nodes = {} if record is None else record.nodes
         if asks.node == self._rules.name:
             raise IllegalStateException(f"two nodes have the name {asks.node!r}: give one of them another name")
+        if record is not None and asks.term < record.term:
+            raise IllegalStateException(f"the group is in term {record.term}, not {asks.term}")
         if asks.node not in nodes and len(nodes) >= MOST_NODES:
             raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
         node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
@@ -427,7 +429,7 @@ class Member:
                 self._act(self._rules.told)
 
         def refused() -> None:
-            self._act(self._rules.refused, action.term)
+            self._act(self._rules.refused, action.term, action.primary)
 
         self._follower = Follower(
             *(self._files, standing, lambda: self._parts.connect(node.address), self._image_rate),

@@ -138,7 +138,7 @@ class Node:
         self._gives_up_at = 0.0  # to hand over
         self._ending = False
         self._deposes: int | None = None  # the term that an administrator ends by force
-        self._refused: int | None = None  # the term whose primary does not listen any more
+        self._refused: tuple[int, str] | None = None  # the term, and its primary that does not listen any more
         self._levels: dict[type[Action], Action] = {}  # what was said last
         self.reign: Reign | None = None
         self.record: GroupRecord | None = None
@@ -201,9 +201,9 @@ class Node:
                 self.reign.asked(name, lsn, now)
         return self._act(now)
 
-    def refused(self, term: int, now: float) -> list[Action]:
+    def refused(self, term: int, primary: str, now: float) -> list[Action]:
         """Note that nothing listens at the address of the primary of a term: its process has ended."""
-        self._refused = term
+        self._refused = term, primary
         return self._act(now)
 
     def gone(self, name: str, now: float) -> list[Action]:
@@ -358,12 +358,13 @@ class Node:
             leaves = self._lsn is None or any(map(reign.has_all, new.in_sync - {self.name}))
             new = attrs.evolve(new, leaves=leaves)
         elif self._successor in new.in_sync and reign.has_all(self._successor):
-            new = attrs.evolve(new, primary=self._successor)
+            # This one starts anew, and is not waited for.
+            new = attrs.evolve(new, primary=self._successor, in_sync=new.in_sync - {self.name})
         return new if new != record or now >= self._due else None
 
     def _may_stand(self, record: GroupRecord) -> bool:
         may_be_primary = self.name in record.in_sync and self._lsn is not None and not self._ending
-        has_gone = record.leaves or record.primary == self.name or record.term == self._refused
+        has_gone = record.leaves or record.primary == self.name or (record.term, record.primary) == self._refused
         return may_be_primary and (has_gone or self._unchanged >= PARTS_OF_LEASE)
 
     def _standing(self, record: GroupRecord, others: frozenset[str]) -> GroupRecord:

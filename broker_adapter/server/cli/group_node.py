@@ -209,6 +209,7 @@ class GroupNode:
         """Start this process anew: nothing of a deposed primary's engine may be left, and nothing may leave it."""
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+        threading.excepthook = lambda _: None  # other threads fail without their files
         os.closerange(3, min(soft_limit(), _LAST_FILE))  # the store's, which LMDB leaves open, among others
         os.execv(sys.executable, [sys.executable, *_arguments()])
 

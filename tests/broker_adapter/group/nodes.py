@@ -229,7 +229,14 @@ class Nodes:
         return self._here.get(address.partition(":")[0])
 
     def start(
-        self, name: str, *, new: bool = False, force: bool = False, min_in_sync: int = 1, timeout: float = LEASE
+        self,
+        name: str,
+        *,
+        new: bool = False,
+        force: bool = False,
+        min_in_sync: int = 1,
+        timeout: float = LEASE,
+        lease: float = LEASE,
     ) -> NodeHere:
         """Start a node; where it is not ``new``, the group has to be there."""
         options = argparse.Namespace(
@@ -242,18 +249,18 @@ class Nodes:
             force=force,
             min_in_sync=min_in_sync,
             image_rate=None,
-            lease_seconds=LEASE,
+            lease_seconds=lease,
             replication_timeout_seconds=timeout,
         )
         node = self._here[name] = NodeHere(self, options)
         node.start(cast(Listener, None))
         return node
 
-    def start_three(self, timeout: float = LEASE) -> tuple[NodeHere, NodeHere, NodeHere]:
+    def start_three(self, timeout: float = LEASE, lease: float = LEASE) -> tuple[NodeHere, NodeHere, NodeHere]:
         """Start three nodes, and wait until all are in sync; the first one is primary."""
-        first = self.start("n1", new=True, timeout=timeout)
+        first = self.start("n1", new=True, timeout=timeout, lease=lease)
         eventually(lambda: first.leads)
-        second, third = self.start("n2", timeout=timeout), self.start("n3", timeout=timeout)
+        second, third = (self.start(each, timeout=timeout, lease=lease) for each in ("n2", "n3"))
         self.wait_for_sync("n1", "n2", "n3")
         return first, second, third
 

@@ -80,7 +80,7 @@ class Process:
             self.do(self.rules.no_answer(now))
         self.do(self.rules.tick(now))
         if self._primary and self.world.refuses(self.name, self._primary):
-            self.do(self.rules.refused(self.term, now))
+            self.do(self.rules.refused(self.term, self._primary, now))
         if self._primary and self._asked_at is not None and now - self._asked_at > LEASE / 2:
             self._ask()
         for name, (number, since) in [*self._waiting.items()]:

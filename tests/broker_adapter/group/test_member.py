@@ -12,8 +12,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from broker_adapter.engine.operations.copy_states import NodeThatAsks
 from broker_adapter.errors import (
     ConnectionLostException,
+    IllegalStateException,
     OperationTimedOutException,
     Redirect,
     ResourceAllocationException,
@@ -105,6 +107,23 @@ def test_a_node_that_left_is_waited_for_no_more_and_is_not_in_the_record(group: 
     first.engine.broker.request("leave_group", {"node": "n3"}, WAIT)
     eventually(lambda: set(group.record.nodes) == {"n1", "n2"})
     first.send("one")
+
+
+def test_a_hand_over_waits_neither_for_who_starts_anew_nor_for_a_node_to_read_the_record(group: Nodes) -> None:
+    first, second, _ = group.start_three(timeout=WAIT, lease=WAIT)
+    first.member.hand_over("n2")
+    assert first.restarted.wait(WAIT)
+    first.is_away = True
+    eventually(lambda: second.leads)
+    second.send("one", timeout=WAIT / 8)
+    assert second.look() == [b"one"]
+
+
+def test_a_node_that_asks_in_an_earlier_term_is_refused_so_that_it_reads_the_record(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    with pytest.raises(IllegalStateException, match="the group is in term 1"):
+        first.member.asks(NodeThatAsks("n2", "n2:5672", 0), 5)
 
 
 def test_a_node_with_an_empty_directory_takes_the_place_of_one_of_the_same_name(group: Nodes) -> None:

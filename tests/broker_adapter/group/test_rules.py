@@ -129,7 +129,7 @@ def test_one_that_is_not_in_sync_or_has_an_empty_store_never_stands(lsn: int | N
     for record in (RECORD, attrs.evolve(RECORD, leaves=True)):
         record = attrs.evolve(record, in_sync=in_sync)
         made = follower("n2", record, lsn)
-        assert made.refused(record.term, 0.1) == []
+        assert made.refused(record.term, "n1", 0.1) == []
         for part in range(1, 30):
             made.tick(part / 2)
             assert made.record_read(record, "t100", part / 2) == []
@@ -143,17 +143,25 @@ def test_where_the_primary_leaves_a_node_in_sync_stands_at_once() -> None:
 
 
 def test_where_nothing_listens_at_the_primarys_address_a_node_in_sync_stands_at_once() -> None:
-    record = swapped(follower().refused(5, 0.1))
+    record = swapped(follower().refused(5, "n1", 0.1))
     assert (record.term, record.primary, record.in_sync) == (6, "n2", {"n2", "n3"})
 
 
 def test_a_refusal_by_the_primary_of_another_term_says_nothing() -> None:
     made = follower()
-    assert made.refused(4, 0.1) == []
+    assert made.refused(4, "n1", 0.1) == []
     later = attrs.evolve(RECORD, term=6, primary="n3", renewed=101)
-    made.refused(5, 0.2)
+    made.refused(5, "n1", 0.2)
     made.no_answer(0.3)
     assert of(Swap, made.record_read(later, "t101", 0.4)) == []
+
+
+def test_a_refusal_by_a_primary_that_has_handed_over_says_nothing_of_its_successor() -> None:
+    made = follower()
+    assert made.told(0.1) == [Read()]
+    made.refused(5, "n1", 0.1)
+    handed_over = attrs.evolve(RECORD, primary="n3", in_sync=frozenset({"n2", "n3"}), renewed=101)
+    assert made.record_read(handed_over, "t101", 0.1) == [Follow(5, "n3")]
 
 
 def test_where_nobody_stands_a_primary_that_has_left_stands_as_it_comes_back() -> None:
@@ -431,7 +439,7 @@ def test_a_hand_over_waits_until_the_successor_has_everything() -> None:
     assert of(Swap, ask(made, "n2", 11, 0.2)) == []
     actions = ask(made, "n3", 11, 0.2)
     record = swapped(actions)
-    assert (record.term, record.primary, record.in_sync) == (6, "n3", RECORD.in_sync)
+    assert (record.term, record.primary, record.in_sync) == (6, "n3", {"n2", "n3"})
     assert answer(made, actions, 0.3) == [Follow(6, "n3")]
     successor = node("n3")
     successor.tick(0.3)
