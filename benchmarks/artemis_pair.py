@@ -46,7 +46,7 @@ class Seen:
     """What clients saw; all times in seconds of one clock."""
 
     sent: dict[int, float] = attrs.field(factory=dict)  #: when each send began
-    confirmed: set[int] = attrs.field(factory=set)
+    confirmed: dict[int, float] = attrs.field(factory=dict)  #: when each send was confirmed
     arrived: list[tuple[int, float]] = attrs.field(factory=list)
     acknowledged: dict[int, float] = attrs.field(factory=dict)  #: when that was confirmed
     kills: list[tuple[float, float]] = attrs.field(factory=list)  #: the signal, and the end of the process
@@ -76,7 +76,7 @@ def judged(seen: Seen) -> Verdict:
         if first is None:
             raise ValueError("nothing came after a kill")
         takeovers.append(first - signalled)
-    return Verdict(sorted(seen.confirmed - arrived), doubled, takeovers)
+    return Verdict(sorted(seen.confirmed.keys() - arrived), doubled, takeovers)
 
 
 class _Pair(Protocol):
@@ -157,7 +157,7 @@ class _Artemis:
         self._processes[killed] = Process(self._commands[killed], {}, _IN_SYNC)
 
 
-class _Load:
+class Load:
     """A producer that waits for each confirmation, and a consumer that acknowledges each message and waits for it."""
 
     def __init__(self, url: str) -> None:
@@ -173,7 +173,7 @@ class _Load:
         self._sending = False
         self._threads[0].join(_WAIT)
         deadline = time.perf_counter() + 20
-        while time.perf_counter() < deadline and not self.seen.confirmed <= self.seen.acknowledged.keys():
+        while time.perf_counter() < deadline and not self.seen.confirmed.keys() <= self.seen.acknowledged.keys():
             time.sleep(0.1)
         time.sleep(5)  # for what comes though it has been acknowledged
         self._receiving = False
@@ -198,7 +198,7 @@ class _Load:
                 self.seen.sent[number] = time.perf_counter()
                 try:
                     producer.send(f"{number:08d}{_BODY}")
-                    self.seen.confirmed.add(number)
+                    self.seen.confirmed[number] = time.perf_counter()
                 except JMSException as error:
                     self.seen.raised.append(repr(error))
                 number += 1
@@ -222,7 +222,7 @@ class _Load:
 
 def _killed(pair: _Pair, kills: int) -> Seen:
     """Kill whoever is primary so often, under a load."""
-    load = _Load(pair.url)
+    load = Load(pair.url)
     for _ in range(kills):
         time.sleep(_PAUSE)
         signalled, dead = pair.kill(), time.perf_counter()

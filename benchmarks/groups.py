@@ -1,4 +1,4 @@
-"""A group of servers: what it costs the clients of one, and how long a takeover takes.
+"""A group of servers: what it costs the clients of one, and how long takeovers and restarts keep them waiting.
 
 ``make bench-group``, or ``python -m benchmarks.groups [--json] [--quick] [--only NAME]``.  Fetches what is missing.
 """
@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ from sdk import ConnectionFactory
 
 _TURNS: Final = 5
 _WAIT: Final = 60.0
+#: From one rolling restart to the next, in seconds: more than ``stable_seconds``.
+_PAUSE: Final = 3.0
 
 
 def _beside_a_server(directory: Path, messages: int) -> Iterator[Figure]:
@@ -110,14 +113,53 @@ def _takeovers(directory: Path, share: int) -> Iterator[Figure]:
     yield _takeover(directory / "stop", 2.0, signal.SIGTERM, "below 0.3 s", rounds)
 
 
+def _rolling(directory: Path, rounds: int) -> Iterator[Figure]:
+    """Restarts of all three nodes, one after the other, under a load: those that follow, a hand-over, the last one."""
+    pauses: dict[str, list[float]] = {"producer": [], "consumer": []}
+    with Group(directory, 3) as group:
+        load = artemis_pair.Load(group.url)
+        for _ in range(rounds):
+            time.sleep(_PAUSE)
+            began = time.perf_counter()
+            primary = group.wait_for(3)["primary"]
+            others = [name for name in group.ports if name != primary]
+            for name in others:
+                group.restart(name)
+            group.hand_over(others[0])
+            group.restart(primary)
+            ended = time.perf_counter()
+            while not load.has_come_since(ended):
+                time.sleep(0.01)
+            pauses["producer"].append(longest_pause(list(load.seen.confirmed.values()), began, ended))
+            pauses["consumer"].append(longest_pause([when for _, when in load.seen.arrived], began, ended))
+        seen = load.finish()
+    found = artemis_pair.judged(seen)
+    for who, times in pauses.items():
+        yield Figure(
+            name=f"rolling restart, longest pause at a {who}, p50 of {rounds}",
+            value=statistics.median(times),
+            unit="s",
+            goal="0 lost, 0 doubled",
+            note=f"longest {max(times):.2f}; of {len(seen.confirmed)} confirmed {len(found.lost)} lost,"
+            f" {len(found.doubled)} doubled; errors {seen.raised[:3]}",
+        )
+
+
+def longest_pause(times: Sequence[float], first: float, last: float) -> float:
+    """The longest time between two neighbours in a rising sequence, of those that reach into a span."""
+    pairs = itertools.pairwise(times)
+    return max(later - earlier for earlier, later in pairs if later >= first and earlier <= last)
+
+
 #: What ``--only`` takes; those beside Artemis take 20 minutes, and are run where they are named.
 PARTS: Final[dict[str, Callable[[Path, int], Iterator[Figure]]]] = {
     "server": lambda directory, share: _beside_a_server(directory, 40_000 // share),
     "takeover": _takeovers,
+    "restart": lambda directory, share: _rolling(directory / "restart", max(2, 20 // share)),
     "artemis": lambda directory, share: artemis_pair.rates(directory, 40_000 // share, 5),
     "artemis-kills": lambda directory, share: artemis_pair.kills(directory, max(3, 50 // share)),
 }
-_BY_DEFAULT: Final = ("server", "takeover")
+_BY_DEFAULT: Final = ("server", "takeover", "restart")
 
 
 def main() -> int:

@@ -66,6 +66,22 @@ class Group:
         command += ["--listen", address, "--lease-seconds", str(self._lease), *more]
         self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
+    def restart(self, name: str) -> None:
+        """Stop a node in good order, start it, and wait until all are in sync."""
+        self.processes[name].terminate()
+        self.processes[name].wait(_WAIT)
+        while name in self.wait_for(1)["in_sync"]:
+            time.sleep(0.05)
+        self.start(name)
+        self.wait_for(len(self.ports))
+
+    def hand_over(self, name: str) -> None:
+        """Make another node primary, and wait until it is."""
+        with ConnectionFactory(self.url).create_connection() as connection:
+            connection.request("hand_over", {"node": name})
+        while self.wait_for(1)["primary"] != name:
+            time.sleep(0.05)
+
     def status(self) -> dict[str, Any]:
         """What the primary says of the group."""
         with ConnectionFactory(self.url).create_connection() as connection:

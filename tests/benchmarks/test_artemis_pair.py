@@ -11,7 +11,7 @@ def seen() -> Seen:
     """Four messages; the primary is killed at 2.0, and has ended at 2.1, as message 1 is under way."""
     return Seen(
         sent={0: 1.0, 1: 2.0, 2: 2.5, 3: 3.0},
-        confirmed={0, 1, 2, 3},
+        confirmed={0: 1.1, 1: 3.9, 2: 4.1, 3: 4.2},
         arrived=[(0, 1.1), (1, 4.0), (2, 4.2), (3, 4.3)],
         acknowledged={0: 1.2, 1: 4.1, 2: 4.25, 3: 4.4},
         kills=[(2.0, 2.1)],
@@ -33,7 +33,7 @@ def test_what_was_confirmed_and_never_came_is_lost() -> None:
 def test_what_was_never_confirmed_and_never_came_is_not_lost() -> None:
     found = seen()
     found.arrived.remove((1, 4.0))
-    found.confirmed.remove(1)
+    del found.confirmed[1]
     assert judged(found).lost == []
 
 
