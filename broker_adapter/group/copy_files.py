@@ -299,7 +299,8 @@ class CopyFiles:
             self.store.close()
             self.store = None
         aside = f"{DATA}{PUT_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}"
-        os.replace(self._path / DATA, self._path / aside)
+        with contextlib.suppress(FileNotFoundError):  # it was renamed, and the process killed ahead of the end
+            os.replace(self._path / DATA, self._path / aside)
         (self._path / LOCK).unlink(missing_ok=True)
         (self._path / DISTRUSTED).unlink()
         sync_directory(self._path)

@@ -167,7 +167,7 @@ class Member:
         self._replication: GroupReplication | None = None
         self._idle_since: float | None = None  # by the clock that never goes back; None: this node serves
         self._announced: tuple[list[str], int] = [], 0
-        self._heard: dict[str, float] = {}  # when other nodes have asked last
+        self._heard: dict[str, tuple[float, str]] = {}  # when other nodes have asked last, and where they are
         self._released = 0  # also ahead of the engine
         self._follower: Follower | None = None
         self._is_stopping = self._forces = False
@@ -208,7 +208,7 @@ class Member:
         """Take another node out of the group; see :meth:`Node.leave`."""
         if name not in self.status().get("nodes", ()):
             raise IllegalStateException(f"{name!r} is no node of the group")
-        if time.monotonic() - self._heard.get(name, 0.0) < _HEARD_SECONDS:
+        if self._heard_at(name):
             raise IllegalStateException(f"{name} follows this node: stop it first, or it joins again")
         self._act(self._rules.leave, name)
 
@@ -221,14 +221,14 @@ class Member:
         """Note what another node has, see :meth:`Node.asked`; raises a JMSException where it may not ask."""
         record = self._rules.record
         nodes = {} if record is None else record.nodes
-        if asks.node == self._rules.name:
+        if asks.node == self._rules.name or self._heard_at(asks.node) not in ("", asks.address):
             raise IllegalStateException(f"two nodes have the name {asks.node!r}: give one of them another name")
         if record is not None and asks.term < record.term:
             raise IllegalStateException(f"the group is in term {record.term}, not {asks.term}")
         if asks.node not in nodes and len(nodes) >= MOST_NODES:
             raise ResourceAllocationException(f"the group has {MOST_NODES} nodes, which is the limit")
         node = NodeRecord(asks.address, STORE_VERSION)  # it would be refused with another one
-        self._heard[asks.node] = time.monotonic()
+        self._heard[asks.node] = time.monotonic(), asks.address
         self._act(self._rules.asked, asks.node, node, asks.term, lsn)
 
     def status(self) -> dict[str, Any]:
@@ -396,12 +396,16 @@ class Member:
         """
         record = self._rules.record
         others = frozenset() if record is None else record.in_sync - {self._rules.name}
-        since = time.monotonic() - _HEARD_SECONDS
-        are_there = not self._heard or any(self._heard.get(each, 0.0) > since for each in others)  # or it has begun
+        are_there = not self._heard or any(map(self._heard_at, others))  # or it has begun
         if not (others and are_there) or self._files.is_distrusted or self._files.has_put_aside:
             return False
         self._files.distrust()
         return True
+
+    def _heard_at(self, name: str) -> str:
+        """Where a node is that has asked lately; empty: none of that name has."""
+        when, address = self._heard.get(name, (0.0, ""))
+        return address if time.monotonic() - when < _HEARD_SECONDS else ""
 
     # Another one is.
 

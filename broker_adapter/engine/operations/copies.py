@@ -13,7 +13,6 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,7 +23,7 @@ from broker_adapter.engine.operations.copy_states import FollowedEngine, NodeTha
 from broker_adapter.engine.operations.reader import Reader
 from broker_adapter.engine.operations.request import Beside, Request, Steps, Threads, argument, fields_of, request
 from broker_adapter.engine.records.layout import STORE_VERSION
-from broker_adapter.engine.records.tail import NODE_NAME, WRITER_BYTES, Span, common_lsn
+from broker_adapter.engine.records.tail import NODE_NAME, WRITER_BYTES, Span, common_lsn, is_address
 from broker_adapter.engine.store.changes import Changes
 from broker_adapter.engine.store.deltas import (
     IMAGE_TABLES,
@@ -54,8 +53,6 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 #: Longest wait for a commit, in milliseconds, and how often it is seen meanwhile whether the copy is still there.
 MOST_WAIT_MS: Final = 30_000
 _LOOK_SECONDS: Final = 0.5
-#: Where a node is.
-_ADDRESS: Final = re.compile(r"(?=.{3,255}$)(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 @request(Threads.SHORT)
@@ -150,7 +147,7 @@ class ReadCommitsRequest(OfCopy):
         """Refuse names and addresses that are none: those of nodes are told to all others."""
         if self.node is not None:
             _check_name(self.node)
-        if self.term is not None and (self.node is None or not _ADDRESS.fullmatch(self.address or "")):
+        if self.term is not None and (self.node is None or not is_address(self.address or "")):
             raise MessageFormatException("the argument 'term' needs the arguments 'node', and 'address' as HOST:PORT")
 
     def steps(self, client: int) -> Steps:

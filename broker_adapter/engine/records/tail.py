@@ -26,6 +26,7 @@ from broker_adapter.errors import StoreCorruptException
 
 #: The name of a copy, or of a node of a group.
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ADDRESS: Final = re.compile(r"(?=.{3,255}$)(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: Bytes of the word of whoever writes.
 WRITER_BYTES: Final = 8
 _head = struct.Struct(f">I{WRITER_BYTES}s")
@@ -33,6 +34,12 @@ lsn_key = message_key  #: the key of a commit: records sort by it
 
 #: Keys by table.
 Keys = Mapping[str, Sequence[bytes]]
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text says where a node is: HOST:PORT."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found[2]) < 65536
 
 
 class Commit(NamedTuple):

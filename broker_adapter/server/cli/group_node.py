@@ -19,6 +19,7 @@ from broker_adapter.connect import transport_for, transport_to_site
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.records.tail import is_address
 from broker_adapter.engine.store.lmdb_errors import is_damage
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.errors import (
@@ -62,9 +63,8 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
     if missing:
         raise ValueError(f"--group needs {' and '.join(missing)}")
     check_name(options.node)
-    host, separator, port = options.advertise.rpartition(":")
-    if not separator or not host or not port.isdigit():
-        raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT")
+    if not is_address(options.advertise):
+        raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT, with a port from 1 to 65535")
     # An answer that comes later than a part of the lease is of no use.
     coordinator = coordinator_of(options.coordinator, options.group, options.lease_seconds / PARTS_OF_LEASE)
     files = CopyFiles(options.data, settings, f"the primary of the group {options.group}")
@@ -125,6 +125,11 @@ class GroupNode:
             record = decoded(_found(coordinator).data)
             if files.is_distrusted and record.goes_on_without(options.node):
                 files.put_aside()
+            if files.store is None and record.primary == options.node:
+                _log.warning(
+                    "! this node has no store, and the group names it as primary: it waits for another node in sync, or"
+                    " for one that is started with --force"
+                )
             if files.store is not None and (files.store.unique != record.store or not files.is_followed):
                 raise StoreException(
                     f"the store in {options.data!r} is of another group, or of none: give a directory that does not"

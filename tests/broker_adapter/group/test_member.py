@@ -126,6 +126,16 @@ def test_a_node_that_asks_in_an_earlier_term_is_refused_so_that_it_reads_the_rec
         first.member.asks(NodeThatAsks("n2", "n2:5672", 0), 5)
 
 
+def test_a_second_node_of_a_name_is_refused_while_the_first_one_follows(group: Nodes) -> None:
+    first, _, _ = group.start_three()
+    second = NodeThatAsks("n2", "elsewhere:5672", group.record.term)
+    with pytest.raises(IllegalStateException, match="two nodes have the name 'n2'"):
+        first.member.asks(second, 1)
+    group.stop("n2")
+    first.member.asks(second, None)
+    eventually(lambda: group.record.nodes["n2"].address == "elsewhere:5672")
+
+
 def test_a_node_with_an_empty_directory_takes_the_place_of_one_of_the_same_name(group: Nodes) -> None:
     first, _, _ = group.start_three()
     first.send("one")
@@ -328,6 +338,17 @@ def test_a_node_with_damaged_pages_takes_an_image_when_it_is_started_again(group
     group.start("n2")
     group.wait_for_sync("n1", "n2", "n3")
     assert len(list((group.path / "n2").glob("data.mdb.damaged-*"))) == 1
+
+
+def test_a_node_that_was_killed_while_it_put_a_damaged_store_aside_takes_an_image(group: Nodes) -> None:
+    group.start_three()
+    group.stop("n2")
+    group.wait_for_sync("n1", "n3")
+    (group.path / "n2" / "data.mdb").rename(group.path / "n2" / "data.mdb.damaged-1")
+    (group.path / "n2" / "distrusted").touch()
+    group.start("n2")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert not (group.path / "n2" / "distrusted").exists()
 
 
 def test_all_nodes_of_a_group_that_is_dissolved_end(group: Nodes) -> None:

@@ -105,7 +105,7 @@ def test_what_a_copy_asks_is_checked(broker: Broker) -> None:
         *({"node": "a b"}, {"node": "x" * 65}, {"term": 1}, {"term": 1, "node": "n"}),
         *(
             {"term": 1, "node": "n", "address": each}
-            for each in ("", "host", "host:", ":1", "a b:1", "u@h:1", "x" * 256)
+            for each in ("", "host", "host:", ":1", "a b:1", "u@h:1", "h:0", "h:65536", "x" * 256)
         ),
     ):
         with pytest.raises(MessageFormatException, match=r"the argument '(node|term)'"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.queues.policies import Policies
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
 from broker_adapter.group import member
 from broker_adapter.server.cli import group_node
@@ -118,6 +122,25 @@ def test_a_node_that_has_nothing_and_is_forced_fails_and_says_so(group: Nodes) -
     assert second.told.get(timeout=WAIT) is None
     with pytest.raises(IllegalStateException, match="n2 has nothing"):
         raise second.failed or AssertionError
+
+
+def test_a_primary_that_has_lost_its_store_says_what_it_waits_for(
+    group: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    group.stop("n1")
+    shutil.rmtree(group.path / "n1")
+    group.start("n1")
+    assert "for one that is started with --force" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["host", "host:0", "host:65536", "a,b:1", "::1:5672"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
+    options = Namespace(node="n1", coordinator="etcd://127.0.0.1:1", group="g", data=str(tmp_path), advertise=address)
+    settings = EngineSettings()
+    with pytest.raises(ValueError, match=r"--advertise .* is not HOST:PORT"):
+        group_node.node(options, settings, Policies(settings, ()), SimpleQueue())
 
 
 def test_a_node_whose_engine_fails_says_why(group: Nodes) -> None:
