@@ -1,8 +1,9 @@
 """How the tests of a run are divided among the workers of pytest-xdist, and in which order they begin.
 
-They are divided by files, of which those with a Spark session are one part (:data:`SHARED`): each worker that needs a
-session starts one, which takes half a minute of CPU until it is warm.  The files that take longest are begun first: one
-that is begun last keeps one worker busy while the others have nothing to do.
+They are divided by files, of which those with a Spark session are two parts (:data:`SHARED`): each worker that needs a
+session starts one, which takes half a minute of CPU until it is warm; all of them in one part would take as long as
+everything else.  The files that take longest are begun first: one that is begun last keeps one worker busy while the
+others have nothing to do.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 #: Files, by their path below this directory; those that take longest first.
 LONG: Final = (
-    "spark_connector/test_batch.py",
-    "spark_connector/test_killed_query.py",
-    "spark_connector/test_values.py",
-    "spark_connector/test_stream.py",
     "spark_connector/test_checkpoints.py",
-    "spark_connector/test_regions.py",
+    "spark_connector/test_stream.py",
+    "spark_connector/test_batch.py",
+    "spark_connector/test_values.py",
+    "spark_connector/test_killed_query.py",
     "spark_connector/test_samples.py",
+    "spark_connector/test_regions.py",
     "samples/test_demo.py",
     "faults/test_sweep.py",
     "faults/test_kills.py",
@@ -56,16 +57,16 @@ LONG: Final = (
 )
 #: Files that one worker runs, for they share a session of Spark: for each file a name of the worker's part.
 SHARED: Final = {
+    "tests/spark_connector/test_checkpoints.py": "spark",
     "tests/spark_connector/test_batch.py": "spark",
     "tests/spark_connector/test_killed_query.py": "spark",
-    "tests/spark_connector/test_values.py": "spark",
-    "tests/spark_connector/test_stream.py": "spark",
-    "tests/spark_connector/test_checkpoints.py": "spark",
-    "tests/spark_connector/test_regions.py": "spark",
-    "tests/spark_connector/test_samples.py": "spark",
-    "tests/spark_connector/test_sql.py": "spark",
     "tests/spark_connector/test_routing.py": "spark",
-    "tests/spark_connector/driver/test_worker_python.py": "spark",
+    "tests/spark_connector/test_stream.py": "spark too",
+    "tests/spark_connector/test_values.py": "spark too",
+    "tests/spark_connector/test_samples.py": "spark too",
+    "tests/spark_connector/test_regions.py": "spark too",
+    "tests/spark_connector/test_sql.py": "spark too",
+    "tests/spark_connector/driver/test_worker_python.py": "spark too",
 }
 _TESTS: Final = Path(__file__).parent
 _RANKS: Final = {_TESTS / file: rank for rank, file in enumerate(LONG)}
