@@ -20,6 +20,7 @@ from tests import fork_server
 from tests.broker_adapter.group.small_etcd import SmallEtcd
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import wait_for
+from tests.faults.sites import RETRY
 from tests.interop.brokers.brokers import free_port
 from tests.server_process import ServerProcess
 
@@ -31,7 +32,7 @@ _KEY = "holdfast/groups/g"
 
 
 class GroupServers:
-    """A group.
+    """A group, which is the site 1 of gateways.
 
     All that reaches a node goes through its proxy, which knows the other nodes from clients; and all that a node asks
     the coordinator goes through another one.
@@ -55,6 +56,7 @@ class GroupServers:
         self.path = path
         self._arguments = (
             *arguments,
+            *("--site", "1", *RETRY),
             *("--min-in-sync", str(min_in_sync), "--lease-seconds", str(lease)),
             *("--replication-timeout-seconds", str(lease)),
         )

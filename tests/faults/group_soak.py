@@ -17,31 +17,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import attrs
 from rich.console import Console
 
 from sdk import (
-    AcknowledgeMode,
     Connection,
     ConnectionFactory,
     ConnectionLostException,
     JMSException,
-    Message,
-    MessageProducer,
     QueueStatistics,
-    ResourceAllocationException,
     Restored,
-    Session,
 )
 from tests import fork_server
+from tests.faults.group_lanes import lanes
 from tests.faults.group_servers import BOTH, LEASE, NAMES, GroupServers
-from tests.faults.lanes import SETTLING, Course, DurableLane, Faced, QueueLane
+from tests.faults.lanes import SETTLING, Course, Faced
 from tests.faults.proxy import Direction
 from tests.faults.scenarios import wait_for
+from tests.faults.sites import Site
 
 console = Console(width=1000, highlight=False, markup=False)
 #: Of a URL: whoever uses it notices a loss soon, and comes back soon.
@@ -49,81 +45,7 @@ OPTIONS = (
     "?reconnect_delay_seconds=0.02&max_reconnect_delay_seconds=0.5&stable_seconds=0.2&idle_timeout_seconds=1"
     "&poll_timeout_seconds=0.1&startup_max_reconnect_attempts=1000"
 )
-#: Messages a second in each lane.
-RATE = 60
-#: Modes in which what was acknowledged or committed, and confirmed, does not come again.
-ENDING = (AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED)
 ONE_WAY = ((Direction.TO_SERVER,), (Direction.TO_CLIENT,))
-
-
-@attrs.frozen
-class Insisting:
-    """A producer that sends again what is refused."""
-
-    _producer: MessageProducer
-
-    def send(self, message: object, **options: Any) -> None:
-        while True:
-            try:
-                return self._producer.send(message, **options)
-            except ResourceAllocationException:
-                time.sleep(0.05)
-
-
-@attrs.define
-class GroupLane(QueueLane):
-    """A queue with one producer and one consumer: what comes for the first time comes in its order."""
-
-    back: list[int] = attrs.field(factory=list, kw_only=True)  #: came after their end was confirmed
-    next: int = attrs.field(default=0, kw_only=True)  #: the lowest number that has not come
-
-    def saw(self, message: Message) -> int:
-        """See :meth:`Lane.saw`."""
-        number = super().saw(message)
-        if number in self.ended and self.mode in ENDING:
-            self.back.append(number)
-        if number > self.next:
-            self.broken.append(f"{number} came, and {self.next} had not come")
-        self.next = max(self.next, number + 1)
-        return number
-
-    def producer(self, session: Session) -> MessageProducer:
-        """See :meth:`QueueLane.producer`; what is refused, since too few nodes are in sync, is sent again."""
-        return cast(MessageProducer, Insisting(super().producer(session)))
-
-    def _commit_some(self, session: Session, producer: MessageProducer) -> None:
-        try:
-            super()._commit_some(session, producer)
-        except ResourceAllocationException as error:
-            self.raised[type(error).__name__] += 1
-            session.rollback()
-
-    def problems(self, queues: Mapping[str, QueueStatistics], faced: Faced) -> Iterable[str]:
-        """See :meth:`Lane.problems`."""
-        yield from super().problems(queues, faced)
-        if self.back:
-            yield f"{len(self.back)} came after they were acknowledged: {self.back[:10]}"
-
-
-@attrs.define
-class DurableGroupLane(GroupLane, DurableLane):
-    """The same with a durable subscription."""
-
-
-def lanes(min_in_sync: int = 1) -> list[GroupLane]:
-    """One for each mode, two for AUTO, a durable subscription; where sends may be refused, all wait for answers."""
-    found = [
-        GroupLane("auto", mode=AcknowledgeMode.AUTO, rate=RATE),
-        GroupLane("auto, listener", mode=AcknowledgeMode.AUTO, rate=RATE, listens=True, sends_later=True),
-        GroupLane("dups_ok", mode=AcknowledgeMode.DUPS_OK, rate=RATE, sends_later=True),
-        GroupLane("client", mode=AcknowledgeMode.CLIENT, rate=RATE),
-        GroupLane("individual", mode=AcknowledgeMode.INDIVIDUAL, rate=RATE, sends_later=True),
-        GroupLane("transacted", mode=AcknowledgeMode.TRANSACTED, rate=RATE),
-        DurableGroupLane("durable subscription", mode=AcknowledgeMode.CLIENT, rate=RATE),
-    ]
-    for lane in found:
-        lane.sends_later = lane.sends_later and min_in_sync == 1
-    return found
 
 
 class Load:
@@ -135,8 +57,8 @@ class Load:
         restores: how long each was away, in seconds.
     """
 
-    def __init__(self, group: GroupServers) -> None:
-        self.lanes = lanes(group.record.min_in_sync)
+    def __init__(self, group: GroupServers, site: Site) -> None:
+        self.lanes = lanes(group.record.min_in_sync, group.url, site, site.server.url)
         self.losses = 0
         self.restores: list[float] = []
         self._url = group.url + OPTIONS
@@ -182,7 +104,7 @@ class Load:
         """Stop sending, wait until all has arrived, and end; returns the promises that were broken."""
         self._course.sending = False
         self._join(self._producers)
-        wait_for(lambda: all(set(range(lane.sent)) <= set(lane.received) for lane in self.lanes), SETTLING)
+        wait_for(lambda: all(lane.has_all() for lane in self.lanes), SETTLING)
         wait_for(lambda: not any(lane.record(self._queues()).messages for lane in self.lanes), SETTLING)
         self._course.receiving = False
         self._join(self._consumers)
@@ -213,7 +135,7 @@ class Fire:
     def __init__(self, group: GroupServers, chance: random.Random) -> None:
         self.counts: Counter[str] = Counter()
         self._group = group
-        self._chance = chance
+        self.chance = chance
         self.kinds: dict[str, Callable[[], None]] = {
             "primary killed": lambda: self._kill(self._primary),
             "primary killed at a commit, and back at once": lambda: self._kill(self._primary, 0.0),
@@ -234,7 +156,7 @@ class Fire:
             "primary apart from the others, and killed": self._kill_apart,
             "primary apart from one": lambda: self._apart(self._primary, [self._secondary], BOTH),
             "one way between primary and others": lambda: self._apart(
-                self._primary, self._others, self._chance.choice(ONE_WAY)
+                self._primary, self._others, self.chance.choice(ONE_WAY)
             ),
             "primary apart from others and coordinator": self._alone,
             "primary apart from clients": lambda: self._apart(self._primary, [""], BOTH),
@@ -250,7 +172,7 @@ class Fire:
 
     @property
     def _secondary(self) -> str:
-        return self._chance.choice(self._others)
+        return self.chance.choice(self._others)
 
     def one(self, kind: str) -> None:
         """Do one, and undo it."""
@@ -258,40 +180,40 @@ class Fire:
         self.kinds[kind]()
 
     def _past_the_lease(self) -> None:
-        time.sleep(LEASE * self._chance.uniform(0.5, 3))
+        time.sleep(LEASE * self.chance.uniform(0.5, 3))
 
     def _kill(self, name: str, pause: float = 0.5, *more: str) -> None:
         self._group.kill(name, *more)
-        time.sleep(pause * self._chance.random() * 3 * LEASE)
+        time.sleep(pause * self.chance.random() * 3 * LEASE)
         for each in (name, *more):
             self._group.start(each)
 
     def _kill_apart(self) -> None:
         primary = self._primary
         with self._group.apart(primary, *self._others):
-            time.sleep(0.5 * LEASE * self._chance.random())  # less than what passes over the others
+            time.sleep(0.5 * LEASE * self.chance.random())  # less than what passes over the others
             self._group.kill(primary)
-            time.sleep(2 * LEASE * self._chance.random())
+            time.sleep(2 * LEASE * self.chance.random())
         self._group.start(primary)
 
     def _kill_all(self) -> None:
         self._group.kill(*NAMES)
-        for name in self._chance.sample(NAMES, 3):
+        for name in self.chance.sample(NAMES, 3):
             self._group.start(name)
-            time.sleep(self._chance.choice([0.0, LEASE]))
+            time.sleep(self.chance.choice([0.0, LEASE]))
 
     def _stop(self, name: str) -> None:
         status = self._group.stop(name)
         # One that starts at that moment has not said yet what it does at the signal.
         assert status in (0, -signal.SIGTERM), f"{name} ended with status {status}"
-        time.sleep(LEASE * self._chance.random())
+        time.sleep(LEASE * self.chance.random())
         self._group.start(name)
 
     def _hand_over(self) -> None:
         url = self._group.url + OPTIONS
         with contextlib.suppress(JMSException), ConnectionFactory(url).create_connection() as connection:
             connection._transport.request("hand_over", {"node": self._secondary}, 10.0)  # it may not be in sync now
-        time.sleep(LEASE * self._chance.random())
+        time.sleep(LEASE * self.chance.random())
 
     def _freeze(self, name: str) -> None:
         with self._group.frozen(name):
@@ -333,28 +255,31 @@ def run(group: GroupServers, rounds: int, seed: int, kinds: Sequence[str] = ()) 
         seed: of what is chosen.
         kinds: what may happen; none: everything.
     """
-    chance = random.Random(seed)
-    load, fire = Load(group), Fire(group, chance)
-    problems: list[str] = []
-    names = list(kinds) or list(fire.kinds)
-    order = list(itertools.islice(itertools.cycle(names), rounds))
+    with contextlib.closing(Site(2, group.path / "site")) as site:
+        load, fire = Load(group, site), Fire(group, random.Random(seed))
+        problems = [*_burn(group, load, fire, rounds, kinds), *load.finish()]
+    problems += [f"stores differ: {each}" for each in group.differences()]
+    problems += [f"{name}: {line}" for name in NAMES for line in group.log(name).splitlines() if "unexpected" in line]
+    return Result(problems, load, fire)
+
+
+def _burn(group: GroupServers, load: Load, fire: Fire, rounds: int, kinds: Sequence[str]) -> Iterator[str]:
+    """Have so many things happen, and see that all goes on then; yields what is wrong."""
+    chance = fire.chance
+    order = list(itertools.islice(itertools.cycle(list(kinds) or list(fire.kinds)), rounds))
     chance.shuffle(order)
     for number, kind in enumerate(order):
         time.sleep(0.3 * chance.random())
         console.print(f"{number} {kind} {group.primary}: ", end="")
         fire.one(kind)
         if chance.random() < 0.7 and not _has_healed(group):
-            problems.append(f"round {number}, {kind}: not in sync again: {group.record}")
+            yield f"round {number}, {kind}: not in sync again: {group.record}"
             break
         console.print(f"term {group.record.term}, {load.confirmed} confirmed, {load.losses} losses")
     if not _has_healed(group):
-        problems.append(f"not in sync at the end: {group.record}")
+        yield f"not in sync at the end: {group.record}"
     elif not load.goes_on():
-        problems.append("it does not go on")
-    problems += load.finish()
-    problems += [f"stores differ: {each}" for each in group.differences()]
-    problems += [f"{name}: {line}" for name in NAMES for line in group.log(name).splitlines() if "unexpected" in line]
-    return Result(problems, load, fire)
+        yield "it does not go on"
 
 
 def _has_healed(group: GroupServers) -> bool:

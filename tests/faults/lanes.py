@@ -42,7 +42,7 @@ SETTLING = 60.0
 #: Longest wait for the reply to a request before it is asked again, in seconds: longer than any fault lasts.
 REPLY_SECONDS = 5.0
 #: Messages that are acknowledged or committed together.
-_BATCH = 5
+BATCH = 5
 
 
 @attrs.define
@@ -168,7 +168,7 @@ class QueueLane(Lane):
             while course.sending:
                 if transacted:
                     self._commit_some(session, producer)
-                    time.sleep(_BATCH / self.rate)
+                    time.sleep(BATCH / self.rate)
                     continue
                 message = self.message(session, self.sent)
                 if self.sends_later:
@@ -190,7 +190,7 @@ class QueueLane(Lane):
             self.broken.append(f"a send failed: {error!r}")
 
     def _commit_some(self, session: Session, producer: MessageProducer) -> None:
-        batch = range(self.sent, self.sent + _BATCH)
+        batch = range(self.sent, self.sent + BATCH)
         for number in batch:
             producer.send(self.message(session, number))
         try:
@@ -199,7 +199,7 @@ class QueueLane(Lane):
             self.raised[type(error).__name__] += 1
             return
         self.confirmed.update(batch)
-        self.sent += _BATCH
+        self.sent += BATCH
 
     def consume(self, connection: Connection, course: Course) -> None:
         """See :meth:`Lane.consume`."""
@@ -236,7 +236,7 @@ class QueueLane(Lane):
                 continue
             if message is not None:
                 held.append((message, self.saw(message)))
-            if held and (message is None or len(held) >= _BATCH):
+            if held and (message is None or len(held) >= BATCH):
                 if self.gives_back():
                     (session.rollback if session.transacted else session.recover)()
                 else:

@@ -16,41 +16,20 @@ OPTIONS = "idle_timeout_seconds=5&connect_timeout_seconds=5&request_timeout_seco
 RETRY = ("--option", "gateway_retry_seconds=0.05")
 
 
-class Site:
-    """A server that is a site.
+class SiteClient:
+    """A client of a site, which may be a group of servers.
 
     Args:
-        number: of the site.
-        path: of its store.
-        arguments: further ones of ``holdfast serve``.
-        log: file that gets what the server logs.
+        url: of the site.
     """
 
-    def __init__(self, number: int, path: Path, *arguments: str, log: Path | None = None) -> None:
-        self._log = log
-        self.server = ServerProcess(path, "--site", str(number), *RETRY, *arguments, log=log)
-        self.server.start()
-        self.connect()
-
-    def connect(self) -> None:
-        self.connection: Connection = ConnectionFactory(
-            f"{self.server.url}?reconnect_delay_seconds=0.01&close_timeout_seconds=2"
-        ).create_connection()
+    def __init__(self, url: str) -> None:
+        self.connection: Connection = ConnectionFactory(url).create_connection()
         self.connection.start()
         self.session = self.connection.create_session()
 
     def close(self) -> None:
         self.connection.close()
-        self.server.__exit__(None, None, None)
-
-    def restart(self) -> None:
-        """SIGKILL, and a new start; the connection is restored."""
-        self.server.kill()
-        self.server.start()
-
-    def log(self) -> str:
-        assert self._log is not None
-        return self._log.read_text()
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         return self.connection.request(operation, arguments)
@@ -83,6 +62,36 @@ class Site:
         """Wait until nothing waits for a gateway; returns what is known of it."""
         assert wait_for(lambda: self.gateways(name)["waiting"] == 0), self.gateways(name)
         return self.gateways(name)
+
+
+class Site(SiteClient):
+    """A server that is a site, with a client.
+
+    Args:
+        number: of the site.
+        path: of its store.
+        arguments: further ones of ``holdfast serve``.
+        log: file that gets what the server logs.
+    """
+
+    def __init__(self, number: int, path: Path, *arguments: str, log: Path | None = None) -> None:
+        self._log = log
+        self.server = ServerProcess(path, "--site", str(number), *RETRY, *arguments, log=log)
+        self.server.start()
+        super().__init__(f"{self.server.url}?reconnect_delay_seconds=0.01&close_timeout_seconds=2")
+
+    def close(self) -> None:
+        super().close()
+        self.server.__exit__(None, None, None)
+
+    def restart(self) -> None:
+        """SIGKILL, and a new start; the connection is restored."""
+        self.server.kill()
+        self.server.start()
+
+    def log(self) -> str:
+        assert self._log is not None
+        return self._log.read_text()
 
 
 def numbered(first: int, last: int) -> list[str]:
