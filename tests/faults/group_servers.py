@@ -13,6 +13,7 @@ import psutil
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.records.layout import TABLES
 from broker_adapter.engine.store.lmdb_store import LmdbStore
+from broker_adapter.errors import JMSException
 from broker_adapter.group.record import GroupRecord, decoded
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials
@@ -158,6 +159,27 @@ class GroupServers:
             self.servers[name].signal(signal.SIGKILL)
         for name in names:
             self.servers[name].kill()
+
+    def kill_primary(self) -> str:
+        """SIGKILL of the primary, and wait for the next one; returns which node is to be started again."""
+        before = self.record
+        self.kill(before.primary)
+        self.wait_for_takeover(before)
+        return before.primary
+
+    def hand_over(self) -> None:
+        """Have another node be primary, and wait for that."""
+        before = self.record
+        transport = transport_for(self.url)[0]
+        transport.open(Credentials(), lambda _event: None, None)
+
+        def is_done() -> bool:
+            with contextlib.suppress(JMSException):  # its answer is cut off, or the node is not in sync for a moment
+                transport.request("hand_over", {"node": self.others[0]}, 10)
+            return self.record.primary not in ("", before.primary)
+
+        assert wait_for(is_done), f"there is no other primary: {self.record}"
+        transport.close(0)
 
     def stop(self, name: str) -> int:
         """SIGTERM; returns the exit status."""

@@ -21,7 +21,10 @@ from sdk import (
     ConnectionFactory,
     RedundancyLost,
     RedundancyRestored,
+    RegionEvent,
+    RegionListener,
     ResourceAllocationException,
+    Restored,
 )
 from tests import forked_command
 from tests.broker_adapter.engine.damaging import Tables, Txn, damage, flipped
@@ -30,6 +33,7 @@ from tests.faults.group_lanes import Insisting
 from tests.faults.group_soak import OPTIONS
 from tests.faults.scenarios import WAIT, wait_for
 from tests.faults.test_durable_clients import Desks, Putter, keys
+from tests.sdk.region_connections import cached, region
 
 pytestmark = pytest.mark.crash
 
@@ -103,10 +107,7 @@ def test_durable_clients_get_each_event_once_over_takeovers_and_all_nodes_have_t
 
         worker = threading.Thread(target=work)
         worker.start()
-        before = group.record
-        group.kill(before.primary)
-        group.wait_for_takeover(before)
-        group.start(before.primary)
+        group.start(group.kill_primary())
         group.wait_for_sync()
         before = group.record
         holdfast("group", "hand-over", group.others[0], "--url", group.url)
@@ -119,12 +120,51 @@ def test_durable_clients_get_each_event_once_over_takeovers_and_all_nodes_have_t
             assert each.wait_for(put.put) == keys(put.put)
         desks.close()
         group.wait_for_sync()
-        before = group.record
-        group.kill(before.primary)  # of another node, by which the values are read
-        group.wait_for_takeover(before)
+        killed = group.kill_primary()  # of another node, by which the values are read
         with connected(group) as connection, connection.create_session() as session:
             assert sorted(session.create_region(name).get_all(keys(put.put))) == sorted(keys(put.put))
-        group.start(before.primary)
+        group.start(killed)
+
+
+def test_events_wait_for_a_client_that_is_away_and_one_marker_follows_them_over_takeovers(
+    group: GroupServers, name: str
+) -> None:
+    is_told, goes_on, events = threading.Event(), threading.Event(), list[object]()
+
+    class Slow(RegionListener):
+        def after_update(self, event: RegionEvent) -> None:
+            is_told.set()
+            assert goes_on.wait(WAIT)
+
+    def put(**values: str) -> None:
+        with connected(group) as connection, connection.create_session() as session:
+            session.create_region(name, conflates=True).put_all(values)
+
+    factory = ConnectionFactory(group.url + OPTIONS)
+    put(a="1")
+    with factory.create_connection(client_id=name) as desk:
+        region(desk, name, all_keys=True, durable=True)
+        desk.ready_for_events()
+        desk.close(keep_alive=True)
+    put(a="left out for the next one")
+    killed = group.kill_primary()
+    put(a="2", b="1")
+    group.start(killed)
+    group.wait_for_sync()
+    with factory.create_connection(client_id=name) as desk:
+        desk.create_session().create_region(name).add_listener(Slow())
+        made, told = region(desk, name, all_keys=True, durable=True)
+        assert desk.pending_event_count() == 2
+        desk.event_listener = events.append
+        desk.ready_for_events()
+        assert is_told.wait(WAIT)
+        group.hand_over()
+        assert wait_for(lambda: any(isinstance(each, Restored) for each in events))
+        goes_on.set()
+        assert told.wait_for(3) == ["replayed update a=2", "replayed create b=1", f"live {name}"]
+        put(a="3")
+        assert told.wait_for(4)[3:] == ["update a=3"]
+        assert cached(made) == {"a": "3", "b": "1"}
 
 
 def test_a_group_is_shown_and_a_node_that_has_left_it_joins_again(group: GroupServers) -> None:
@@ -287,16 +327,14 @@ def test_a_takeover_delivers_what_is_delayed_once_and_restores_a_temporary_queue
         producer = session.create_producer(session.create_queue(name))
         producer.delivery_delay = 3
         producer.send("later")
-        before = group.record
-        group.kill(before.primary)
-        group.wait_for_takeover(before)
+        killed = group.kill_primary()
         session.create_producer(answers).send("answer")
         for consumer, body in ((waiting, "answer"), (delayed, "later")):
             message = consumer.receive(WAIT)
             assert message is not None
             assert message.body == body
             assert consumer.receive(0.2) is None
-        group.start(before.primary)
+        group.start(killed)
 
 
 def test_a_primary_whose_disk_has_damaged_records_gives_way_and_no_message_is_lost(tmp_path: Path) -> None:

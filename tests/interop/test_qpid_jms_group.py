@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from sdk import ConnectionFactory, ConnectionLostException
 from tests.faults.group_servers import NAMES, GroupServers
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -27,15 +25,9 @@ def test_nothing_that_qpid_jms_sends_is_lost_over_a_kill_and_a_hand_over(java_pa
             said = ""
             for line in program.stdout:
                 said = line
-                before = group.record
                 if line == "SENT 300\n":
-                    group.kill(before.primary)
-                    group.wait_for_takeover(before)
-                    group.start(before.primary)
+                    group.start(group.kill_primary())
                     group.wait_for_sync()
                 elif line == "SENT 700\n":
-                    connecting = ConnectionFactory(group.url).create_connection()
-                    with connecting as connection, contextlib.suppress(ConnectionLostException):
-                        connection.request("hand_over", {"node": group.others[0]})
-                    group.wait_for_takeover(before)
+                    group.hand_over()
         assert said.startswith(f"RECEIVED {COUNT} AGAIN "), said
