@@ -28,8 +28,8 @@ from sdk import (
 )
 from tests import forked_command
 from tests.broker_adapter.engine.damaging import Tables, Txn, damage, flipped
-from tests.faults.group_servers import NAMES, GroupServers
 from tests.faults.group_lanes import Insisting
+from tests.faults.group_servers import NAMES, GroupServers
 from tests.faults.group_soak import OPTIONS
 from tests.faults.scenarios import WAIT, wait_for
 from tests.faults.test_durable_clients import Desks, Putter, keys
