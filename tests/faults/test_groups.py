@@ -27,7 +27,10 @@ def test_every_mode_keeps_its_promises_whatever_happens_to_the_nodes(tmp_path: P
     assert result.problems == []
 
 
-def test_promises_are_broken_where_answers_do_not_wait_for_the_other_nodes(tmp_path: Path) -> None:
+def test_promises_are_broken_where_answers_do_not_wait_for_the_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_soak, "SETTLING", 10.0)  # it waits for what is lost
     kinds = ["primary apart from the others, and killed"]
     with GroupServers(tmp_path, module="tests.faults.unreleased") as group:
         result = group_soak.run(group, 1, seed=7, kinds=kinds)
