@@ -110,12 +110,12 @@ def test_a_node_that_left_is_waited_for_no_more_and_is_not_in_the_record(group: 
 
 
 def test_a_hand_over_waits_neither_for_who_starts_anew_nor_for_a_node_to_read_the_record(group: Nodes) -> None:
-    first, second, _ = group.start_three(timeout=WAIT, lease=WAIT)
+    first, second, _ = group.start_three(timeout=WAIT, lease=40.0)  # which a node reads each 10 s
     first.member.hand_over("n2")
     assert first.restarted.wait(WAIT)
     first.is_away = True
     eventually(lambda: second.leads)
-    second.send("one", timeout=WAIT / 8)
+    second.send("one", timeout=8.0)
     assert second.look() == [b"one"]
 
 
