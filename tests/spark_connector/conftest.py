@@ -22,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    yield from running()
+
+
+def running() -> Iterator[SparkSession]:
+    """A Spark, until it is asked for the next one."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:  # what Spark runs has the environment of its JVM

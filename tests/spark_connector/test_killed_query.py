@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,42 +57,57 @@ PROGRAM = f"ROUTE = {ROUTE!r}" + textwrap.dedent(
 def test_a_killed_query_goes_on_from_its_checkpoint_and_writes_to_all_queues_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    program = tmp_path / "query.py"
-    program.write_text(PROGRAM)
-    checkpoint, mark = tmp_path / "checkpoint", tmp_path / "mark"
-    expected = [str(number) for number in range(10_000)]
     with ServerProcess(tmp_path / "data") as server:
-        fill(server.url, "in", expected)
-        command = [sys.executable, str(program), server.url, str(checkpoint), str(mark)]
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
-        wait = random.choice((0.05, 1.0))  # one of the two: each start of Spark takes long on a busy machine
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 300
-        while not mark.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(wait)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(120)
-        done, left = written(server.url), texts(server.url, "in")
-        assert len(done) == len(set(done))
-        assert set(done) | set(left) == set(expected), "something was settled that was not processed"
-        stream = spark.readStream.format("jms").option("url", server.url).option("queue", "in").load()
-        other = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "other")).start()
-        with pytest.raises(Exception, match="'in' is claimed by another streaming query"):
-            other.awaitTermination(300)
-        writer = stream.selectExpr("text as value", ROUTE).writeStream.format("jms").option("url", server.url)
-        query = writer.option("queue", "out 0").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        assert query.start().awaitTermination(300)
-        assert sorted(written(server.url), key=int) == expected
-        assert texts(server.url, "in") == []
+        check_killed_query(spark, tmp_path, server.url)
+
+
+def check_killed_query(
+    spark: SparkSession, place: Path, url: str, as_it_is_killed: Callable[[], object] = lambda: None
+) -> None:
+    """Start a query, kill it in mid-batch, and see that it goes on from its checkpoint.
+
+    Args:
+        spark: where it goes on.
+        place: for its files.
+        url: of its broker.
+        as_it_is_killed: is called at that moment.
+    """
+    program = place / "query.py"
+    program.write_text(PROGRAM)
+    checkpoint, mark = place / "checkpoint", place / "mark"
+    expected = [str(number) for number in range(10_000)]
+    fill(url, "in", expected)
+    command = [sys.executable, str(program), url, str(checkpoint), str(mark)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+    wait = random.choice((0.05, 1.0))  # one of the two: each start of Spark takes long on a busy machine
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 300
+    while not mark.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(wait)
+    as_it_is_killed()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(120)
+    done, left = written(url), texts(url, "in")
+    assert len(done) == len(set(done))
+    assert set(done) | set(left) == set(expected), "something was settled that was not processed"
+    stream = spark.readStream.format("jms").option("url", url).option("queue", "in").load()
+    other = stream.writeStream.format("noop").option("checkpointLocation", str(place / "other")).start()
+    with pytest.raises(Exception, match="'in' is claimed by another streaming query"):
+        other.awaitTermination(300)
+    writer = stream.selectExpr("text as value", ROUTE).writeStream.format("jms").option("url", url)
+    query = writer.option("queue", "out 0").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    assert query.start().awaitTermination(300)
+    assert sorted(written(url), key=int) == expected
+    assert texts(url, "in") == []
 
 
 def written(url: str) -> list[str]:
