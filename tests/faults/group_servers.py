@@ -139,15 +139,15 @@ class GroupServers:
 
     # What is done to it.
 
-    def start(self, name: str, *arguments: str) -> None:
-        """Start a node."""
+    def start(self, name: str, *arguments: str, module: str | None = None) -> None:
+        """Start a node; ``module``: what is run, None: as for all of them."""
         server = ServerProcess(
             self.path / name,
             *("--group", "g", "--node", name, "--coordinator", f"etcd://127.0.0.1:{self.ways[name].port}"),
             *("--advertise", f"127.0.0.1:{self.proxies[name].port}", *self._arguments, *arguments),
             log=self.path / f"{name}.log",
             new=True,  # one that is deposed starts its process anew by its command line
-            module=self._module,
+            module=module or self._module,
         )
         server.port = self.proxies[name].target  # the same one when the process starts anew
         self.servers[name] = server

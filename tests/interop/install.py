@@ -23,6 +23,8 @@ BROKER_J = "10.1.0"
 RHEA = "3.0.5"
 GO_AMQP = "1.7.0"
 RABBITMQ_4 = "4.0.5"
+#: The software that groups are upgraded from in a test: the oldest with this version of stores, and whole groups.
+OLDER = "bd15e9c3"
 _SECONDS = 600
 
 #: The release of Debian with that RabbitMQ, and what of it a folder needs in which the packages are only unpacked.
@@ -152,6 +154,18 @@ def etcd() -> Path:
     return program
 
 
+def older() -> Path:
+    """The folder with an earlier commit of this project."""
+    place = PLACE / f"older-{OLDER}"
+    if not place.exists():
+        archive = PLACE / "older.tar"
+        _run("git", "archive", "-o", str(archive), OLDER, "ack_modes", "broker_adapter", cwd=PLACE.parent)
+        with tarfile.open(archive) as files:
+            files.extractall(place, filter="data")
+        archive.unlink()
+    return place
+
+
 def rabbitmq_4() -> Path:
     """The folder with RabbitMQ 4 and all that it needs: packages of a newer Debian, fetched by apt and unpacked there.
 
@@ -252,7 +266,7 @@ def main() -> int:
     failures = 0
     things: tuple[Callable[[], object], ...] = (
         *(java_client, rhea, go_amqp),
-        *(artemis, activemq, broker_j, rabbitmq, rabbitmq_4, etcd),
+        *(artemis, activemq, broker_j, rabbitmq, rabbitmq_4, etcd, older),
     )
     for number, thing in enumerate(things, start=1):
         print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)
