@@ -6,7 +6,8 @@
      "renewed": 40817, "writer": "a81b...", "store_version": 10, "min_in_sync": 2,
      "nodes": {"n1": {"address": "host1:5672", "store_version": 10, "role": "member"}, ...}}
 
-A node that reads a record with a higher ``version`` leaves it alone; other fields than these it does not accept.
+A node that reads a record with a higher ``version`` or ``store_version`` than it knows leaves it alone; other fields
+than these it does not accept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import attrs
 
+from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.engine.records.tail import NODE_NAME
 from broker_adapter.errors import StoreException, StoreVersionException
 
@@ -50,7 +52,7 @@ class GroupRecord:
     nodes: Mapping[str, NodeRecord]  #: by name
     renewed: int  #: number of this record: each swap adds one
     writer: str  #: word of the process that wrote it
-    store_version: int  #: of the stores of the group
+    store_version: int  #: of the stores of the group; the primary raises it once every node knows a newer one
     min_in_sync: int  #: nodes that must be in sync for sends
     leaves: bool = False  #: the primary ends: another node that is in sync may stand at once
 
@@ -76,7 +78,7 @@ def decoded(data: bytes) -> GroupRecord:
     """Return the record of these bytes.
 
     Raises:
-        StoreVersionException: a newer version has written it.
+        StoreVersionException: a newer version has written it, or the stores of the group.
         StoreException: that is no record of a group; it says why.
     """
     if len(data) > MAX_BYTES:
@@ -104,6 +106,12 @@ def decoded(data: bytes) -> GroupRecord:
         raise _damaged(f"its primary {primary!r:.100} is none of its nodes")
     if not isinstance(leaves, bool):
         raise _damaged(f"its leaves is neither true nor false: {leaves!r:.100}")
+    numbers = {each: _number(fields, each) for each in ("term", "renewed", "store_version", "min_in_sync")}
+    if numbers["store_version"] > STORE_VERSION:
+        raise StoreVersionException(
+            f"the stores of the group have version {numbers['store_version']}, and this software knows versions up to"
+            f" {STORE_VERSION}: upgrade this node"
+        )
     return GroupRecord(
         store=_text(fields, "store"),
         primary=primary,
@@ -111,7 +119,7 @@ def decoded(data: bytes) -> GroupRecord:
         in_sync=frozenset(in_sync),
         nodes={name: _node(name, node) for name, node in nodes.items()},
         writer=_text(fields, "writer"),
-        **{each: _number(fields, each) for each in ("term", "renewed", "store_version", "min_in_sync")},
+        **numbers,
     )
 
 

@@ -353,7 +353,8 @@ class Node:
             forced = self._deposes == record.term and self._unchanged >= PARTS_OF_LEASE
             others = frozenset() if forced else record.in_sync - {record.primary}
             return self._standing(record, others) if forced or self._may_stand(record) else None
-        new = attrs.evolve(record, in_sync=reign.in_sync(now), nodes=self._nodes)
+        known = min(each.store_version for each in self._nodes.values())
+        new = attrs.evolve(record, in_sync=reign.in_sync(now), nodes=self._nodes, store_version=known)
         if self._ending:
             leaves = self._lsn is None or any(map(reign.has_all, new.in_sync - {self.name}))
             new = attrs.evolve(new, leaves=leaves)

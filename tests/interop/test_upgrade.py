@@ -1,20 +1,23 @@
-"""A group is upgraded node by node, and the upgrade taken back, under a load of every mode."""
+"""A group is upgraded node by node, and the upgrade taken back; or all at once to another version of stores."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from broker_adapter.errors import StoreVersionException
 from sdk import ConnectionFactory
 from tests import fork_server
-from tests.faults.group_servers import GroupServers
+from tests.faults.group_servers import NAMES, GroupServers
 from tests.faults.group_soak import OPTIONS, Load
+from tests.faults.scenarios import WAIT, wait_for
 from tests.interop import install
 from tests.interop.conftest import installed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
-OLDER = "tests.interop.older"
+OLDER, NEWER = "tests.interop.older", "tests.interop.newer"
 
 
 def restart(group: GroupServers, name: str, module: str) -> None:
@@ -48,3 +51,35 @@ def test_a_group_goes_on_while_its_nodes_get_other_software_one_by_one_and_back(
             upgrade(group, load, module)
         assert load.finish() == []
         assert group.differences() == []
+
+
+def test_a_group_gets_another_version_of_stores_while_it_is_stopped_and_older_software_does_not_join(
+    tmp_path: Path,
+) -> None:
+    with GroupServers(tmp_path) as group:
+        with (
+            ConnectionFactory(group.url + OPTIONS).create_connection() as connection,
+            connection.create_session() as one,
+        ):
+            one.create_producer(one.create_queue("q")).send("message")
+        last, others = group.primary, group.others
+        for name in (*others, last):
+            assert group.stop(name) == 0
+        for name in (last, *others):
+            group.start(name, module=NEWER)
+        with (
+            ConnectionFactory(group.url + OPTIONS).create_connection() as connection,
+            connection.create_session() as one,
+        ):
+            connection.start()
+            assert wait_for(lambda: connection.request("copies", {})["group"]["in_sync"] == [*NAMES])
+            message = one.create_consumer(one.create_queue("q")).receive(WAIT)
+            assert message is not None
+            assert message.body == "message"
+        with pytest.raises(StoreVersionException):
+            _ = group.record
+        assert group.stop(others[0]) == 0
+        shutil.rmtree(group.path / others[0])
+        with pytest.raises(AssertionError):
+            group.start(others[0])
+        assert "upgrade this node" in group.log(others[0])

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.errors import StoreException, StoreVersionException
 from broker_adapter.group.record import (
     COPY,
@@ -58,6 +59,15 @@ def test_a_record_over_its_size_is_neither_written_nor_read() -> None:
 def test_a_record_of_a_newer_version_is_left_alone() -> None:
     with pytest.raises(StoreVersionException, match="version 2, and this software knows 1: upgrade this node"):
         decoded(changed(version=2, term="of another shape"))
+
+
+def test_a_node_does_not_join_where_the_stores_are_of_a_newer_version() -> None:
+    decoded(changed(store_version=STORE_VERSION))
+    newer = STORE_VERSION + 1
+    with pytest.raises(
+        StoreVersionException, match=f"have version {newer}, and this software knows .*upgrade this node"
+    ):
+        decoded(changed(store_version=newer))
 
 
 @pytest.mark.parametrize(

@@ -549,3 +549,13 @@ def test_a_node_leaves_by_the_primary() -> None:
     for other, name in ((made, "n1"), (follower(), "n3")):
         with pytest.raises(IllegalStateException, match="leaves by the primary"):
             other.leave(name, 0.3)
+
+
+def test_the_version_of_the_stores_is_raised_once_every_node_knows_it() -> None:
+    made = Node("n1", NodeRecord("n1", 2), "w", 10, 2.0, 3.0)
+    made.tick(0.0)
+    actions = made.record_read(RECORD, "t100", 0.0)
+    for name, expected in (("n2", 1), ("n3", 2)):
+        answer(made, actions, 0.1)
+        actions = made.asked(name, NodeRecord(name, 2), 6, 10, 0.1)
+        assert swapped(actions).store_version == expected
