@@ -29,6 +29,7 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Where an image is put.
 IMAGE_DIRECTORY: Final = "image"
+_NUMBERS: Final = {table: number for number, table in enumerate(IMAGE_TABLES)}
 #: Is there where the store was found to be damaged.
 DISTRUSTED: Final = "distrusted"
 
@@ -39,7 +40,7 @@ class ImagePlace:
     Attributes:
         table: the number of the table in :data:`IMAGE_TABLES` that is under way; their count: there is none left.
         after: the last key of it that has come; empty: none has.
-        until: the last key that is to come; None: it is not known yet.
+        until: the last key that is to come, of a table that grows as fast; None: all keys are.
         bytes: that have come.
     """
 
@@ -52,6 +53,24 @@ class ImagePlace:
     def is_whole(self) -> bool:
         """Whether all tables have come."""
         return self.table == len(IMAGE_TABLES)
+
+    def due(self, changes: Changes) -> Changes:
+        """What of the changes in a commit the image needs by now.
+
+        The other records come later, as they are then.  So all of a table comes in the order of its keys, and fills its
+        pages: else the file would be half as large again.
+        """
+        puts, deletes = changes
+        return (
+            {table: [each for each in records if self._has_passed(table, each[0])] for table, records in puts.items()},
+            {table: [key for key in keys if self._has_passed(table, key)] for table, keys in deletes.items()},
+        )
+
+    def _has_passed(self, table: str, key: bytes) -> bool:
+        number = _NUMBERS.get(table, -1)
+        if number != self.table:
+            return number < self.table
+        return key <= self.after or (self.until is not None and key > self.until)
 
     def record(self) -> Changes:
         """What notes it in the image."""

@@ -6,8 +6,8 @@ Theory of operation
     to the last moment of these, and all of that is one transaction here.
 
     An image is all records, one table after the other.  It is written in many transactions, each with the place that it
-    has got to and with the commits meanwhile, and goes on there after a break, also with another server that has its
-    last commit.
+    has got to and with what the commits meanwhile have changed up to there, and goes on there after a break, also with
+    another server that has its last commit.
 """
 
 from __future__ import annotations
@@ -157,14 +157,14 @@ class Following:
         self._image_bytes = found["bytes"]
         return found
 
-    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, image: int | None = None) -> int:
+    def _advance(self, store: CopyStore, after: int, *, waits: bool = True, image: ImagePlace | None = None) -> int:
         """Bring a store to a state of the server that has one commit more at least, or wait for one for a while.
 
         Args:
             store: of the copy, or an image.
             after: a commit that both have; what the store has behind it is taken back.
             waits: whether to wait where there is nothing yet.
-            image: how much of an image the store has, in thousandths; None: it is none.
+            image: how far an image is; None: the store is none.
 
         Returns:
             The last commit that it has then.
@@ -172,7 +172,7 @@ class Following:
         pull = _Pull(self._ask)
         writer, own, keys = store.behind(after)
         # What is to be taken back is on its disk still.
-        said = {} if own else {**self._standing.said, "image": image}
+        said = {} if own else {**self._standing.said, "image": None if image is None else self._thousandths(image)}
         answer = self._commits(after, writer, wait_ms=self._standing.wait_ms if waits else 0, **said)
         if not own and answer["last"] == after:
             return after
@@ -184,7 +184,7 @@ class Following:
                     yield from pull.records(table, some)
             yield from self._until_seen(pull, answer, after)
 
-        store.write(parts())
+        store.write(parts() if image is None else map(image.due, parts()))
         lsn = store.lsn
         if image is None:
             self._standing.wrote(lsn)
@@ -225,7 +225,7 @@ class Following:
             image = self._files.begin_image(tuple(found["commit"]))
         else:
             _log.info("= image: goes on, at %.0f %%", self._thousandths(place) / 10)
-            self._advance(image, found["common"], waits=False, image=self._thousandths(place))
+            self._advance(image, found["common"], waits=False, image=place)
         told = began = time.monotonic()
         while not place.is_whole:
             if self._stopping.is_set():
@@ -258,16 +258,18 @@ class Following:
             for changes in pull.answered(found):
                 got += sum(len(key) + len(value) for key, value in changes[0].get(table, ()))
                 yield changes
-            place.until, place.after = found["until"], found["next"]
-            if found["next"] is None:
-                place.table, place.after, place.until = place.table + 1, b"", None
             place.bytes += got
             size += got
+            place.after = found["next"]
+            if found["next"] is None:
+                place.table, place.after, place.until = place.table + 1, b"", None
+            elif place.until is None and place.bytes > self._image_bytes:
+                place.until = found["until"]
             if self._image_rate is not None:
                 self._stopping.wait(max(0.0, got / self._image_rate - (time.monotonic() - began)))
         yield place.record()
         found = self._commits(after, writer, image=self._thousandths(place), **self._standing.said)
-        yield from self._until_seen(pull, found, after)
+        yield from map(place.due, self._until_seen(pull, found, after))
 
 
 class _Pull:

@@ -244,3 +244,20 @@ def test_an_image_that_has_lost_how_far_it_is_begins_anew(tmp_path: Path, primar
             check_store(copy.path / "image", SETTINGS, repair=True)
     copy.follow(primary)
     assert copy.asked.count("read_image") == len(IMAGE_TABLES)
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "due"),
+    [(b"", None, b""), (b"b", None, b"ab"), (b"b", b"c", b"abd")],
+    ids=["a table that begins", "up to a key", "up to a key, and behind the last one that is to come"],
+)
+def test_an_image_needs_what_has_changed_up_to_where_it_is(after: bytes, until: bytes | None, due: bytes) -> None:
+    earlier, table, later = IMAGE_TABLES[:3]
+    keys = [b"a", b"b", b"c", b"d"]
+    wanted = [key for key in keys if key in due]
+    of_all = dict.fromkeys((earlier, table, later, "tail"), keys)
+    puts, deletes = ImagePlace(1, after, until, 0).due(
+        ({each: [(key, b"") for key in keys] for each, keys in of_all.items()}, of_all)
+    )
+    assert deletes == {earlier: keys, table: wanted, later: [], "tail": keys}
+    assert puts == {each: [(key, b"") for key in keys] for each, keys in deletes.items()}

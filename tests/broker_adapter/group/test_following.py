@@ -16,6 +16,7 @@ from broker_adapter.engine.operations.copies import MOST_SPANS
 from broker_adapter.engine.records.layout import STORE_VERSION, UNIQUE
 from broker_adapter.engine.records.tail import encode_commit
 from broker_adapter.engine.store import deltas
+from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.maintenance import check_store
 from broker_adapter.errors import ResourceAllocationException, StoreException
 from broker_adapter.group import following
@@ -152,6 +153,19 @@ def test_a_table_that_grows_all_the_time_holds_no_image(start: Start, copy: Copy
     Following(files, Standing("copy"), ask, None, stopping).run()
     files.close()
     copy.follow(primary)
+
+
+def test_the_pages_of_an_image_are_as_full_as_those_of_the_server_whatever_is_sent_meanwhile(
+    start: Start, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "ANSWER_BYTES", 50_000)
+    monkeypatch.setattr(following, "_WRITTEN_BYTES", 100_000)
+    primary = start()
+    primary.send(*[bytes(10)] * 10_000)
+    copy.follow(primary, sent(primary, dict.fromkeys(range(60), 1)))
+    store = LmdbStore(copy.path, copy.settings)
+    assert store.used_bytes < primary.broker.store.used_bytes * 1.1
+    store.close()
 
 
 @pytest.mark.usefixtures("in_pieces")
