@@ -22,8 +22,9 @@ from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
 from tests.workers import ByFile, load_share, put_long_ones_first
 
-# Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Only the first of Java's two compilers, and a collector without threads: a test's jobs are too short for the others to
+# gain what they take.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 settings.register_profile(
     "holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
