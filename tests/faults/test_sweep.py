@@ -50,7 +50,8 @@ def test_the_contract_holds_wherever_the_connection_is_cut(
     # Until all is sent, the same frames go to and fro in each mode without transactions.
     first = 0 if mode in (AcknowledgeMode.AUTO, AcknowledgeMode.TRANSACTED) else sent[0] - 1
     cut_after = 0
-    for after in range(first, frames):
+    places = range(first, frames, 1 if fault == "cut" else 2)
+    for after in places:
         # Between two frames, and in the middle of every second one.
         for into_next in (0, 5) if fault == "cut" and after % 2 else (0,):
             queue = f"{name} {after} {into_next}"
@@ -68,4 +69,4 @@ def test_the_contract_holds_wherever_the_connection_is_cut(
                     f"cut after {after} frames and {into_next} bytes {direction.value}: {seen}"
                 ) from error
             cut_after += proxy.cuts - cuts
-    assert cut_after >= (frames - first) * 3 // 4, "the cuts came too late"
+    assert cut_after >= len(places) * 3 // 4, "the cuts came too late"
