@@ -24,16 +24,19 @@ from tests.spark_connector.queues import browse, fill, staged, texts
 FIRST = r"^\[PYTHON_DATA_SOURCE_ERROR\] Failed to [\w ]+: "
 
 
-@pytest.fixture(params=["embedded", "amqp"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A durable engine in this process, or a server in another one."""
-    if request.param == "embedded":
+    if getattr(request, "param", "embedded") == "embedded":
         url = f"embedded:{tmp_path / 'data'}"
         with ConnectionFactory(url).create_connection():
             yield url
         return
     with ServerProcess(tmp_path / "data") as server:
         yield server.url
+
+
+both = pytest.mark.parametrize("url", ["embedded", "amqp"], indirect=True)
 
 
 def load(spark: SparkSession, url: str, queue: str, **options: Any) -> DataFrame:
@@ -47,6 +50,7 @@ def bodies(frame: DataFrame) -> list[str]:
     return sorted(row.text for row in frame.select("text").collect())
 
 
+@both
 def test_a_queue_is_read_with_all_columns_and_nothing_is_taken(spark: SparkSession, url: str) -> None:
     fill(url, "q", ["a", b"\x00", {"k": 1}], priority=7, time_to_live=3600)
     frame = load(spark, url, "q")
@@ -86,6 +90,7 @@ def test_a_dataframe_can_be_united_with_itself(spark: SparkSession, url: str) ->
     assert frame.union(frame).count() == 40
 
 
+@both
 def test_many_partitions_read_everything_once(spark: SparkSession, url: str) -> None:
     fill(url, "q", [str(number) for number in range(1000)])
     frame = load(spark, url, "q", maxMessagesPerPartition=101, fetchBytes=5000)
@@ -101,6 +106,7 @@ def test_a_users_schema_selects_columns(spark: SparkSession, url: str) -> None:
     assert frame.collect()[0].text == "a"
 
 
+@both
 def test_a_subscription_is_read(spark: SparkSession, url: str) -> None:
     def read() -> DataFrame:
         options = {"url": url, "topic": "t", "subscription": "s"}
@@ -132,12 +138,14 @@ def test_one_value_column_is_enough_and_an_empty_frame_writes_nothing(spark: Spa
     assert texts(url, "none") == []
 
 
+@both
 def test_what_was_read_can_be_written(spark: SparkSession, url: str) -> None:
     fill(url, "q", [str(number) for number in range(10)])
     load(spark, url, "q").write.format("jms").option("url", url).option("queue", "copy").mode("append").save()
     assert sorted(texts(url, "copy")) == sorted(texts(url, "q"))
 
 
+@both
 def test_a_task_that_fails_and_is_tried_again_writes_once(spark: SparkSession, url: str) -> None:
     fill(url, "q", [str(number) for number in range(500)])
 
@@ -156,7 +164,7 @@ def test_a_task_that_fails_and_is_tried_again_writes_once(spark: SparkSession, u
     assert staged(url) == []
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(("url", "killed"), [("embedded", False), ("amqp", True)], indirect=["url"])
 def test_a_job_that_fails_for_good_writes_nothing_and_leaves_nothing(
     spark: SparkSession, url: str, killed: bool
 ) -> None:
@@ -193,6 +201,7 @@ def test_a_job_with_one_slow_task_outlasts_the_time_out_of_what_the_others_stage
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
+@both
 def test_at_least_once_writes_without_staging_also_to_a_topic(spark: SparkSession, url: str) -> None:
     with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
         session.create_shared_durable_consumer(session.create_topic("t"), "s").close()

@@ -212,18 +212,18 @@ def test_a_server_killed_in_mid_batch_loses_and_doubles_nothing(
     spark: SparkSession, tmp_path: Path, checkpoint: str
 ) -> None:
     with ServerProcess(tmp_path / "data") as server:
-        fill(server.url, "in", numbers(20_000))
+        fill(server.url, "in", numbers(12_000))
 
         def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 time.sleep(0.05)
                 yield batch
 
-        options = {"maxMessagesPerTrigger": 5_000, "maxMessagesPerPartition": 1_000, "fetchBytes": 10_000}
+        options = {"maxMessagesPerTrigger": 4_000, "maxMessagesPerPartition": 1_000, "fetchBytes": 10_000}
         frame = stream(spark, server.url, **options).selectExpr("text as value").mapInArrow(slowly, "value string")
         query = start(frame, server.url, checkpoint)
         try:
-            for _ in range(3):
+            for _ in range(2):
                 before = query.lastProgress["batchId"] if query.lastProgress else -1
                 time.sleep(1.0)
                 server.kill()
@@ -237,7 +237,7 @@ def test_a_server_killed_in_mid_batch_loses_and_doubles_nothing(
             eventually(lambda: not texts(server.url, "in"), query)
         finally:
             query.stop()
-        assert sorted_texts(server.url, "out") == numbers(20_000)
+        assert sorted_texts(server.url, "out") == numbers(12_000)
 
 
 def test_a_second_query_on_a_queue_is_refused_and_the_first_one_reads_all(
