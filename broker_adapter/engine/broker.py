@@ -364,6 +364,11 @@ class Broker:
             raise self.store.as_failure(error) from error
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether another one goes on after a failure: none does."""
+        return False
+
+    @property
     def policies(self) -> Policies:
         """The settings of queues; any thread may ask, and another call may have others."""
         return self._directory.policies

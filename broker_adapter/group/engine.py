@@ -70,6 +70,11 @@ class GroupEngine:
         """The settings of queues."""
         return self._policies if self.broker is None else self.broker.policies
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the engine has failed: another node goes on, or this one once it is started again."""
+        return self.broker is not None and self.broker.failed is not None
+
     def use_policies(self, policies: Policies) -> None:
         """Have other settings for the queues."""
         self._policies = policies

@@ -354,7 +354,17 @@ def test_a_primary_whose_disk_has_damaged_records_gives_way_and_no_message_is_lo
         group.start("n1")
         group.wait_for_sync()
         holdfast("group", "hand-over", "n1", "--url", group.url)
+        with connected(group) as connection, connection.create_session() as session:  # which are told of no failure
+            producer = session.create_producer(session.create_queue("other"))
+            reading = threading.Thread(target=received, args=(group, "q", len(bodies)))
+            reading.start()
+            sent = 0
+            while reading.is_alive() or sent < 10:
+                producer.send(str(sent))
+                sent += 1
+            reading.join(WAIT)
         assert received(group, "q", len(bodies)) == bodies
+        assert received(group, "other", sent) == [str(number) for number in range(sent)]
         assert wait_for(lambda: not group.servers["n1"].is_running)
         assert "another node of the group takes over" in group.log("n1")
         group.kill("n1")

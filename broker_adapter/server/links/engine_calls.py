@@ -33,6 +33,10 @@ class ConnectionEngine(Protocol):
     def policies(self) -> Policies:
         """The settings of queues."""
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it has failed where another one goes on, which resolves what was under way: it answers no more."""
+
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands; the answers come through their ``reply``, from another thread."""
 
@@ -158,6 +162,8 @@ class EngineCalls:
         self.is_postponed = False
         self.turn += 1
         callbacks = self._callbacks
+        if self._engine.is_replaced:
+            callbacks.clear()
         if self._next_turn:
             callbacks.extendleft(reversed(self._next_turn))
             self._next_turn.clear()

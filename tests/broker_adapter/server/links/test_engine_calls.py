@@ -22,6 +22,7 @@ class Engine:
     policies = Policies(settings, [policy("q", {"dead_letter_queue": "dead"})])
     unique = "unique"
     run = "run"
+    is_replaced = False
 
     def __init__(self) -> None:
         self.submitted: list[list[c.Command]] = []
@@ -47,6 +48,18 @@ def test_deferred_commands_are_submitted_together_and_in_order(engine: Engine) -
     calls.submit()
     assert engine.submitted == [[first, second]]
     assert calls.deferred == []
+
+
+def test_an_engine_that_is_replaced_after_a_failure_gives_no_answers(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    told: list[object] = []
+    calls.reply(told.append)("before")
+    calls.run_callbacks()
+    calls.reply(told.append)("failed")
+    engine.is_replaced = True
+    calls.run_callbacks()
+    calls.run_callbacks()
+    assert told == ["before"]
 
 
 def test_the_settings_of_a_queue_are_those_that_hold_now(engine: Engine) -> None:
