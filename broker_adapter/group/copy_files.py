@@ -179,26 +179,36 @@ class CopyFiles:
         path: the directory; made where it does not exist.
         settings: ``max_store_bytes`` and ``tail_bytes``.
         url: of the server that it follows, without a password.
+        may_be_damaged: whether a store that cannot be opened may be put aside.
 
     Attributes:
         store: the last whole state; None: there is none yet.
+        damage: why the store cannot be opened, which has to be put aside.
         image: what replaces it once it is complete; None: there is none.
 
     Raises:
         StoreException, StoreLockedException, StoreVersionException, StoreCorruptException: see ``LmdbStore``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, url: str) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], settings: EngineSettings, url: str, *, may_be_damaged: bool = False
+    ) -> None:
         self._path = Path(path)
         self._settings = settings
         self._url = url
         self.store: CopyStore | None = None
+        self.damage: StoreCorruptException | None = None
         self.image: CopyStore | None = None
         make_directory(self._path)
         self._owner = own(self._path)
         try:
             if (self._path / DATA).exists():
-                self.store = CopyStore(self._path, settings)
+                try:
+                    self.store = CopyStore(self._path, settings)
+                except StoreCorruptException as error:
+                    if not may_be_damaged:
+                        raise
+                    self.damage = error
             if (self._image_path / DATA).exists():
                 try:
                     self.image = CopyStore(self._image_path, settings)
@@ -321,7 +331,7 @@ class CopyFiles:
         with contextlib.suppress(FileNotFoundError):  # it was renamed, and the process killed ahead of the end
             os.replace(self._path / DATA, self._path / aside)
         (self._path / LOCK).unlink(missing_ok=True)
-        (self._path / DISTRUSTED).unlink()
+        (self._path / DISTRUSTED).unlink(missing_ok=True)
         sync_directory(self._path)
         _log.error("! the damaged store is %s now, and this node takes an image", aside)
 

@@ -32,6 +32,14 @@ _LAST_WORD_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 10.0
 
 
+def unexpected(error: Exception) -> JMSException:
+    """Log an error that nothing foresees, and return what to end with; its cause may be a damaged page."""
+    _log.exception("! unexpected error")
+    failure = JMSException(f"unexpected error {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
 class Follower:
     """Keeps a copy.
 
@@ -111,8 +119,7 @@ class Follower:
         except JMSException as error:
             self._ended(error)
         except Exception as error:
-            _log.exception("! unexpected error")
-            self._ended(JMSException(f"unexpected error {error!r}"))
+            self._ended(unexpected(error))
 
     def _tell(self, error: Exception) -> None:
         is_copy = self._standing.term is None

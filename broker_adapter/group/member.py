@@ -36,7 +36,7 @@ from broker_adapter.errors import (
 from broker_adapter.group.coordinators import Coordinator
 from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.group.engine import GroupEngine
-from broker_adapter.group.follower import Follower
+from broker_adapter.group.follower import Follower, unexpected
 from broker_adapter.group.following import Standing
 from broker_adapter.group.record import NodeRecord, decoded, encoded
 from broker_adapter.group.rules import (
@@ -282,8 +282,7 @@ class Member:
         except JMSException as error:
             self._end(error)
         except Exception as error:
-            _log.exception("! unexpected error")
-            self._end(JMSException(f"unexpected error {error!r}"))
+            self._end(unexpected(error))
         else:
             self._end(None)
 

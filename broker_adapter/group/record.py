@@ -81,6 +81,8 @@ def decoded(data: bytes) -> GroupRecord:
         StoreVersionException: a newer version has written it, or the stores of the group.
         StoreException: that is no record of a group; it says why.
     """
+    if not data:
+        raise _damaged("there is none")
     if len(data) > MAX_BYTES:
         raise _damaged(f"it has {len(data)} bytes, more than {MAX_BYTES}")
     try:

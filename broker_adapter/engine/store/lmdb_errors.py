@@ -16,9 +16,11 @@ STORE_ERRORS: Final = (lmdb.Error, OSError)
 
 #: What LMDB raises that its file is damaged, or is none of LMDB's.
 _DAMAGED: Final = (
+    lmdb.BadTxnError,
     lmdb.CorruptedError,
     lmdb.IncompatibleError,
     lmdb.InvalidError,
+    lmdb.MapResizedError,
     lmdb.PageFullError,
     lmdb.PageNotFoundError,
     lmdb.PanicError,
@@ -90,7 +92,7 @@ def without_room(path: str | os.PathLike[str], error: Exception) -> str | None:
 
 def is_damage(error: BaseException | None) -> bool:
     """Return whether a failure is that of a file that is damaged."""
-    return error is not None and isinstance(error.__cause__, _DAMAGED)
+    return error is not None and isinstance(error.__cause__ or error, (*_DAMAGED, StoreCorruptException))
 
 
 def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreException:

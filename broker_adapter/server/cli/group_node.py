@@ -67,7 +67,7 @@ def node(options: argparse.Namespace, settings: EngineSettings, policies: Polici
         raise ValueError(f"--advertise {options.advertise!r} is not HOST:PORT, with a port from 1 to 65535")
     # An answer that comes later than a part of the lease is of no use.
     coordinator = coordinator_of(options.coordinator, options.group, options.lease_seconds / PARTS_OF_LEASE)
-    files = CopyFiles(options.data, settings, f"the primary of the group {options.group}")
+    files = CopyFiles(options.data, settings, f"the primary of the group {options.group}", may_be_damaged=True)
     try:
         return GroupNode(options, settings, policies, told, coordinator, files)
     except BaseException:
@@ -123,8 +123,10 @@ class GroupNode:
             self._make_group(options, described)
         else:
             record = decoded(_found(coordinator).data)
-            if files.is_distrusted and record.goes_on_without(options.node):
+            if (files.is_distrusted or files.damage) and record.goes_on_without(options.node):
                 files.put_aside()
+            elif files.damage:
+                raise files.damage
             if files.store is None and record.primary == options.node:
                 _log.warning(
                     "! this node has no store, and the group names it as primary: it waits for another node in sync, or"
@@ -143,9 +145,17 @@ class GroupNode:
         )
 
     def _make_group(self, options: argparse.Namespace, node: NodeRecord) -> None:
+        if self._files.damage:
+            raise self._files.damage
         found = self._coordinator.read()
         if found.data:  # ahead of what notes in a store that it is of a group
             raise StoreException(f"there is a group {options.group!r} already: leave out --new-group to join it")
+        store = self._files.store
+        if store is not None and store.copy_of is not None and not self._files.is_followed:
+            raise StoreException(
+                f"the store in {options.data!r} is a copy of {store.copy_of}: once that is stopped, run holdfast"
+                f" promote {options.data}, and start again"
+            )
         record = GroupRecord(
             store=self._files.make_store().unique,
             term=0,

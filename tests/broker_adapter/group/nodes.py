@@ -134,7 +134,7 @@ class NodeHere(GroupNode):
         self.takes_seconds = 0.0
         self.announced: list[str] = []
         settings = EngineSettings(blocked_send_timeout_seconds=0.1)
-        files = CopyFiles(options.data, settings, "the primary of the group g")
+        files = CopyFiles(options.data, settings, "the primary of the group g", may_be_damaged=True)
         try:
             super().__init__(options, settings, Policies(settings, ()), self.told, self.coordinator, files)
         except BaseException:

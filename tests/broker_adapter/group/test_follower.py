@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from lmdb import CorruptedError
 
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -186,7 +187,9 @@ def test_it_goes_on_trying_where_there_is_no_room(
     assert copy.differences(primary) == []
 
 
-@pytest.mark.parametrize("error", [StoreException("the disk has failed"), ValueError("a fault")], ids=str)
+@pytest.mark.parametrize(
+    "error", [StoreException("the disk has failed"), ValueError("a fault"), CorruptedError("a page")], ids=str
+)
 def test_it_ends_where_the_store_of_the_copy_has_failed(
     primary: Primary, copy: Copy, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -197,6 +200,7 @@ def test_it_ends_where_the_store_of_the_copy_has_failed(
     with Kept(copy, lambda: Line(primary), primary=primary) as kept:
         assert kept.has_ended.wait(WAIT)
         assert str(error) in str(kept.ended[0])
+        assert error in (kept.ended[0], kept.ended[0].__cause__)
         eventually(lambda: not kept.follower._thread.is_alive())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     Redirect,
     ResourceAllocationException,
+    StoreCorruptException,
     StoreException,
 )
 from broker_adapter.group import member
@@ -328,15 +329,34 @@ def test_a_node_that_fails_otherwise_keeps_its_store(group: Nodes) -> None:
     assert not list((group.path / "n1").glob("data.mdb.damaged-*"))
 
 
-def test_a_node_with_damaged_pages_takes_an_image_when_it_is_started_again(group: Nodes) -> None:
+@pytest.mark.parametrize("said", [lmdb.BadTxnError, lmdb.CorruptedError, lmdb.MapResizedError])
+def test_a_node_with_damaged_pages_takes_an_image_when_it_is_started_again(
+    group: Nodes, said: Callable[[str], lmdb.Error]
+) -> None:
     _, second, _ = group.start_three()
     try:
-        raise StoreException("the store failed") from lmdb.CorruptedError("a page")
+        raise StoreException("the store failed") from said("a page")
     except StoreException as error:
         second.stopped(error)
     group.stop("n2")
     group.start("n2")
     group.wait_for_sync("n1", "n2", "n3")
+    assert len(list((group.path / "n2").glob("data.mdb.damaged-*"))) == 1
+
+
+def test_a_node_whose_store_cannot_be_opened_takes_an_image_once_another_one_is_primary(group: Nodes) -> None:
+    group.start_three()
+    for each in ("n2", "n3", "n1"):
+        group.stop(each)
+    shutil.copy(group.path / "n1" / "data.mdb", group.path / "sound")
+    for each in ("n1", "n2"):
+        (group.path / each / "data.mdb").write_bytes(b"no store" * 10_000)
+    with pytest.raises(StoreCorruptException, match="is not an LMDB file"):
+        group.start("n1")  # the last one in sync
+    shutil.copy(group.path / "sound", group.path / "n1" / "data.mdb")
+    group.start("n1")
+    group.start("n2")
+    group.wait_for_sync("n1", "n2")
     assert len(list((group.path / "n2").glob("data.mdb.damaged-*"))) == 1
 
 

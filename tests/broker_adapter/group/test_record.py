@@ -73,7 +73,7 @@ def test_a_node_does_not_join_where_the_stores_are_of_a_newer_version() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "it is no JSON"),
+        (b"", "there is none"),
         (b"{", "it is no JSON"),
         (b"\xff\xfe", "it is no JSON"),
         (b"[" * 4000, "it is no JSON"),
