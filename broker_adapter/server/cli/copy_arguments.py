@@ -17,6 +17,8 @@ PEER_URL: Final = "HOLDFAST_PEER_URL"
 #: Variable of the environment that has the URL of the etcd, which may have a password.
 COORDINATOR_URL: Final = "HOLDFAST_COORDINATOR_URL"
 _MIB: Final = 1024 * 1024
+#: Shortest lease in seconds: the etcd is asked four times in it by each node, and has to answer.
+_LEAST_LEASE: Final = 0.1
 
 
 def add_follow(serving: argparse.ArgumentParser) -> None:
@@ -150,7 +152,7 @@ def add_group_command(commands: Any, client: Callable[..., argparse.ArgumentPars
 def _add_lease(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease-seconds",
-        type=seconds_argument,
+        type=_lease,
         default=2.0,
         metavar="SECONDS",
         help="with --group: a primary that is not heard of for so long is replaced; default 2",
@@ -166,6 +168,13 @@ def _add_coordinator(parser: argparse.ArgumentParser) -> None:
         help="with --group: the etcd that keeps its record, etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...], with TLS"
         f" etcds://...?ca_file=PEM; default: ${COORDINATOR_URL}",
     )
+
+
+def _lease(text: str) -> float:
+    seconds = seconds_argument(text)
+    if seconds < _LEAST_LEASE:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: {_LEAST_LEASE} seconds at least")
+    return seconds
 
 
 def _rate(text: str) -> float:

@@ -192,6 +192,8 @@ def test_what_is_given_to_follow_is_checked(tmp_path: Path) -> None:
     for rate in ("0", "-1", "fast", "nan", "inf"):
         refused = holdfast("serve", "--data", str(tmp_path), "--follow", "amqp://here", "--image-rate", rate)
         assert (refused.returncode, "MiB a second, above 0" in refused.stderr) == (2, True)
+    refused = holdfast("serve", "--data", str(tmp_path), "--group", "g", "--lease-seconds", "0")
+    assert (refused.returncode, "0.1 seconds at least" in refused.stderr) == (2, True)
     (tmp_path / "file").write_text("")
     refused = holdfast("serve", "--data", str(tmp_path / "file"), "--follow", "amqp://here")
     assert (refused.returncode, "is a file" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)

@@ -13,8 +13,10 @@ import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.queues.policies import Policies
+from broker_adapter.engine.records.layout import STORE_VERSION
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
 from broker_adapter.group import member
+from broker_adapter.group.copy_files import CopyFiles
 from broker_adapter.server.cli import group_node
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained, eventually, payloads, send
@@ -92,6 +94,18 @@ def test_a_node_with_the_store_of_another_group_or_of_none_is_refused(group: Nod
     with pytest.raises(StoreException, match=r"the store in .*n2' is of another group, or of none"):
         group.start("n2")
     assert look(group.path / "n2") == [b"one"]
+
+
+def test_a_copy_of_a_server_begins_no_group_before_it_is_promoted(group: Nodes) -> None:
+    first = group.start("n1", new=True)
+    eventually(lambda: first.leads)
+    group.stop("n1")
+    files = CopyFiles(group.path / "n1", EngineSettings(), "amqp://orders")
+    files.follows("another name", STORE_VERSION, is_known=True)
+    files.close()
+    group.coordinator.swap(group.coordinator.read().token, b"")
+    with pytest.raises(StoreException, match=r"is a copy of amqp://orders: .* holdfast promote"):
+        group.start("n1", new=True)
 
 
 def test_a_node_that_is_forced_becomes_primary_without_being_in_sync(group: Nodes) -> None:
