@@ -74,7 +74,7 @@ class Follower:
         self._stopping = threading.Event()
         self._says_so = False
         self._transport: Transport | None = None
-        self._log = LimitedLog(_log)
+        self._log = LimitedLog(_log, records=1)
         self._thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
 
     def __repr__(self) -> str:
@@ -125,10 +125,10 @@ class Follower:
         is_copy = self._standing.term is None
         if is_copy or isinstance(error, ResourceAllocationException):
             who = "the copy" if is_copy else "this node"
-            self._log.write("failed", "! %s is not up to date, and goes on trying: %s", who, error)
+            self._log.write(type(error).__name__, "! %s is not up to date, and goes on trying: %s", who, error)
         else:
             what, _, _advice = str(error).partition(";")  # the advice is for clients
-            self._log.write("failed", "! the primary is not there, and is asked again: %s", what, records=1)
+            self._log.write(type(error).__name__, "! the primary is not there, and is asked again: %s", what)
 
     def _note_heard(self, is_heard: bool) -> None:
         if is_heard != self._is_heard:
