@@ -146,7 +146,7 @@ def beside(path: Path, settings: EngineSettings) -> Iterator[Callable[[], Snapsh
     """Read a store that another process may have; gives what makes a snapshot.
 
     Raises:
-        StoreException: there is none, or it cannot be opened.
+        StoreException: there is none, or it cannot be opened or read.
     """
     existing_store(path)
     try:
@@ -164,6 +164,8 @@ def beside(path: Path, settings: EngineSettings) -> Iterator[Callable[[], Snapsh
             return Snapshot(env.begin(), tables, is_own=True)
 
         yield snapshot
+    except lmdb.Error as error:
+        raise failed(path, error) from error
     finally:
         env.close()
 

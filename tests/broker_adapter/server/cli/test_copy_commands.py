@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from contextlib import closing
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,25 @@ def test_a_repaired_copy_gets_what_was_damaged_from_its_server(tmp_path: Path) -
         server.stop()
     assert differences(tmp_path / "server", path) == []
     assert check_store(path, EngineSettings()).is_sound
+
+
+@pytest.mark.damages
+def test_a_comparison_of_a_copy_with_damaged_pages_says_to_check_it(tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    with ServerProcess(tmp_path / "server") as server:
+        done("send", "q", "one", "--url", server.url)
+        with CopyProcess(path, server.url) as copy:
+            caught_up(server.url)
+            copy.stop()
+        with (path / "data.mdb").open("r+b") as file:
+            file.seek(2 * PAGESIZE)
+            file.write(b"\xff" * ((path / "data.mdb").stat().st_size - 2 * PAGESIZE))
+        found = holdfast("group", "verify", str(path), "--url", server.url)
+    assert found.returncode == 1
+    assert "MDB_" in found.stderr
+    assert found.stderr.endswith(
+        f"stop the server or program that has it open, and run: holdfast check {str(path)!r}\n"
+    )
 
 
 def test_the_record_of_a_group_is_shown_by_its_coordinator_which_has_to_be_named() -> None:
