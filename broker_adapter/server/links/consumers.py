@@ -516,8 +516,12 @@ class Consumers:
         consumer.since_grant = 0
         self._defer(c.Drain(consumer.number, self._calls.reply(self._on_drained, consumer)))
 
-    def _on_drained(self, consumer: Consumer, _result: Any) -> None:
-        """The engine has used up or dropped what it was granted."""
+    def _on_drained(self, consumer: Consumer, result: Any) -> None:
+        """The engine has used up or dropped what it was granted; or has failed, and the client is not to take that
+        for the end of the queue.
+        """
+        if isinstance(result, JMSException):
+            return
         left, consumer.granted = consumer.granted, 0
         consumer.drain_sent = consumer.gives_back = False
         if consumer.detached or self._client.has_ended:

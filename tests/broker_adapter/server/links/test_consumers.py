@@ -125,6 +125,17 @@ def test_a_browser_gets_copies_and_its_end_is_told(client: Client, broker: Broke
     assert depth(broker, "q") == 5
 
 
+@pytest.mark.parametrize("copies", [False, True], ids=["consumer", "browser"])
+def test_a_queue_does_not_seem_to_end_where_the_engine_fails(client: Client, broker: Broker, copies: bool) -> None:
+    link = client.receiver(Terminus("q", copies=copies), 3, name="r")
+    client.rest()
+    broker._fail(RuntimeError("a fault of the software"), (), None)
+    client.peer.drain(link)
+    while client.pump():
+        pass
+    assert client.peer.remaining_credit(link) == 3
+
+
 def test_a_time_to_live_of_0_that_is_there_expires_the_message_as_it_comes(make_broker: Callable[..., Broker]) -> None:
     client = Client(make_broker(expiry_queue="over")).open()
     sender = client.sender("q")
