@@ -41,7 +41,7 @@ PROMISED = (
 class Shaken(Threads):
     """Threads that know that they may lose their connection."""
 
-    acts = 40
+    acts = 25
 
     def __init__(self, factory: ConnectionFactory, shared: Connection, seed: int) -> None:
         super().__init__(factory, shared, seed)

@@ -28,7 +28,7 @@ from spark_connector.block_rows import batch_of_block
 from spark_connector.rows import SCHEMA, batch_of, decoded
 from tests.spark_connector.test_row_properties import INSTANTS, NAMES, PAYLOADS, PLAIN, TEXT
 
-HUNDREDS = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 #: Columns of which each needs another part of the message, and that are looked at without those that tell of all.
 NARROW = [name for name in NAMES if name not in ("bodyType", "problem", "_corrupt_record")]
 
@@ -102,7 +102,7 @@ def both(stored: Sequence[tuple[bytes, int, Any]], columns: Sequence[str]) -> tu
     return fast, batch_of(decoded([RangeMessage(*row) for row in rows]), "q", columns)
 
 
-@HUNDREDS
+@MANY
 @given(st.lists(MESSAGES, max_size=6))
 def test_a_block_has_the_rows_that_its_messages_have_one_by_one(stored: list[tuple[bytes, int, Any]]) -> None:
     fast, slow = both(stored, NAMES)
@@ -111,7 +111,7 @@ def test_a_block_has_the_rows_that_its_messages_have_one_by_one(stored: list[tup
         assert repr(fast.column(name).to_pylist()) == repr(slow.column(name).to_pylist()), name
 
 
-@HUNDREDS
+@MANY
 @given(st.lists(MESSAGES, max_size=4), st.lists(st.sampled_from(NARROW), unique=True, min_size=1))
 def test_fewer_columns_show_what_all_of_them_show_of_messages_that_can_be_decoded(
     stored: list[tuple[bytes, int, Any]], columns: list[str]

@@ -31,7 +31,7 @@ from spark_connector.rows import (
 NAMES = [name for name, _, _, _ in COLUMNS]
 ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
 OUT = Destination("out")
-HUNDREDS = settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 # What may come.
 
@@ -179,7 +179,7 @@ def missing(envelope: Envelope) -> set[str]:
     return {name for name, is_missing in names.items() if is_missing}
 
 
-@HUNDREDS
+@MANY
 @given(st.lists(st.tuples(PAYLOADS, ANNOTATIONS), min_size=1, max_size=3))
 def test_any_message_becomes_a_row_and_nothing_is_null_without_a_reason(
     stored: list[tuple[bytes, dict[str, Any] | None]],
@@ -208,7 +208,7 @@ def test_any_message_becomes_a_row_and_nothing_is_null_without_a_reason(
             json.loads(row["text"])
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(PAYLOADS, st.lists(st.sampled_from(NAMES), unique=True, min_size=1))
 def test_each_choice_of_columns_shows_what_all_of_them_show(payload: bytes, names: list[str]) -> None:
     messages = decoded([RangeMessage(1, 0, payload, None)])
@@ -219,7 +219,7 @@ def test_each_choice_of_columns_shows_what_all_of_them_show(payload: bytes, name
             assert repr(part[name]) == repr(whole[name])
 
 
-@HUNDREDS
+@MANY
 @given(PAYLOADS)
 def test_what_was_read_can_be_written_and_no_payload_is_lost(payload: bytes) -> None:
     batch = batch_of(decoded([RangeMessage(1, 0, payload, None)]), "q", NAMES)
@@ -343,7 +343,7 @@ def invalid_text(batch: pa.RecordBatch) -> set[tuple[int, str]]:
     return found
 
 
-@HUNDREDS
+@MANY
 @given(sink_batches(), st.integers(0, 1000))
 def test_any_row_becomes_a_message_or_an_error_that_names_row_column_and_value(
     batch: pa.RecordBatch, first_row: int

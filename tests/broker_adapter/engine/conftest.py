@@ -39,7 +39,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Go through each random history twice: with engines that are alone, and with such that wait for late copies."""
+    """Go through each random history of engines twice: alone, and with copies that are late and waited for."""
     if metafunc.module.__name__.endswith("_histories"):
         metafunc.parametrize("stores_of_histories_are_followed", ["alone", "copies"], indirect=True)
 

@@ -585,7 +585,7 @@ def test_each_client_gets_what_it_wanted_in_order_until_it_has_processed_it(
     world = World(tmp_path / "data" if stored else None, seed, conflates=conflates)
     monkeypatch.setattr(broker_module, "_now_ms", lambda: day_ms() + world.ahead_ms)
     try:
-        for step in range(250):
+        for step in range(150):
             world.step()
             try:
                 world.check()

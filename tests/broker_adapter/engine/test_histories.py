@@ -202,13 +202,13 @@ class History:
         assert self.model.dead <= set(dead)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(_steps, min_size=5, max_size=40))
 def test_a_history_in_memory_goes_as_the_model_says(steps: list[Any]) -> None:
     History(None).run(steps)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(_steps, min_size=5, max_size=40))
 def test_a_history_on_disk_goes_as_the_model_says_over_restarts(steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:

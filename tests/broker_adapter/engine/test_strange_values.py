@@ -231,7 +231,7 @@ SELECTORS = (
 )
 
 FEW = settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
@@ -243,7 +243,7 @@ def is_expected(error: JMSException) -> bool:
 
 
 @pytest.mark.parametrize("operation", sorted(REQUESTS.keys() - {"check"}))
-@settings(FEW, max_examples=15)
+@settings(FEW, max_examples=8)
 @given(data=st.data())
 def test_any_request_is_answered_or_refused(served: Served, operation: str, data: st.DataObject) -> None:
     arguments = data.draw(arguments_of(operation))

@@ -21,7 +21,7 @@ SHAPES: Final[dict[str, list[Way]]] = {
 }
 #: What becomes of that one.
 FATES: Final = ("works", "begins late", "is cut", "is stopped", "is made again")
-STEPS: Final = 80
+STEPS: Final = 50
 
 
 class History:

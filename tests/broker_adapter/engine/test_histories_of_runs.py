@@ -94,7 +94,7 @@ class ModelQuery:
             self.seen = here, base, store.next
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chance: Random, is_one_store: bool) -> None:
     """Random histories of starts, copies, stores that are put back, clocks, starts that are forgotten or damaged."""
