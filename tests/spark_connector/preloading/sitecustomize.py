@@ -10,6 +10,8 @@ import gc
 import importlib
 import sys
 
+# Spark puts archives of its modules first, whose source each process would compile anew; they are installed as well.
+sys.path[:] = [each for each in sys.path if not each.endswith(".zip")]
 if sys.orig_argv[1:3] == ["-m", "pyspark.daemon"]:
     from spark_connector.worker_daemon import PRELOADED
 
