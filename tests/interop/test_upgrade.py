@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests import fork_server
 from tests.faults.group_servers import NAMES, GroupServers
 from tests.faults.group_soak import OPTIONS, Load
 from tests.faults.scenarios import WAIT, wait_for
+from tests.faults.sites import Site
 from tests.interop import install
 from tests.interop.conftest import installed
 
@@ -46,10 +48,11 @@ def upgrade(group: GroupServers, load: Load, module: str) -> None:
 def test_a_group_goes_on_while_its_nodes_get_other_software_one_by_one_and_back(tmp_path: Path) -> None:
     installed(install.older)
     with GroupServers(tmp_path, min_in_sync=2, module=OLDER) as group:
-        load = Load(group)
-        for module in (fork_server.COMMAND, OLDER):
-            upgrade(group, load, module)
-        assert load.finish() == []
+        with contextlib.closing(Site(2, group.path / "site")) as site:
+            load = Load(group, site)
+            for module in (fork_server.COMMAND, OLDER):
+                upgrade(group, load, module)
+            assert load.finish() == []
         assert group.differences() == []
 
 
