@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,9 +106,15 @@ class _Link:
         engine = self._reach()
         if engine.broker is None or self._is_closed.is_set():
             raise ConnectionLostException("the link is closed")
-        answer = engine.broker.request(operation, arguments, timeout, self._is_closed.is_set)
+        answer = engine.broker.request(operation, arguments, timeout, self._is_cut)
         self._reach()
         return unpack_answer(pack_answer(ManagementAnswer(1, None, answer))).result
+
+    def _is_cut(self) -> bool:
+        with suppress(ConnectionLostException):
+            self._reach()
+            return self._is_closed.is_set()
+        return True
 
     def close(self, _timeout: float | None) -> None:
         """Answer nothing more."""
