@@ -160,7 +160,8 @@ class GroupEngine:
     @staticmethod
     def _nobody() -> JMSException:
         return ConnectionLostException(
-            "the group of this server has no primary now: too few of its nodes are in sync, or its coordinator is away"
+            "the group of this server has no primary now: too few of its nodes in sync answer, or its coordinator is"
+            " away; see: holdfast group status --group NAME"
         )
 
 

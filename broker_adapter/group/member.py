@@ -276,7 +276,7 @@ class Member:
                 if isinstance(wanted, Stopped):
                     break
                 if self._idle_since is not None and time.monotonic() - self._idle_since > _IDLE_SECONDS:
-                    self._start_anew("it may not serve, and its clients should find another node")
+                    self._start_anew("neither the coordinator nor all nodes in sync answer, so it may confirm nothing")
                 self._announce()  # ahead of what lets clients in
                 self._carry_out(wanted)
         except JMSException as error:

@@ -238,7 +238,8 @@ class Node:
             raise IllegalStateException(f"{self.name} is not the primary, which alone can hand over")
         others = self.reign.record.in_sync - {self.name}
         if name not in others:
-            raise IllegalStateException(f"{name} is none of the other nodes in sync: {', '.join(sorted(others))}")
+            able = ", ".join(sorted(others)) or "none"
+            raise IllegalStateException(f"{name} is the primary, or not in sync; nodes that can take over: {able}")
         self._successor, self._gives_up_at = name, now + self._timeout
         return self._act(now)
 
@@ -249,7 +250,7 @@ class Node:
             IllegalStateException: this one is not primary, or that one is.
         """
         if self.reign is None or name == self.name:
-            raise IllegalStateException("a node leaves by the primary, which itself hands over first")
+            raise IllegalStateException("the primary cannot leave: hand over first (holdfast group hand-over NODE)")
         self._nodes.pop(name, None)
         return self.gone(name, now)
 

@@ -114,8 +114,8 @@ def refuse_copy(store: LmdbStore) -> None:
     if store.copy_of is not None:
         raise StoreException(
             f"the store in {str(store.path)!r} is a copy of {store.copy_of}: go on following (holdfast serve --data"
-            f" {store.path}, with --follow or --group as before), or, once that server is stopped, make it one:"
-            f" holdfast promote {store.path}"
+            f" {store.path}, with --follow or --group as before), or, once that server is stopped, or that group"
+            f" dissolved, make it one: holdfast promote {store.path}"
         )
 
 

@@ -90,7 +90,7 @@ def coordinator_of(url: str, group: str, seconds: float) -> Coordinator:
     try:
         from broker_adapter.group.etcd import EtcdCoordinator, access_of
     except ImportError as error:
-        raise ValueError(f"--group needs what talks to etcd: pip install 'holdfast[group]' ({error})") from error
+        raise ValueError(f"--group needs what talks to etcd: pip install '.[group]' ({error})") from error
     return EtcdCoordinator(access_of(url), f"holdfast/groups/{group}", seconds)
 
 
@@ -188,6 +188,7 @@ class GroupNode:
             self._senders.stop()
         if is_damage(self.failed):
             self._files.distrust()
+            _log.error("! where another node is in sync, start this one again without a repair: it takes an image")
         self._member.stop(has_failed=self.failed is not None)
 
     def close(self) -> None:

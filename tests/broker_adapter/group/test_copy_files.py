@@ -134,7 +134,8 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
 def test_a_copy_is_not_served(copy: Copy, primary: Primary) -> None:
     advice = (
         f"is a copy of {URL}: go on following \\(holdfast serve --data {copy.path}, with --follow or --group as"
-        f" before\\), or, once that server is stopped, make it one: holdfast promote {copy.path}"
+        f" before\\), or, once that server is stopped, or that group dissolved, make it one:"
+        f" holdfast promote {copy.path}"
     )
     with pytest.raises(StoreException, match=advice):
         Broker(SETTINGS, str(copy.path))
