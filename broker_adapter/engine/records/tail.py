@@ -92,17 +92,23 @@ def spans(records: Iterable[tuple[bytes, bytes]]) -> list[Span]:
         records: in order.
     """
     found: list[Span] = []
-    for key, value in records:
+    writer, first, last = b"", 0, 0
+    for key, value in records:  # a hundred thousand, perhaps
         if not is_sound(key, value):
             found.clear()
+            writer = b""
             continue
-        lsn, writer = int.from_bytes(key), writer_of(value)
-        if found and found[-1].last + 1 != lsn:
+        lsn, wrote = int.from_bytes(key), writer_of(value)
+        if writer and last + 1 != lsn:
             found.clear()
-        if found and found[-1].writer == writer:
-            found[-1] = found[-1]._replace(last=lsn)
-        else:
-            found.append(Span(writer, lsn, lsn))
+            writer = b""
+        if wrote != writer:
+            if writer:
+                found.append(Span(writer, first, last))
+            writer, first = wrote, lsn
+        last = lsn
+    if writer:
+        found.append(Span(writer, first, last))
     return found
 
 
