@@ -20,7 +20,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks import artemis_pair, copies, modes
+from benchmarks import artemis_pair, copies, large_group, modes
 from benchmarks.nodes import Group
 from benchmarks.programs import cpu_of
 from benchmarks.report import Figure, beside, show
@@ -151,11 +151,12 @@ def longest_pause(times: Sequence[float], first: float, last: float) -> float:
     return max(later - earlier for earlier, later in pairs if later >= first and earlier <= last)
 
 
-#: What ``--only`` takes; those beside Artemis take 20 minutes, and are run where they are named.
+#: What ``--only`` takes; those beside Artemis and the large store take 20 minutes, and are run where they are named.
 PARTS: Final[dict[str, Callable[[Path, int], Iterator[Figure]]]] = {
     "server": lambda directory, share: _beside_a_server(directory, 40_000 // share),
     "takeover": _takeovers,
     "restart": lambda directory, share: _rolling(directory / "restart", max(2, 20 // share)),
+    "large": large_group.figures,
     "artemis": lambda directory, share: artemis_pair.rates(directory, 40_000 // share, 5),
     "artemis-kills": lambda directory, share: artemis_pair.kills(directory, max(3, 50 // share)),
 }

@@ -20,7 +20,7 @@ class Group:
     """Nodes, in processes of their own, and an etcd.
 
     Args:
-        directory: for the stores.
+        directory: for the stores; that of the first node, ``n1``, may have one.
         nodes: how many.
         lease: seconds.
     """
@@ -28,7 +28,7 @@ class Group:
     def __init__(self, directory: Path, nodes: int, lease: float = 2.0) -> None:
         self._directory = directory
         self._lease = lease
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         client, peer = free_port(), free_port()
         self._coordinator = f"etcd://127.0.0.1:{client}"
         etcd = [str(install.etcd()), "--data-dir", str(directory / "etcd")]
@@ -88,9 +88,9 @@ class Group:
             found: dict[str, Any] = connection.request("copies", {})["group"]
         return found
 
-    def wait_for(self, nodes: int) -> dict[str, Any]:
+    def wait_for(self, nodes: int, seconds: float = _WAIT) -> dict[str, Any]:
         """Wait until so many nodes are in sync."""
-        deadline = time.monotonic() + _WAIT
+        deadline = time.monotonic() + seconds
         while True:
             found: dict[str, Any] = {"in_sync": []}
             with contextlib.suppress(Exception):
