@@ -24,6 +24,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands.callbacks import registered
 from broker_adapter.engine.operations.copy_states import NodeThatAsks
 from broker_adapter.engine.records.layout import STORE_VERSION
+from broker_adapter.engine.store.lmdb_errors import is_damage
 from broker_adapter.engine.store.lmdb_store import LmdbStore
 from broker_adapter.engine.store.lmdb_tail import Tail
 from broker_adapter.errors import (
@@ -216,6 +217,16 @@ class Member:
         """Wait for another node no more, which has stopped; see :meth:`Node.gone`."""
         self._heard.pop(name, None)
         self._act(self._rules.gone, name)
+
+    def has_failed(self, error: Exception) -> None:
+        """Give way where the others cannot follow, since the store is damaged: they would be left out for that."""
+        if is_damage(error) and self._gives_way():
+            self._parts.stopped(
+                StoreException(
+                    f"the store is damaged: {error}; another node of the group takes over, and this one takes an image"
+                    " when it is started again"
+                )
+            )
 
     def asks(self, asks: NodeThatAsks, lsn: int | None) -> None:
         """Note what another node has, see :meth:`Node.asked`; raises a JMSException where it may not ask."""

@@ -82,8 +82,13 @@ class OfCopy(Request):
 
     def steps(self, client: int) -> Steps:
         def look(engine: FollowedEngine) -> Any:
-            with engine.store.snapshot() as records:
-                return self.read(engine, records)
+            try:
+                with engine.store.snapshot() as records:
+                    return self.read(engine, records)
+            except Exception as error:
+                if engine.copies.group is not None:
+                    engine.copies.group.has_failed(error)
+                raise
 
         return (yield Beside(look))
 

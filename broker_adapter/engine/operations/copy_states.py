@@ -89,6 +89,9 @@ class Group(Protocol):
     def gone(self, name: str) -> None:
         """Another node has stopped in good order, and is not to be waited for."""
 
+    def has_failed(self, error: Exception) -> None:
+        """Reading for a copy has failed: where the store is damaged, another node should go on with its own."""
+
 
 class Copies:
     """The copies that follow a store, as far as they have asked since the engine was started.

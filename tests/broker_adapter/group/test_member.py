@@ -267,6 +267,26 @@ def test_a_primary_with_a_damaged_message_gives_way_and_takes_an_image_when_it_i
     assert len(list((group.path / "n1").glob("data.mdb.damaged-*"))) == 1
 
 
+def test_a_primary_gives_way_where_the_others_cannot_follow_since_its_pages_are_damaged(
+    group: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise lmdb.CorruptedError("a page")
+
+    first, second, third = group.start_three()
+    first.send("one")
+    with monkeypatch.context() as patch:
+        patch.setattr("broker_adapter.engine.operations.copies.changes_behind", fail)
+        assert first.told.get(timeout=WAIT) is None
+        assert "another node of the group takes over" in str(first.failed)
+        group.stop("n1")
+    eventually(lambda: second.leads or third.leads)
+    assert group.primary().look() == [b"one"]
+    group.start("n1")
+    group.wait_for_sync("n1", "n2", "n3")
+    assert len(list((group.path / "n1").glob("data.mdb.damaged-*"))) == 1
+
+
 def test_a_primary_that_is_stopped_keeps_its_store(group: Nodes) -> None:
     first, second, third = group.start_three()
     first.send("one")
