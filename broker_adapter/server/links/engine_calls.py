@@ -127,7 +127,11 @@ class EngineCalls:
             self.defer(c.DeleteTemporary(self.known_client, destination))
 
     def add_callback(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Have ``act(*arguments)`` called in the connection's thread; called from any thread."""
+        """Have ``act(*arguments)`` called in the connection's thread, unless the engine is replaced; called from any
+        thread.
+        """
+        if self._engine.is_replaced:
+            return
         self._callbacks.append(partial(act, *arguments))
         if not self._is_woken:
             self._is_woken = True
@@ -162,8 +166,6 @@ class EngineCalls:
         self.is_postponed = False
         self.turn += 1
         callbacks = self._callbacks
-        if self._engine.is_replaced:
-            callbacks.clear()
         if self._next_turn:
             callbacks.extendleft(reversed(self._next_turn))
             self._next_turn.clear()

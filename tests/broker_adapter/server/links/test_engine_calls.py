@@ -53,10 +53,13 @@ def test_deferred_commands_are_submitted_together_and_in_order(engine: Engine) -
 def test_an_engine_that_is_replaced_after_a_failure_gives_no_answers(engine: Engine) -> None:
     calls = EngineCalls(engine, lambda: None)
     told: list[object] = []
-    calls.reply(told.append)("before")
-    calls.run_callbacks()
-    calls.reply(told.append)("failed")
-    engine.is_replaced = True
+
+    def fail(result: object) -> None:
+        told.append(result)
+        engine.is_replaced = True
+        calls.reply(told.append)("failed")
+
+    calls.reply(fail)("before")
     calls.run_callbacks()
     calls.run_callbacks()
     assert told == ["before"]
