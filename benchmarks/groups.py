@@ -24,6 +24,7 @@ from benchmarks import artemis_pair, copies, large_group, modes
 from benchmarks.nodes import Group
 from benchmarks.programs import cpu_of
 from benchmarks.report import Figure, beside, show
+from broker_adapter.settings import FailoverSettings
 from sdk import ConnectionFactory
 
 _TURNS: Final = 5
@@ -85,6 +86,7 @@ def _takeover(directory: Path, lease: float, number: signal.Signals, goal: str, 
         producer, consumer = session.create_producer(queue), session.create_consumer(queue)
         for turn in range(rounds):
             primary = group.wait_for(3)["primary"]
+            time.sleep(FailoverSettings().stable_seconds)  # else the client takes its connection for one that failed
             began = time.perf_counter()
             group.processes[primary].send_signal(number)
             producer.send(str(turn))
