@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,99 +24,50 @@ _WAIT: Final = 1200.0
 
 
 class _Readers:
-    """Looks for how long read transactions of a store are open, in a thread of its own.
+    """For how long read transactions of a store are open.
 
     One is known by its thread and by the commit that it reads: while the store is written all the time, a thread that
     has read the same commit all along has done so in one transaction.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, env: lmdb.Environment) -> None:
         self.times: list[float] = []  #: seconds, of those that were open for longer than 10 ms
-        self._path = path
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._env = env
+        self._since: dict[str, float] = {}
 
-    def __enter__(self) -> _Readers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        with lmdb.open(str(self._path), readonly=True, max_dbs=64, max_readers=126) as env:
-            since: dict[str, float] = {}
-            while not self._stopping.wait(_LOOK_SECONDS):
-                now = time.perf_counter()
-                lines = [" ".join(each.split()) for each in env.readers().splitlines()[1:]]
-                self.times += [now - since[each] for each in since.keys() - set(lines) if now - since[each] > 0.01]
-                since = {each: since.get(each, now) for each in lines if not each.endswith("-")}
-
-
-def _said(times: list[float]) -> str:
-    return f"p50 {statistics.median(times):.2f}, p99 {statistics.quantiles(times, n=100)[-1]:.2f}"
-
-
-def _copied(file: Path) -> float:
-    """Seconds that ``cp`` of a file takes, with what it has written on the disk."""
-    copy = file.with_suffix(".copied")
-    began = time.perf_counter()
-    shutil.copyfile(file, copy)
-    with open(copy, "rb") as copied:
-        os.fsync(copied.fileno())
-    took = time.perf_counter() - began
-    copy.unlink()
-    return took
+    def look(self) -> None:
+        """See which ones are open, and which no longer are."""
+        now, since = time.perf_counter(), self._since
+        lines = [" ".join(each.split()) for each in self._env.readers().splitlines()[1:]]
+        self.times += [now - since[each] for each in since.keys() - set(lines) if now - since[each] > 0.01]
+        self._since = {each: since.get(each, now) for each in lines if not each.endswith("-")}
 
 
 def _image(group: Group, file: Path) -> Figure:
     """A second node joins under a load of synchronous sends."""
-    stopping, during = threading.Event(), list[float]()
-
-    def load() -> None:
-        while not stopping.is_set():
-            during.extend(copies.times_of_sends(group.url, "load", 50))
-
+    during: list[float] = []
     before = copies.times_of_sends(group.url, "load", 1000)
-    thread = threading.Thread(target=load)
-    with _Readers(file.parent) as readers:
-        began = time.perf_counter()
-        thread.start()
-        try:
+    with lmdb.open(str(file.parent), readonly=True, max_dbs=64, max_readers=126) as env:
+        readers = _Readers(env)
+        with (
+            copies.repeated(readers.look, _LOOK_SECONDS),
+            copies.repeated(lambda: during.extend(copies.times_of_sends(group.url, "load", 50))),
+        ):
+            began = time.perf_counter()
             group.start("n2")
             group.wait_for(2, _WAIT)
             took = time.perf_counter() - began
-        finally:
-            stopping.set()
-            thread.join()
-    size, copy = file.stat().st_size, _copied(file)
-    return Figure(
-        name=f"image of {size / 2**30:.1f} GiB, under synchronous sends",
-        value=size / took / 2**20,
-        unit="MiB/s",
-        yardstick=f"cp of the file {size / copy / 2**20:,.0f}",
-        ratio=copy / took,
-        goal="at least 0.3; no read transaction open for 100 ms",
-        body_bytes=modes.BODY_BYTES,
-        producers=1,
-        note=f"longest read transaction {max(readers.times, default=0) * 1000:.0f} ms,"
-        f" {sum(each > 0.1 for each in readers.times)} longer than 100 ms; sends, ms: {_said(during)}; before"
-        f" {_said(before)}",
+    return copies.image_figure(
+        *(file, took, before, during, "no read transaction open for 100 ms"),
+        f"; longest read transaction {max(readers.times, default=0) * 1000:.0f} ms,"
+        f" {sum(each > 0.1 for each in readers.times)} longer than 100 ms",
     )
 
 
 def _returns(group: Group, file: Path, rounds: int) -> Figure:
     """A primary is killed under a load of synchronous sends, and started again once another one has taken over."""
-    stopping, times = threading.Event(), []
-
-    def load() -> None:
-        while not stopping.is_set():
-            copies.times_of_sends(group.url, "load", 200)
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
+    times = []
+    with copies.repeated(lambda: copies.times_of_sends(group.url, "load", 200)):
         for _ in range(rounds):
             primary = group.wait_for(3, _WAIT)["primary"]
             group.processes[primary].send_signal(signal.SIGKILL)
@@ -130,9 +78,6 @@ def _returns(group: Group, file: Path, rounds: int) -> Figure:
             group.start(primary)
             group.wait_for(3)
             times.append(time.perf_counter() - began)
-    finally:
-        stopping.set()
-        thread.join()
     return Figure(
         name=f"a killed primary, {file.stat().st_size / 2**30:.1f} GiB, from its start until it is in sync",
         value=statistics.median(times),
